@@ -1,0 +1,55 @@
+# Everything is set up in .venv; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+TOOLS  := .tools/.ready
+PORT   ?= 8000
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench soak fmt lock clean
+
+help: ## Show what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml requirements.lock
+	@echo "Setting up $(VENV) (once; about half a minute) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+run: $(READY) ## Serve the hello demo on http://127.0.0.1:8000, without any key
+	@$(BIN)/tealagents serve configs/hello.yaml --offline --port $(PORT)
+
+test: $(READY) $(TOOLS) ## Run every test
+	@$(BIN)/python -m pytest -n auto --dist worksteal
+
+check: $(READY) ## Lint, types, and the arrows between the layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY) ## Measure what a request costs, against a floor in the same run
+	@$(BIN)/python -m benchmarks
+
+soak: $(READY) $(TOOLS) ## The long runs: hours of faults, compressed
+	@$(BIN)/python -m pytest -m soak -n 0 -o addopts="-q --strict-markers -p no:cacheprovider"
+
+fmt: $(READY) ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: ## Pin the newest versions that pyproject.toml allows
+	@test -x $(BIN)/uv || ($(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv)
+	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --upgrade \
+	  --all-extras --group dev --no-emit-index-url --no-emit-find-links --no-header --output-file requirements.lock
+
+clean: ## Remove what was set up
+	@rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .hypothesis
+
+$(TOOLS): tests/fixtures/tools/install.sh
+	@sh tests/fixtures/tools/install.sh
+	@mkdir -p .tools && touch $@
