@@ -1,0 +1,289 @@
+"""Every error of the project, as values.
+
+::
+
+    TealError
+    ├── Refusal                      nothing has happened; answered at once
+    │   ├── InvalidRequest           ├── IdempotencyKeyReused
+    │   ├── Unauthenticated          ├── NotOwner               ├── InsufficientScope
+    │   ├── NotFound                 ├── TooLarge
+    │   ├── TaskBusy                 ├── ApprovalPending        ├── AlreadyDecided
+    │   ├── ApprovalExpired          ├── RequestCanceled        ├── RequestInProgress
+    │   ├── AlreadyExists            ├── SessionMismatch
+    │   └── Overloaded               └── Draining               └── AuthUnavailable
+    ├── RunFailure                   ends a request `Failed` (or `Canceled`) with its code
+    │   ├── ModelFailed              ├── ModelTimeout           ├── ToolRoundsExceeded
+    │   ├── RemoteThreadLost         ├── RequestTimeout         ├── Interrupted
+    │   └── ContextProviderFailed    └── ViewFailed
+    ├── CorruptState                 stored data that is not what was written
+    ├── PersistenceUnavailable       the store does not answer
+    └── StoreError                   between a store and the ledger; never reaches a user
+        ├── Conflict                 └── Unknown
+
+`code` is the contract's word; the api's table turns it into a status. `detail` says what to do.
+"""
+
+from typing import ClassVar
+
+
+class TealError(Exception):
+    """Base of all. `ids` holds those of session_id, task_id, request_id, approval_id that are known."""
+
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, detail: str, /, *, retry_after: float | None = None, **ids: str | None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        #: seconds after which trying again can help, or None
+        self.retry_after = retry_after
+        self.ids: dict[str, str] = {name: value for name, value in ids.items() if value is not None}
+
+    def with_ids(self, **ids: str | None) -> "TealError":
+        """The same error, knowing more ids; those it had stay."""
+        for name, value in ids.items():
+            if value is not None:
+                self.ids.setdefault(name, value)
+        return self
+
+
+# --- refusals: nothing has happened ---------------------------------------------------------------
+
+
+class Refusal(TealError):
+    """Nothing was changed and nothing was begun."""
+
+
+class InvalidRequest(Refusal):
+    """Input that cannot be meant. `field` is where (`items.0.content`), `reason` what is wrong there."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, reason: str, *, malformed: bool = False, **ids: str | None) -> None:
+        super().__init__(f"{field}: {reason}" if field else reason)
+        self.with_ids(**ids)
+        self.field = field
+        self.reason = reason
+        #: True where the bytes could not even be read as the format they claim (400 rather than 422)
+        self.malformed = malformed
+
+
+class IdempotencyKeyReused(Refusal):
+    code = "idempotency_key_reused"
+
+
+class Unauthenticated(Refusal):
+    """No credentials (`credentials_given=False`), or some that do not hold. The text never quotes a token."""
+
+    code = "unauthenticated"
+
+    def __init__(self, detail: str, *, credentials_given: bool = True) -> None:
+        super().__init__(detail)
+        self.credentials_given = credentials_given
+
+
+class NotOwner(Refusal):
+    """What was named exists and belongs to somebody else."""
+
+    code = "not_owner"
+
+
+class InsufficientScope(Refusal):
+    """A valid token that lacks what the service asks of it. `required` is the scope or role to ask for."""
+
+    code = "insufficient_scope"
+
+    def __init__(self, detail: str, *, required: str) -> None:
+        super().__init__(detail)
+        self.required = required
+
+
+class NotFound(Refusal):
+    code = "not_found"
+
+
+class TooLarge(Refusal):
+    code = "too_large"
+
+
+class TaskBusy(Refusal):
+    """One writer per task: `request_id` is the one that runs."""
+
+    code = "task_busy"
+
+
+class ApprovalPending(Refusal):
+    """The task waits for a human: `request_id` and `approval_id` say for which decision."""
+
+    code = "approval_pending"
+
+
+class AlreadyDecided(Refusal):
+    code = "already_decided"
+
+
+class ApprovalExpired(Refusal):
+    code = "approval_expired"
+
+
+class RequestCanceled(Refusal):
+    """The request ended `Canceled` before it had an answer."""
+
+    code = "request_canceled"
+
+
+class RequestInProgress(Refusal):
+    """The first request under this idempotency key still runs."""
+
+    code = "request_in_progress"
+
+
+class AlreadyExists(Refusal):
+    code = "already_exists"
+
+
+class SessionMismatch(Refusal):
+    code = "session_mismatch"
+
+
+class Overloaded(Refusal):
+    """`per_user` tells the caller's own limit (429) from the process's (503)."""
+
+    code = "overloaded"
+
+    def __init__(
+        self, detail: str, *, per_user: bool = False, retry_after: float = 1, **ids: str | None
+    ) -> None:
+        super().__init__(detail, retry_after=retry_after, **ids)
+        self.per_user = per_user
+
+
+class Draining(Refusal):
+    code = "draining"
+
+
+class AuthUnavailable(Refusal):
+    """The authority gives no keys, so that nobody can be told from anybody."""
+
+    code = "auth_unavailable"
+
+
+# --- failures of a run: the request ends with this code -----------------------------------------
+
+
+class RunFailure(TealError):
+    """Ends a request `Failed`; the task can be continued."""
+
+
+class ModelFailed(RunFailure):
+    """The model service refused, broke off, or said something unusable; the detail quotes it."""
+
+    code = "model_error"
+
+
+class ModelTimeout(RunFailure):
+    code = "model_timeout"
+
+
+class RequestTimeout(RunFailure):
+    code = "request_timeout"
+
+
+class ToolRoundsExceeded(RunFailure):
+    code = "tool_rounds_exceeded"
+
+
+class RemoteThreadLost(RunFailure):
+    """The model service no longer has the conversation whose id we keep."""
+
+    code = "remote_thread_lost"
+
+
+class Interrupted(RunFailure):
+    """The process that ran the request died, was stopped, or lost its lease."""
+
+    code = "interrupted"
+
+
+class ContextProviderFailed(RunFailure):
+    """A context provider marked `required` raised."""
+
+    code = "model_error"
+
+
+class ViewFailed(RunFailure):
+    """What of the conversation the model is sent could not be made out: a reducer broke its promise."""
+
+    code = "model_error"
+
+
+# --- state ---------------------------------------------------------------------------------------
+
+
+class CorruptState(TealError):
+    """Stored data that does not parse, does not match its checksum or contradicts itself.
+
+    `key` is the record, left as it was found; `reason` says what is wrong with it.
+    """
+
+    code = "corrupt_state"
+
+    def __init__(self, key: str, reason: str, **ids: str | None) -> None:
+        super().__init__(
+            f"Stored record {key!r} {reason}. It was left as it was found; restore it from a backup."
+        )
+        self.with_ids(**ids)
+        self.key = key
+        self.reason = reason
+
+
+class PersistenceUnavailable(TealError):
+    """The store cannot be reached or refuses to work. The text never holds a URL's password."""
+
+    code = "persistence_unavailable"
+
+
+class StoreError(Exception):
+    """Between a store and the ledger."""
+
+
+class Conflict(StoreError):
+    """A commit's expectation did not hold; nothing of it was written. `keys` are the ones known to differ."""
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__(", ".join(keys))
+        self.keys = keys
+
+
+class Unknown(StoreError):
+    """Whether the commit was applied cannot be told (a reply was lost). Read to find out."""
+
+
+# --- tools ---------------------------------------------------------------------------------------
+
+
+class ToolFailed(Exception):
+    """What a tool raises, or an adapter for it, to tell the model that the call did not work and why.
+
+    `unknown` says that it may have taken effect all the same: an answer that never came, say.
+    """
+
+    def __init__(self, *args: object, unknown: bool = False) -> None:
+        super().__init__(*args)
+        self.unknown = unknown
+
+
+class Authorization(Exception):
+    """Raised by a tool that needs the user's own consent before it can be called.
+
+    `url` is where the user grants it; it is shown in the pause's `authorizations`.
+    """
+
+    def __init__(self, server: str, url: str, scopes: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{server} needs the user's authorization")
+        self.server = server
+        self.url = url
+        self.scopes = scopes
+
+
+class NeedsOwner(Exception):
+    """Raised by a tool that needs the owner's token while somebody else's request is running it."""

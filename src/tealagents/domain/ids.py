@@ -1,0 +1,59 @@
+"""Ids: UUIDs in the canonical form.
+
+The ids made here are version 8 (RFC 9562, section 5.8): the first 48 bits are the owner's *tag*, a
+digest of who owns what the id names; 74 bits are random. So a process that is handed an id it does
+not find at the caller's can look up whose it may be without an index entry for every request.
+A tag is a hint, believed only if the record is really there; it grants nothing.
+"""
+
+import hashlib
+import os
+import re
+import uuid
+
+from tealagents.domain.errors import InvalidRequest
+
+_CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
+_NIL = "00000000-0000-0000-0000-000000000000"
+#: what is taken for an id, in either case, as JSON Schema says it
+PATTERN = r"^(?!0{8}-0{4}-0{4}-0{4}-0{12}$)[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+EXAMPLE = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+
+
+def canonical(text: object, field: str) -> str:
+    """The id in canonical form (lower case), or InvalidRequest that names `field`.
+
+    Refuses what `uuid.UUID` would let pass: braces, `urn:uuid:`, missing hyphens, and the nil UUID.
+    """
+    if isinstance(text, str):
+        lowered = text.lower()
+        if _CANONICAL.fullmatch(lowered) and lowered != _NIL:
+            return lowered
+    raise InvalidRequest(field, "must be a UUID in the canonical form, such as " + EXAMPLE)
+
+
+def owner_tag(owner: str) -> str:
+    """The 12 hexadecimal digits that begin every id made for `owner`."""
+    return hashlib.sha256(b"tealagents owner\0" + owner.encode()).hexdigest()[:12]
+
+
+def tag_of(identifier: str) -> str:
+    """The owner's tag an id carries, if it was made here."""
+    return identifier[:8] + identifier[9:13]
+
+
+def new_id(tag: str) -> str:
+    """A fresh UUID (version 8) that carries an owner's tag."""
+    r = os.urandom(10).hex()
+    variant = "89ab"[int(r[3], 16) & 3]
+    return f"{tag[:8]}-{tag[8:12]}-8{r[:3]}-{variant}{r[4:7]}-{r[7:19]}"
+
+
+def random_id() -> str:
+    """A fresh random UUID (version 4), for what no one looks up by its id alone."""
+    return str(uuid.uuid4())
+
+
+def operation_id() -> str:
+    """A fresh id for one commit; it becomes the version of every record the commit writes."""
+    return os.urandom(12).hex()

@@ -1,0 +1,228 @@
+"""Pure transitions of a task's head and of a request. No I/O, no clock, no ids made.
+
+::
+
+                  ┌────────── start ◄─────────┐
+    (new) ──► Running ──► Completed ──────────┤
+      │          │ ├────► Failed ─────────────┤      a task takes the status of its latest request
+      ▼          │ └────► Canceled ───────────┘      that has started; each of the three ended ones
+    Queued ──►   ▼           ▲                       accepts a follow-on
+               Paused ───────┘
+                 └──► Running (resume)
+
+Every function takes the head as it was read and returns the head to write; the ledger commits it only
+if it still is what was read.
+"""
+
+from datetime import datetime
+
+import msgspec
+from msgspec.structs import replace
+
+from tealagents.domain.models import (
+    Effects,
+    Head,
+    Json,
+    Path,
+    Pending,
+    Queued,
+    RequestRecord,
+    Running,
+    Status,
+    ToolOutcome,
+    Usage,
+)
+
+#: requests without an answer whose tool calls a head remembers; older ones are in the log alone
+MAX_EFFECTS = 100
+#: bytes of such calls that a head holds: it is written with every turn
+MAX_EFFECTS_BYTES = 96 * 1024
+#: characters of a call's arguments that are remembered where there is no room for more
+FEW_CHARACTERS = 40
+
+
+def start(head: Head, request_id: str, worker_id: str, now: datetime) -> Head:
+    """The request takes the task; its first entry is the one appended next."""
+    return replace(
+        head,
+        status="Running",
+        running=Running(request_id, worker_id, head.tail_seq + 1),
+        pending=None,
+        queue=tuple(waiting for waiting in head.queue if waiting.request_id != request_id),
+        updated_at=now,
+    )
+
+
+def enqueue(head: Head, request_id: str, worker_id: str, deadline: datetime, now: datetime) -> Head:
+    """The request waits behind those that wait already."""
+    return replace(head, queue=(*head.queue, Queued(request_id, worker_id, deadline)), updated_at=now)
+
+
+def leave_queue(head: Head, request_id: str, now: datetime) -> Head:
+    kept = tuple(waiting for waiting in head.queue if waiting.request_id != request_id)
+    return replace(head, queue=kept, updated_at=now)
+
+
+def pause(head: Head, approval_id: str, expires_at: datetime, now: datetime) -> Head:
+    """The running request waits for a human; nobody holds the fence meanwhile."""
+    running = held(head)
+    return replace(
+        head,
+        status="Paused",
+        running=None,
+        pending=Pending(running.request_id, approval_id, expires_at, running.first_seq),
+        updated_at=now,
+    )
+
+
+def resume(head: Head, worker_id: str, now: datetime) -> Head:
+    """The decided request takes the task again; its entries still count from where it began."""
+    if head.pending is None:
+        raise ValueError("only a paused task is resumed")
+    running = Running(head.pending.request_id, worker_id, head.pending.first_seq)
+    return replace(head, status="Running", running=running, pending=None, updated_at=now)
+
+
+def complete(head: Head, now: datetime, *, remote_id: str | None = None) -> Head:
+    """The running request becomes the current checkpoint. `head` already counts its last entry.
+
+    A remote conversation goes on only where this request was part of it.
+    """
+    running = held(head)
+    return replace(
+        head,
+        status="Completed",
+        running=None,
+        checkpoint_id=running.request_id,
+        path=extend(head.path, running.first_seq, head.tail_seq),
+        remote_id=remote_id,
+        updated_at=now,
+    )
+
+
+def stop(
+    head: Head,
+    status: Status,
+    now: datetime,
+    *,
+    tools: tuple[ToolOutcome, ...] = (),
+    withdrawn: bool = False,
+) -> Head:
+    """The running or paused request ends without an answer; the checkpoint stays.
+
+    Its entries stay on the path, where reading backwards passes over them, unless it is `withdrawn`.
+    What its tools did is kept in the head.
+    """
+    occupant = head.running or head.pending
+    if occupant is None:
+        raise ValueError("only a running or paused task is stopped")
+    path = head.path if withdrawn else extend(head.path, occupant.first_seq, head.tail_seq)
+    return replace(
+        head,
+        status=status,
+        running=None,
+        pending=None,
+        path=path,
+        effects=remembering(head.effects, Effects(occupant.first_seq, tools)) if tools else head.effects,
+        updated_at=now,
+    )
+
+
+def remembering(known: tuple[Effects, ...], latest: Effects) -> tuple[Effects, ...]:
+    """What a head remembers of tools, with the latest: as much as there is room for, the newest first."""
+    kept: list[Effects] = []
+    room = MAX_EFFECTS_BYTES
+    for effects in (latest, *reversed(known)):
+        if sum(map(_size, effects.tools)) > room:
+            effects = Effects(effects.first_seq, _newest(effects.tools, room))
+        if not effects.tools or len(kept) == MAX_EFFECTS:
+            break
+        room -= sum(map(_size, effects.tools))
+        kept.append(effects)
+    return tuple(reversed(kept))
+
+
+def _newest(tools: tuple[ToolOutcome, ...], room: int) -> tuple[ToolOutcome, ...]:
+    """The last calls that there is room for, each with few of its arguments."""
+    kept: list[ToolOutcome] = []
+    for tool in reversed(tools):
+        shortened = replace(tool, arguments=tool.arguments[:FEW_CHARACTERS])
+        room -= _size(shortened)
+        if room < 0:
+            break
+        kept.append(shortened)
+    return tuple(reversed(kept))
+
+
+def _size(tool: ToolOutcome) -> int:
+    return len(msgspec.json.encode(tool))
+
+
+def effects_on_path(head: Head) -> tuple[ToolOutcome, ...]:
+    """What tools of requests without an answer did, as far as they are part of the current history."""
+    return tuple(
+        tool
+        for effects in head.effects
+        if any(first <= effects.first_seq <= last for first, last in head.path)
+        for tool in effects.tools
+    )
+
+
+def go_to(head: Head, checkpoint_id: str, path: Path, remote_id: str | None, now: datetime) -> Head:
+    """Another checkpoint becomes the current one. Nothing is erased."""
+    return replace(head, checkpoint_id=checkpoint_id, path=path, remote_id=remote_id, updated_at=now)
+
+
+def noted(before: Head, after: Head) -> Head:
+    """`after`, grown by entries of no request: a path that ended at the old tail goes along."""
+    if before.running is None and before.pending is None and before.path:
+        first, last = before.path[-1]
+        if last == before.tail_seq:
+            return replace(after, path=(*before.path[:-1], (first, after.tail_seq)))
+    return after
+
+
+def extend(path: Path, first: int, last: int) -> Path:
+    """A path with the entries from `first` to `last` behind it; neighbours melt into one pair."""
+    if path and path[-1][1] + 1 == first:
+        return (*path[:-1], (path[-1][0], last))
+    return (*path, (first, last))
+
+
+def current_path(head: Head) -> Path:
+    """What the task's history is now, the request that runs or waits for a human included."""
+    occupant = head.running or head.pending
+    if occupant is None or head.tail_seq < occupant.first_seq:
+        return head.path
+    return extend(head.path, occupant.first_seq, head.tail_seq)
+
+
+def held(head: Head) -> Running:
+    """Who holds the fence; ValueError where nobody does."""
+    if head.running is None:
+        raise ValueError("nobody holds this task")
+    return head.running
+
+
+def ended(
+    request: RequestRecord,
+    status: Status,
+    now: datetime,
+    *,
+    last_event: int,
+    content: Json | None,
+    error: Json | None = None,
+    usage: Usage | None = None,
+) -> RequestRecord:
+    """The request with its end."""
+    return replace(
+        request,
+        status=status,
+        ended_at=now,
+        worker_id=None,
+        last_event=last_event,
+        content=content,
+        error=error,
+        usage=usage or request.usage,
+        waiting=None,
+    )

@@ -1,0 +1,423 @@
+"""The records of the state model, as immutable values.
+
+All are `msgspec.Struct`s: built once, never changed, replaced with `msgspec.structs.replace`.
+Times are aware `datetime`s in UTC. Sequence numbers count the entries of one task's log from 1.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+#: what a tool call's `tool` is made of: plugin, hyphen, function
+TOOL_SEPARATOR = "-"
+
+Role = Literal["user", "assistant", "tool"]
+Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
+ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
+
+#: any JSON object
+Json = dict[str, Any]
+
+#: the entries of a task's log that make one history: pairs of first and last number, oldest first
+Path = tuple[tuple[int, int], ...]
+
+
+class User(Struct, frozen=True):
+    """Who is asking: the object id in its tenant (Entra's `oid` and `tid`)."""
+
+    tid: str
+    oid: str
+
+    @property
+    def key(self) -> str:
+        """One text for the pair, different for each; owns sessions, tasks and requests."""
+        tenant = self.tid.replace("~", "~0").replace(".", "~1")
+        return f"{tenant}.{self.oid}"
+
+
+class Caller(Struct, frozen=True):
+    """A user together with what their credentials allow in this call."""
+
+    user: User
+    #: may decide pauses of others in the tenant
+    approver: bool = False
+    #: may read everything in the tenant, and change nothing
+    auditor: bool = False
+    #: the bearer token as it came; for on-behalf-of only, never stored, never logged
+    token: str = ""
+    #: the caller's headers that the config lets tools see
+    headers: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Caller(user={self.user!r}, approver={self.approver}, auditor={self.auditor})"
+
+
+class Usage(Struct, frozen=True):
+    """Tokens, as the model service counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.total_tokens + other.total_tokens,
+        )
+
+
+class Item(Struct, frozen=True):
+    """One piece of a message: text, or an image as a data URI."""
+
+    content_type: Literal["text", "image"]
+    content: str
+
+
+class ToolCall(Struct, frozen=True, omit_defaults=True):
+    """A call as the model asked for it. `arguments` is the JSON text the model wrote, perhaps broken."""
+
+    id: str
+    tool: str
+    arguments: str
+    #: the plugin, OpenAPI plugin or MCP server, where that is not what stands before the first hyphen
+    plugin: str = ""
+
+    @property
+    def plugin_name(self) -> str:
+        first, separator, _ = self.tool.partition(TOOL_SEPARATOR)
+        return self.plugin or (first if separator else "")
+
+    @property
+    def function_name(self) -> str:
+        return self.tool.removeprefix(self.plugin_name + TOOL_SEPARATOR)
+
+
+class Origin(Struct, frozen=True):
+    """Where a copied message came from."""
+
+    task_id: str
+    message_id: str
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation.
+
+    A `tool` message answers the call `tool_call_id` of the assistant message before it.
+    """
+
+    message_id: str
+    request_id: str
+    role: Role
+    created_at: datetime
+    items: tuple[Item, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    tool: str | None = None
+    is_error: bool = False
+    origin: Origin | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(item.content for item in self.items if item.content_type == "text")
+
+
+StepKind = Literal["model", "tool", "approval", "reduction", "context", "error", "import", "note"]
+
+
+class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of the execution trace."""
+
+    step_id: str
+    request_id: str
+    kind: StepKind
+    name: str
+    started_at: datetime
+    duration_ms: float = 0
+    #: model: `{model, messages, tools, …}`; tool: `{call_id, arguments}`; approval: what was shown
+    input: Json | None = None
+    #: model: `{finish_reason, text, tool_calls}`; tool: `{output}`; approval: who decided what
+    output: Json | None = None
+    usage: Usage | None = None
+    is_error: bool = False
+    #: how a tool call ended (`done`, `failed`, `unknown`), or a model call (its finish reason)
+    outcome: str | None = None
+    imported: bool = False
+
+
+class ToolOutcome(Struct, frozen=True):
+    """What is known of one tool call of a request that did not complete."""
+
+    call_id: str
+    tool: str
+    arguments: str
+    outcome: Literal["done", "failed", "unknown"]
+
+
+class RequestStart(Struct, frozen=True, kw_only=True, tag="start"):
+    """The body of the entry with which a request begins."""
+
+    request_id: str
+
+
+class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=True):
+    """The body of the entry with which a request ends; met first when history is read backwards."""
+
+    request_id: str
+    status: Status
+    #: sequence number of the request's first entry, so that one that did not complete is passed over whole
+    first_seq: int
+    ended_at: datetime
+    code: str | None = None
+    #: what tools of a request that did not complete have done, or may have
+    tools: tuple[ToolOutcome, ...] = ()
+    #: this request's response at the model service (remote threads)
+    remote_id: str | None = None
+
+
+class MessageBody(Struct, frozen=True, tag="message"):
+    message: Message
+
+
+class StepBody(Struct, frozen=True, tag="step"):
+    step: Step
+
+
+class ToolIntent(Struct, frozen=True, kw_only=True, tag="intent"):
+    """Written before a tool runs. An intent without a result means: the outcome is unknown."""
+
+    request_id: str
+    calls: tuple[ToolCall, ...]
+
+
+class Note(Struct, frozen=True, tag="note"):
+    """An entry that only the audit needs: a rollback, a patch, a fork, an import."""
+
+    text: str
+    data: Json = {}
+
+
+Body = MessageBody | StepBody | RequestStart | RequestEnd | ToolIntent | Note
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """The audit envelope of one log entry: what `GET …/audit` returns, and nothing more.
+
+    `hash` is taken over the canonical JSON (keys sorted, no spaces) of everything but itself:
+    SHA-256, or HMAC-SHA-256 where an audit key is set. `details.sha256` is the body's digest.
+    """
+
+    seq: int
+    at: str
+    actor: str
+    action: str
+    request_id: str | None
+    details: Json
+    prev_hash: str
+    hash: str
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """One commit's entries: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
+
+    A body over 256 KB is stored apart and stands here as `{"blob": sha256, "pieces": n}`.
+    """
+
+    entries: tuple[Entry, ...]
+    bodies: tuple[msgspec.Raw, ...]
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+
+class Running(Struct, frozen=True):
+    """The fence: whoever is named here may write the task, nobody else."""
+
+    request_id: str
+    worker_id: str
+    #: sequence number of the request's first entry
+    first_seq: int
+
+
+class Pending(Struct, frozen=True):
+    """The pause that a task waits in."""
+
+    request_id: str
+    approval_id: str
+    expires_at: datetime
+    first_seq: int
+
+
+class Queued(Struct, frozen=True):
+    request_id: str
+    worker_id: str
+    deadline: datetime
+
+
+class Effects(Struct, frozen=True):
+    """What the tools of a request that did not complete have done, or may have."""
+
+    #: the request's first entry: it counts while that is on the current path
+    first_seq: int
+    tools: tuple[ToolOutcome, ...]
+
+
+class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`task/{task_id}`: all that a turn must know of a task before it begins."""
+
+    task_id: str
+    session_id: str
+    owner: User
+    status: Status
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime | None = None
+    metadata: Json = {}
+    running: Running | None = None
+    pending: Pending | None = None
+    queue: tuple[Queued, ...] = ()
+    #: the current checkpoint: the request whose completion it is; None before the first
+    checkpoint_id: str | None = None
+    #: the current path; the request now running is not yet on it
+    path: Path = ()
+    #: told to the model while it is on the path, so that no side effect is forgotten and repeated
+    effects: tuple[Effects, ...] = ()
+    #: the last entry's sequence number and hash
+    tail_seq: int = 0
+    tail_hash: str = ""
+    #: where an audit key is set: that this is the end of this task's log, so that none can be cut short
+    tail_seal: str = ""
+    #: the key of the last batch, to chain on it and to check that it is whole
+    tail_key: int = 0
+    #: the remote conversation (`kind: remote`): the last response id or the conversation id
+    remote_id: str | None = None
+    #: fingerprint of the agent's configuration that made the task
+    fingerprint: str | None = None
+    origin: Json | None = None
+    #: of an imported task: tells its log from one that the same task had here before
+    log_id: str = ""
+    #: being erased: nothing but the eraser may touch it
+    erased: bool = False
+
+
+class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`request/{request_id}`."""
+
+    request_id: str
+    task_id: str
+    session_id: str
+    status: Status
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    worker_id: str | None = None
+    #: the checkpoint this request continues
+    parent: str | None = None
+    first_seq: int = 0
+    last_seq: int = 0
+    #: the path up to and including this request, once it completed
+    path: Path = ()
+    usage: Usage = Usage()
+    #: the `content` of the answer: the result, the pause, or what there was of an answer
+    content: Json | None = None
+    #: the problem it ended with
+    error: Json | None = None
+    #: the id of its last stream event, once it has ended or paused
+    last_event: int = 0
+    #: stream events were written to the log (otherwise they are made from this record)
+    streamed: bool = False
+    user_context: dict[str, str] = {}
+    #: a request that waits its turn: its message, or a reference to where it is stored
+    waiting: Json | None = None
+    #: its idempotency key's record and the digest it came with, to renew the expiry at the end
+    idempotency: tuple[str, str] | None = None
+    #: its pauses so far, oldest first; the first can be decided by a bare action
+    approvals: tuple[str, ...] = ()
+    extra_data: Json | None = None
+    #: the response at the model service this request ended with
+    remote_id: str | None = None
+    #: a checkpoint's: what context providers and views remember of the conversation so far
+    context: Json | None = None
+    imported: bool = False
+
+
+class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`session/{session_id}`."""
+
+    session_id: str
+    owner: User
+    created_at: datetime
+    #: being erased together with its tasks
+    erased: bool = False
+
+
+class IdempotencyRecord(Struct, frozen=True):
+    """`key/{hash}`: which request a key stands for, and the digest of the body it came with."""
+
+    request_id: str
+    task_id: str
+    session_id: str
+    digest: str
+
+
+class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was decided of one call. `arguments` replaces those shown, if edited."""
+
+    id: str
+    action: Literal["approve", "reject"]
+    arguments: str | None = None
+
+
+class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`approval/{approval_id}`: one pause, its calls, and who decided what."""
+
+    approval_id: str
+    request_id: str
+    task_id: str
+    session_id: str
+    owner: User
+    created_at: datetime
+    expires_at: datetime
+    status: Literal["pending", "decided", "expired", "canceled"] = "pending"
+    calls: tuple[ToolCall, ...]
+    message: str = ""
+    authorizations: tuple[Json, ...] = ()
+    #: SHA-256 of the calls as they were shown; what runs is checked against it
+    digest: str = ""
+    #: 1 for the request's first pause
+    number: int = 1
+    #: the id of the stream event that announced it
+    event_id: int = 0
+    decided_at: datetime | None = None
+    decided_by: User | None = None
+    decisions: tuple[Decision, ...] = ()
+    reason: str | None = None
+    #: decided by somebody else, waiting for the owner's own token
+    awaits_owner: bool = False
+
+    def awaits_another(self, user: User) -> bool:
+        """Whether it is decided as far as `user` is concerned, and waits for nobody but its owner."""
+        return self.awaits_owner and self.status == "pending" and user != self.owner
+
+
+class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`worker/{worker_id}`: one process's lease; dead when marked so, or a lease after its last beat."""
+
+    worker_id: str
+    #: seconds since the epoch, by the store's clock
+    beat_at: float
+    lease_seconds: float
+    dead: bool = False
+    host: str = ""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What the JSON way answers for a request that completed, paused, or ended otherwise."""
+
+    session_id: str
+    task_id: str
+    request_id: str
+    status: Status
+    content: Json | None

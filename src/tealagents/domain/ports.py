@@ -1,0 +1,329 @@
+"""What we need from the world: the Protocols that adapters fill.
+
+A port can be implemented from its docstrings alone. Adapters live in `stores`, `llm`, `auth`, `tools`,
+or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, `.tools`, …).
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from tealagents.domain.events import ModelEvent
+from tealagents.domain.models import Caller, Json, Message, User
+
+# --- clock ---------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """Time, passed in so that tests can move it."""
+
+    def now(self) -> datetime:
+        """The wall clock, aware, in UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+# --- store ---------------------------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """A stored value and the operation id of the commit that wrote it: its version."""
+
+    value: bytes
+    version: str
+
+
+class Put(NamedTuple):
+    """A value to write, and after how many seconds it may be forgotten (None: never)."""
+
+    value: bytes
+    ttl: float | None = None
+
+
+class Commit(Struct, frozen=True, kw_only=True):
+    """What one commit expects, writes and deletes, all within one partition.
+
+    At most 10 records are expected, put and deleted together, and their values sum to at most 1 MB.
+    """
+
+    #: 24 hexadecimal digits, fresh for each new commit, the same again for a retry of this one
+    operation: str
+    #: key → the version it must have, or None where the key must be absent (or have expired)
+    expect: Mapping[str, str | None] = {}
+    put: Mapping[str, Put] = {}
+    delete: Collection[str] = ()
+
+
+class Store(Protocol):
+    """Records in partitions: three primitives, a clock and an option.
+
+    A *partition* is a text of 1 to 255 characters from ``A-Za-z0-9._~/@:-``; a *key* is the same, within
+    its partition; keys are ordered by their code points. A *value* is any bytes up to 1 MB. Every
+    method may be called concurrently, from one event loop.
+
+    Opened by entering its async context (`stores.open_store`), which makes the schema, table or folder
+    where there is none, and closed by leaving it.
+
+    Raises, from every method: `PersistenceUnavailable` when the store cannot be reached or refuses (its text
+    names the store without credentials), `CorruptState` when what is stored cannot even be parsed
+    into records.
+    """
+
+    #: a name for logs and health: `sqlite`, `redis`, …
+    name: str
+    #: True where other processes can open the same state
+    shared: bool
+    #: True where acknowledged data outlives the process
+    durable: bool
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        """The records of `keys`, in their order, None where absent or expired.
+
+        One round trip, strongly consistent: it sees every commit acknowledged before it was called.
+        Records of one commit may be seen apart only where the store cannot read several at once
+        (DynamoDB reads them in one transaction-free batch); the ledger copes by reading the head last.
+        """
+        ...
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        """Up to `limit` records whose keys begin with `prefix`, in key order (or its reverse).
+
+        `after` is a key (present or not): only keys strictly behind it in the direction of the scan
+        are returned. Expired records are left out. Fewer than `limit` are returned only when there
+        are no more. Strongly consistent.
+
+        A record that cannot be parsed, and that `read` refuses with `CorruptState`, comes here with its
+        stored bytes as the value (and no version, where it has none): who checks values will find it,
+        and one damaged record does not fail a list.
+        """
+        ...
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        """Do all of `commit` or none of it, atomically and durably.
+
+        - Where an expectation does not hold: `Conflict`, and nothing is written.
+        - Every record put gets `commit.operation` as its version.
+        - An absent key in `delete` is no error. A key is never both put and deleted.
+        - When it cannot be told whether the commit was applied (the reply was lost): `Unknown`. The
+          store itself never sends a commit twice. When it surely was not: `PersistenceUnavailable`.
+        - A canceled caller does not leave half a commit; whether it was applied is then unknown.
+        """
+        ...
+
+    async def now(self) -> float:
+        """Seconds since the epoch by the clock that all processes on this store share."""
+        ...
+
+    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
+        """Yields whenever something under `prefix` may have changed, at least every half second.
+
+        The default of `BaseStore` is a timer. A spurious wake-up is fine, a missed one costs half a second.
+        Closing the iterator (`aclose`) stops watching.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Returns when the store answers, raises `PersistenceUnavailable` otherwise."""
+        ...
+
+    async def __aenter__(self) -> "Store": ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+# --- model ---------------------------------------------------------------------------------------
+
+
+class ToolSpec(Struct, frozen=True, kw_only=True):
+    """What the model is told of a tool, and how it is governed."""
+
+    #: `Plugin-function`; matches ``[A-Za-z0-9_-]{1,64}``
+    name: str
+    description: str
+    #: JSON Schema (an object) of the arguments
+    parameters: Json
+    governance: "Governance"
+    #: where the tool needs the user's own authorization
+    auth: Json | None = None
+    #: seconds after which a call is given up; None: the config's `tool_timeout_seconds`
+    timeout: float | None = None
+    #: what `name` begins with, before a hyphen; empty: what stands before the first one
+    plugin: str = ""
+
+
+class Governance(Struct, frozen=True, kw_only=True):
+    requires_hitl: bool = False
+    cost: Literal["low", "medium", "high"] = "low"
+    data_sensitivity: Literal["public", "proprietary", "confidential", "sensitive"] = "public"
+
+
+class ModelCall(Struct, frozen=True, kw_only=True):
+    """One call of the model: what it is sent, in the model client's own encoding."""
+
+    #: the system prompt, the history and what is new, each encoded once by `Model.encode…`, in order
+    prompt: Sequence[bytes]
+    #: `Model.encode_tools` of the tools that may be called; empty for none
+    tools: bytes = b""
+    #: True where the answer may be followed while it is made; False: ask for it whole
+    stream: bool = False
+    #: remote threads: what the model service continues from
+    remote_id: str | None = None
+    #: sent to the model service: `x-request-id` and W3C trace context
+    headers: Mapping[str, str] = {}
+
+
+class Model(Protocol):
+    """A client of a model service. Opened by entering its async context, one a process.
+
+    `encode_system`, `encode` and `encode_tools` turn messages into the service's own JSON, once; what they
+    return is kept and sent again and again by `stream`, so it must not depend on the call.
+    """
+
+    #: the model's name, for telemetry and the result
+    name: str
+    #: how the service is called in telemetry (`gen_ai.provider.name`)
+    provider: str
+    #: True where the service keeps conversations (`kind: remote`)
+    supports_remote_threads: bool
+
+    def encode_system(self, text: str) -> bytes: ...
+
+    def encode(self, message: Message) -> bytes:
+        """One message, its tool calls or its result included, as one JSON value."""
+        ...
+
+    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
+        """The JSON array of the tools, or empty bytes for none."""
+        ...
+
+    def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        """`Piece` and `Refused` as they come, then exactly one `ModelDone`.
+
+        Never ends without it: a service that refuses, breaks off or ends without a finish reason raises
+        `ModelFailed` (with what the service said), one that is too slow `ModelTimeout`, one that has
+        lost the conversation `RemoteThreadLost`. Closing the iterator closes the connection.
+        """
+        ...
+
+    async def __aenter__(self) -> "Model": ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+@runtime_checkable
+class RemoteConversations(Protocol):
+    """What a `Model` with `supports_remote_threads` can do besides."""
+
+    async def list_remote(self, remote_id: str) -> list[Message]:
+        """The messages of a remote conversation, oldest first. `RemoteThreadLost` where there is none."""
+        ...
+
+    async def delete_remote(self, remote_id: str) -> None: ...
+
+    async def fork_remote(self, remote_id: str) -> str | None:
+        """The id with which a fork continues, or None where the service cannot fork this conversation."""
+        ...
+
+
+# --- tools ---------------------------------------------------------------------------------------
+
+
+class ToolContext(Protocol):
+    """What a tool may know of the call it serves. Never shown to the model."""
+
+    session_id: str
+    task_id: str
+    request_id: str
+    #: the owner's object id
+    user_id: str
+    #: the owner's tenant: only the two together name one user
+    tenant_id: str
+    #: the caller's headers that the config allows
+    headers: Mapping[str, str]
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        """Adds to the answer's `extra_data`."""
+        ...
+
+    async def user_token(self, scopes: Sequence[str]) -> str:
+        """A token to act for the owner downstream (on-behalf-of); without scopes the owner's own, as it came.
+
+        Raises `Authorization` where the owner has not consented, `NeedsOwner` where somebody
+        else's request runs the tool, `ToolFailed` where the service cannot act for users.
+        """
+        ...
+
+
+class Tool(Protocol):
+    """One thing the model can do."""
+
+    spec: ToolSpec
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        """What the model is told.
+
+        Raises `ToolFailed` to tell the model of a failure, `Authorization` to ask the user.
+
+        Never blocks the event loop. Cancellation must be let through. Any other exception is told to
+        the model by its type and text, and logged.
+        """
+        ...
+
+
+class Toolset(Protocol):
+    """Tools from one place: the code plugins, an OpenAPI service, an MCP server.
+
+    Opened by entering its async context, which discovers the tools; a server that cannot be
+    reached then is a clear error (`ToolFailed` with what to do), not an empty toolset.
+    """
+
+    def tools(self) -> Sequence[Tool]: ...
+
+    async def __aenter__(self) -> "Toolset": ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+# --- auth ----------------------------------------------------------------------------------------
+
+
+class Authenticator(Protocol):
+    """Tells who is asking. Opened by entering its async context, one a process."""
+
+    async def authenticate(self, token: str) -> Caller:
+        """The caller behind a bearer token.
+
+        Raises `Unauthenticated` (never quoting the token), `InsufficientScope`, `AuthUnavailable`.
+        """
+        ...
+
+    def resource_metadata(self, resource: str) -> Json | None:
+        """The protected-resource document (RFC 9728) for the resource's URL, or None where there is none."""
+        ...
+
+    async def __aenter__(self) -> "Authenticator": ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+class Delegation(Protocol):
+    """Tokens to act for a user downstream (on-behalf-of)."""
+
+    async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
+        """A token for `scopes`. `Authorization` where the user must consent first, else `ToolFailed`."""
+        ...
