@@ -1,0 +1,126 @@
+"""Verifying the audit: whether a task's log is, entry by entry, what was written.
+
+Found is the first entry that was changed, dropped (also from the end), moved, or put there by somebody
+else. Without an audit key whoever can write the store can also make a new chain that verifies: then only
+accidental damage is found.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import Batch, Head
+from tealagents.state import keys
+from tealagents.state.chain import GENESIS, body_fault
+from tealagents.state.codec import unseal
+from tealagents.state.ledger import Ledger
+
+#: batches read at a time
+PAGE = 50
+
+
+class Fault(Struct, frozen=True):
+    """The first bad entry of a log. `seq` is its number, or the one that is due there."""
+
+    task_id: str
+    seq: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"task {self.task_id}, entry {self.seq}: {self.reason}"
+
+
+class Verified(Struct, frozen=True):
+    """What came of verifying one log: how many entries are good, and the first that is not."""
+
+    task_id: str
+    entries: int
+    fault: Fault | None = None
+
+
+async def verify(ledger: Ledger, partition: str, task_id: str) -> Verified | None:
+    """Verifies a task's log as it stands. None where there is no such task (any more)."""
+    log = _Log(ledger, partition, task_id)
+    head = await log.head()
+    while head is not None and not isinstance(head, Fault):
+        fault = await log.read_on()
+        if fault is not None:
+            gone = await log.head() is None
+            return None if gone else Verified(task_id, log.seq, fault)
+        before, head = head, await log.head()
+        if isinstance(head, Head) and head.tail_seq == before.tail_seq:
+            return Verified(task_id, log.seq, log.end_fault(head))
+    return Verified(task_id, log.seq, head) if head is not None else None
+
+
+class _Log:
+    """One log, verified up to entry `seq`."""
+
+    def __init__(self, ledger: Ledger, partition: str, task_id: str) -> None:
+        self._ledger = ledger
+        self._partition = partition
+        self._task_id = task_id
+        self.seq = 0
+        self._hash = GENESIS
+        self._after = keys.log(task_id, 0)
+
+    async def head(self) -> Head | Fault | None:
+        """What the task's head says of its log; None where the task is gone."""
+        try:
+            found = await self._ledger.get(self._partition, keys.task(self._task_id), Head)
+        except CorruptState as error:
+            return self._fault(f"cannot be judged, because the task's head {error.reason}")
+        return found.value if found is not None and not found.value.erased else None
+
+    async def read_on(self) -> Fault | None:
+        """Verifies what has come behind the entries verified so far, up to the first fault."""
+        prefix, store = keys.logs(self._task_id), self._ledger.store
+        while found := await store.scan(self._partition, prefix, after=self._after, limit=PAGE):
+            for key, record in found:
+                fault = await self._batch(key, record.value)
+                if fault is not None:
+                    return fault
+                self._after = key
+        return None
+
+    async def _batch(self, key: str, stored: bytes) -> Fault | None:
+        if key != keys.log(self._task_id, self.seq + 1):
+            return self._fault(f"is missing: the log goes on at {keys.last_segment(key)}")
+        try:
+            batch = unseal(self._partition, key, stored, Batch)
+            if not batch.entries:
+                raise CorruptState(key, "holds no entry")
+            bodies = iter(await self._ledger.bodies(self._partition, self._task_id, batch))
+        except CorruptState as error:
+            return self._fault(f"cannot be read: {error.key} {error.reason}")
+        return self._entries(batch, bodies)
+
+    def _entries(self, batch: Batch, bodies: Iterator[bytes]) -> Fault | None:
+        for entry in batch.entries:
+            reason = self._ledger.chain.fault(entry, self.seq + 1, self._hash)
+            reason = reason or body_fault(entry, next(bodies, None))
+            if reason is not None:
+                return self._fault(reason)
+            self.seq, self._hash = entry.seq, entry.hash
+        return None if next(bodies, None) is None else self._fault("is missing, and its body is there")
+
+    def end_fault(self, head: Head) -> Fault | None:
+        """What is wrong with the end of a log that was verified whole."""
+        if head.tail_seq > self.seq:
+            return self._fault(f"is missing: the task knows {head.tail_seq} entries")
+        if head.tail_seq < self.seq:
+            extra = head.tail_seq + 1
+            return Fault(self._task_id, extra, "is not the task's: its log ends before it")
+        if head.tail_hash != (self._hash if self.seq else ""):
+            return Fault(self._task_id, self.seq, "is not the one that the task knows as its last")
+        if self.seq and head.tail_seal != self._ledger.chain.seal(self._task_id, self.seq, self._hash):
+            return Fault(
+                self._task_id,
+                self.seq,
+                "is not sealed as this task's last with this audit key: later ones may have been dropped",
+            )
+        return None
+
+    def _fault(self, reason: str) -> Fault:
+        return Fault(self._task_id, self.seq + 1, reason)

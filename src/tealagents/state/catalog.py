@@ -1,0 +1,168 @@
+"""Lists of sessions, tasks and approvals, newest by creation first.
+
+The order is that of immutable index keys, so pages stay stable while tasks change. A record that is
+damaged is listed as such and never fails the list.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.models import Approval, Head, Session, User
+from tealagents.domain.ports import Record
+from tealagents.state import keys
+from tealagents.state.codec import unseal
+from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.tasks import Tasks
+
+
+class Damaged(Struct, frozen=True):
+    """What stands in a list for a record that cannot be read."""
+
+    identifier: str
+    error: CorruptState
+
+
+class Page(Struct, frozen=True):
+    """Some items, and the cursor of those behind them (None: no more)."""
+
+    items: Sequence[object]
+    cursor: str | None
+
+
+#: a record as it was read, or why it cannot be
+Found = Record | CorruptState | None
+
+
+class Catalog:
+    """Reads the lists of one owner."""
+
+    def __init__(self, ledger: Ledger, tasks: Tasks) -> None:
+        self._ledger = ledger
+        self._tasks = tasks
+
+    async def tasks(
+        self, partition: str, *, session_id: str | None, status: str | None, cursor: str | None, limit: int
+    ) -> Page:
+        """Heads (or `Damaged`). With `status` a page may be short, even empty, and still have a cursor."""
+        prefix = f"session-tasks/{session_id}/" if session_id else "tasks/"
+        names, after = await self._index(partition, prefix, cursor, limit)
+        found: list[object] = []
+        for name, record in await self._read(partition, keys.task, names):
+            head = await self._head(partition, name, record)
+            if head is not None and (status is None or (isinstance(head, Head) and head.status == status)):
+                found.append(head)
+        return Page(found, after)
+
+    async def _head(self, partition: str, task_id: str, record: Found) -> Head | Damaged | None:
+        try:
+            opened = self._ledger.open(partition, keys.task(task_id), _readable(record), Head)
+            stored = await self._tasks.settle(partition, self._tasks.present(opened, task_id))
+        except NotFound:
+            return None
+        except CorruptState as error:
+            return Damaged(task_id, error)
+        return stored.value
+
+    async def sessions(self, partition: str, *, cursor: str | None, limit: int) -> Page:
+        """Sessions (or `Damaged`)."""
+        names, after = await self._index(partition, "sessions/", cursor, limit)
+        found: list[object] = []
+        for name, record in await self._read(partition, keys.session, names):
+            try:
+                session = self._ledger.open(partition, keys.session(name), _readable(record), Session)
+            except CorruptState as error:
+                found.append(Damaged(name, error))
+            else:
+                if session is not None and not session.value.erased:
+                    found.append(session.value)
+        return Page(found, after)
+
+    async def session(self, partition: str, session_id: str) -> Stored[Session]:
+        found = await self._ledger.get(partition, keys.session(session_id), Session)
+        if found is None or found.value.erased:
+            raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
+        return found
+
+    async def approvals(self, partition: str, *, status: str | None, cursor: str | None, limit: int) -> Page:
+        """The pauses of one owner's requests."""
+        names, after = await self._index(partition, "approvals/", cursor, limit)
+        return Page(await self._approvals(partition, names, status), after)
+
+    async def inbox(self, tid: str, *, status: str | None, cursor: str | None, limit: int) -> Page:
+        """The pauses of a whole tenant, for those who may decide for others."""
+        box = keys.inbox(self._ledger.agent, tid)
+        found = await self._ledger.store.scan(box, "inbox/", after=cursor, limit=limit + 1, reverse=True)
+        pauses: list[object] = []
+        for key, record in found[:limit]:
+            name = keys.last_segment(key)
+            try:
+                owner = unseal(box, key, record.value, User)
+            except CorruptState as error:
+                pauses.append(Damaged(name, error))
+            else:
+                pauses += await self._approvals(self._ledger.partition(owner), [name], status)
+        return Page(pauses, found[limit - 1][0] if len(found) > limit else None)
+
+    async def _approvals(self, partition: str, names: Sequence[str], status: str | None) -> list[object]:
+        found: list[object] = []
+        for name, record in await self._read(partition, keys.approval, names):
+            try:
+                approval = await self._approval(partition, name, _readable(record))
+            except CorruptState as error:
+                found.append(Damaged(name, error))
+                continue
+            if approval is not None and (status is None or approval.status == status):
+                found.append(approval)
+        return found
+
+    async def _approval(self, partition: str, approval_id: str, record: Record | None) -> Approval | None:
+        """A pause as it stands: one whose time is up is not pending, one whose task is gone is no more."""
+        key = keys.approval(approval_id)
+        stored = await self._ledger.whole(partition, key, record, Approval)
+        if stored is None:
+            return None
+        try:
+            await self._tasks.head(partition, stored.value.task_id)
+        except NotFound:
+            return None
+        if stored.value.status != "pending":
+            return stored.value
+        again = await self._ledger.get(partition, key, Approval)
+        return again.value if again else None
+
+    async def _index(
+        self, partition: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """The ids that an index names behind a cursor, and the cursor behind them."""
+        after = prefix + cursor if cursor else None
+        found = await self._ledger.store.scan(partition, prefix, after=after, limit=limit + 1, reverse=True)
+        names = [keys.last_segment(key) for key, _ in found[:limit]]
+        more = len(found) > limit
+        return names, found[limit - 1][0].removeprefix(prefix) if more else None
+
+    async def _read(
+        self, partition: str, key: Callable[[str], str], names: Sequence[str]
+    ) -> list[tuple[str, Found]]:
+        """The records of `names`. Where one makes the read of all fail, each is read alone."""
+        if not names:
+            return []
+        try:
+            records: Sequence[Found] = await self._ledger.store.read(partition, [key(name) for name in names])
+        except CorruptState:
+            records = [await self._read_one(partition, key(name)) for name in names]
+        return list(zip(names, records, strict=True))
+
+    async def _read_one(self, partition: str, key: str) -> Found:
+        try:
+            (record,) = await self._ledger.store.read(partition, [key])
+        except CorruptState as error:
+            return error
+        return record
+
+
+def _readable(found: Found) -> Record | None:
+    if isinstance(found, CorruptState):
+        raise found
+    return found

@@ -1,0 +1,128 @@
+"""What a user changes of a task besides sending messages: metadata, expiry, the current checkpoint."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from tealagents.domain import lifecycle
+from tealagents.domain.errors import ApprovalPending, Conflict, InvalidRequest, NotFound, TaskBusy
+from tealagents.domain.models import Head, Json, Note, RequestRecord, User
+from tealagents.state import keys
+from tealagents.state.chain import draft
+from tealagents.state.codec import encode_json
+from tealagents.state.tasks import Tasks
+
+#: bytes of JSON that a task's metadata may have: it is written with every turn
+MOST_METADATA = 64 * 1024
+UNSET: Any = object()
+
+
+class Changes:
+    """Changes heads, each change with an entry in the audit."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._ledger = tasks.ledger
+
+    async def patch(
+        self,
+        partition: str,
+        task_id: str,
+        actor: User,
+        *,
+        metadata: Json | None = None,
+        expires_at: datetime | None = UNSET,
+    ) -> Head:
+        """Merges `metadata` into the task's (RFC 7396: null removes a key) and sets its expiry."""
+        given = {"metadata": metadata is not None, "expires_at": expires_at is not UNSET}
+        changed = [name for name, is_given in given.items() if is_given]
+
+        def patched(head: Head) -> Head:
+            if metadata is not None:
+                head = replace(head, metadata=merged(head.metadata, metadata))
+            return head if expires_at is UNSET else replace(head, expires_at=expires_at)
+
+        note = Note("changed", {"fields": changed})
+        return await self._change(partition, task_id, actor, "task.patched", note, patched)
+
+    async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
+        """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
+        found = await self._ledger.get(partition, keys.request(checkpoint_id), RequestRecord)
+        target = found.value if found else None
+        if target is None or target.task_id != task_id or target.status != "Completed":
+            raise NotFound(
+                f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one.",
+                task_id=task_id,
+            )
+
+        def moved(head: Head) -> Head:
+            if head.running is not None:
+                raise TaskBusy(
+                    "The task runs. Cancel its request, or wait for it, before rolling back.",
+                    retry_after=1,
+                    request_id=head.running.request_id,
+                    task_id=task_id,
+                    session_id=head.session_id,
+                )
+            if head.pending is not None:
+                raise ApprovalPending(
+                    "The task waits for a decision. Decide or cancel it before rolling back.",
+                    request_id=head.pending.request_id,
+                    approval_id=head.pending.approval_id,
+                    task_id=task_id,
+                    session_id=head.session_id,
+                )
+            now = self._ledger.clock.now()
+            return lifecycle.go_to(head, checkpoint_id, target.path, target.remote_id, now)
+
+        note = Note("rolled back", {"checkpoint_id": checkpoint_id})
+        return await self._change(partition, task_id, actor, "task.rolled_back", note, moved)
+
+    async def _change(
+        self,
+        partition: str,
+        task_id: str,
+        actor: User,
+        action: str,
+        note: Note,
+        change: Callable[[Head], Head],
+    ) -> Head:
+        while True:
+            stored = await self._tasks.head(partition, task_id)
+            head = change(stored.value)
+            check_metadata(head.metadata)
+            grown, log_key, batch = await self._ledger.append(
+                partition, head, [draft(action, actor.key, None, note, **note.data)]
+            )
+            grown = replace(lifecycle.noted(head, grown), updated_at=self._ledger.clock.now())
+            try:
+                await self._ledger.commit(
+                    partition,
+                    witness=log_key,
+                    expect={keys.task(task_id): stored.version, log_key: None},
+                    put={keys.task(task_id): grown, log_key: batch},
+                )
+            except Conflict:
+                continue
+            return grown
+
+
+def merged(old: Json, patch: Json) -> Json:
+    """JSON merge patch (RFC 7396) of one object."""
+    result = dict(old)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            before = result.get(key)
+            result[key] = merged(before if isinstance(before, dict) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def check_metadata(metadata: Json) -> None:
+    if len(encode_json(metadata)) > MOST_METADATA:
+        raise InvalidRequest("metadata", f"is larger than {MOST_METADATA} bytes of JSON")

@@ -1,0 +1,73 @@
+"""Records as bytes: JSON a person can read, with a checksum bound to the record's key.
+
+``{"sha256":"<64 hex digits>","value":<JSON>}`` — the digest covers partition, key and value, so a
+flipped bit and a value moved to another record are both found.
+"""
+
+import hashlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from tealagents.domain.errors import CorruptState
+
+T = TypeVar("T")
+
+_HEAD = b'{"sha256":"'
+_MIDDLE = b'","value":'
+_START = len(_HEAD) + 64 + len(_MIDDLE)
+
+encode_json = msgspec.json.Encoder(order=None).encode
+_decoders: dict[Any, "msgspec.json.Decoder[Any]"] = {}
+
+
+def _digest(partition: str, key: str, value: bytes) -> bytes:
+    h = hashlib.sha256(f"{partition}\n{key}\n".encode())
+    h.update(value)
+    return h.hexdigest().encode()
+
+
+def seal(partition: str, key: str, record: object) -> bytes:
+    """A record's bytes, as they are stored under `key`."""
+    value = encode_json(record)
+    return b"".join((_HEAD, _digest(partition, key, value), _MIDDLE, value, b"}"))
+
+
+def joined(digest: str, value: bytes) -> bytes:
+    """The stored form of a checksum and the JSON it belongs to; `checked` tells whether it does."""
+    return b"".join((_HEAD, digest.encode(), _MIDDLE, value, b"}"))
+
+
+def unseal(partition: str, key: str, stored: bytes, kind: type[T]) -> T:
+    """The record stored under `key`; `CorruptState` where it is not what `seal` made for that key."""
+    return parse(key, checked(partition, key, stored), kind)
+
+
+def parse(key: str, value: bytes, kind: type[T]) -> T:
+    """The record that `value` is the JSON of."""
+    try:
+        return decoder(kind).decode(value)
+    except msgspec.DecodeError as error:
+        raise CorruptState(key, f"is not a valid {getattr(kind, '__name__', kind)} ({error})") from error
+
+
+def checked(partition: str, key: str, stored: bytes) -> bytes:
+    """The JSON inside, its checksum verified."""
+    if (
+        stored[: len(_HEAD)] != _HEAD
+        or stored[_START - len(_MIDDLE) : _START] != _MIDDLE
+        or stored[-1:] != b"}"
+    ):
+        raise CorruptState(key, "does not have the form of a stored record")
+    value = stored[_START:-1]
+    if stored[len(_HEAD) : len(_HEAD) + 64] != _digest(partition, key, value):
+        raise CorruptState(key, "does not match its checksum")
+    return value
+
+
+def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """The decoder of a type, made once."""
+    found = _decoders.get(kind)
+    if found is None:
+        found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found

@@ -1,0 +1,189 @@
+"""What a human decided of a pause, and taking the task to carry it out."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.errors import (
+    AlreadyDecided,
+    ApprovalExpired,
+    Conflict,
+    CorruptState,
+    RequestCanceled,
+    TealError,
+)
+from tealagents.domain.models import (
+    Approval,
+    Decision,
+    Json,
+    RequestRecord,
+    Step,
+    StepBody,
+    ToolCall,
+    ToolIntent,
+    User,
+)
+from tealagents.state import keys
+from tealagents.state.chain import Draft, canonical, draft
+from tealagents.state.ledger import Stored
+from tealagents.state.tasks import Tasks
+from tealagents.state.tenure import Tenure
+
+#: calls of one round that an entry's envelope names; its body names them all
+CALLS_NAMED = 100
+
+
+def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft]:
+    """Who decided what, in the trace and the audit; with the intent to run what was approved."""
+    step = Step(
+        step_id=ids.random_id(),
+        request_id=decided.request_id,
+        kind="approval",
+        name="decided",
+        started_at=now,
+        input={"approval_id": decided.approval_id, "tool_calls": shown_calls(decided.calls)},
+        output={
+            "decided_by": {"tid": actor.tid, "oid": actor.oid},
+            "decisions": [msgspec.to_builtins(decision) for decision in decided.decisions],
+            "reason": decided.reason,
+        },
+    )
+    details: Json = {
+        "approval_id": decided.approval_id,
+        "payload_sha256": decided.digest,
+        "decisions": {decision.id: decision.action for decision in decided.decisions[:CALLS_NAMED]},
+        "count": len(decided.decisions),
+    }
+    drafts = [draft("approval.decided", actor.key, decided.request_id, StepBody(step), **details)]
+    approved = approved_calls(decided)
+    if approved:
+        drafts.append(intent_draft(decided.request_id, approved, actor.key))
+    return drafts
+
+
+def approved_calls(decided: Approval) -> tuple[ToolCall, ...]:
+    """The calls to run: exactly those shown, with the arguments shown or edited."""
+    by_id = {decision.id: decision for decision in decided.decisions}
+    return tuple(
+        call if by_id[call.id].arguments is None else replace(call, arguments=by_id[call.id].arguments or "")
+        for call in decided.calls
+        if by_id[call.id].action == "approve"
+    )
+
+
+def intent_draft(request_id: str, calls: Sequence[ToolCall], actor: str) -> Draft:
+    """Written before tools run, so that a crash leaves a trace of what may have happened."""
+    body = ToolIntent(request_id=request_id, calls=tuple(calls))
+    named = {call.id: call.tool for call in calls[:CALLS_NAMED]}
+    return draft("tool.intent", actor, request_id, body, calls=named, count=len(calls))
+
+
+def digest_of(calls: Iterable[ToolCall]) -> str:
+    """SHA-256 of calls as they are shown: what runs is bound to it."""
+    return hashlib.sha256(canonical({"calls": shown_calls(calls)})).hexdigest()
+
+
+def shown_calls(calls: Iterable[ToolCall]) -> list[Json]:
+    """Calls as a pause shows them."""
+    return [
+        {
+            "id": call.id,
+            "plugin_name": call.plugin_name,
+            "function_name": call.function_name,
+            "arguments": call.arguments,
+        }
+        for call in calls
+    ]
+
+
+def decide(
+    approval: Approval,
+    now: datetime,
+    actor: User,
+    default: str | None,
+    reason: str | None,
+    decisions: Sequence[Decision],
+) -> Approval:
+    """The approval with what was decided of each of its calls."""
+    by_id = {decision.id: decision for decision in decisions}
+    action: Literal["approve", "reject"] = "approve" if default == "approve" else "reject"
+    return replace(
+        approval,
+        status="decided",
+        decided_at=now,
+        decided_by=actor,
+        reason=reason,
+        decisions=tuple(by_id.get(call.id) or Decision(id=call.id, action=action) for call in approval.calls),
+    )
+
+
+def already(approval: Approval, wanted: Approval) -> None:
+    """Refuses a decision that comes after the first: the same one passes, a contrary one does not."""
+    refusal: TealError | None = None
+    if approval.status == "expired":
+        refusal = ApprovalExpired("Nobody decided in time; the request was canceled. Send the message again.")
+    elif approval.status == "canceled":
+        refusal = RequestCanceled("The request was canceled before it was decided.")
+    elif approval.decisions != wanted.decisions:
+        refusal = AlreadyDecided("This pause was decided otherwise. Read the request to see what came of it.")
+    if refusal is not None:
+        raise refusal.with_ids(
+            request_id=approval.request_id,
+            approval_id=approval.approval_id,
+            task_id=approval.task_id,
+            session_id=approval.session_id,
+        )
+
+
+async def resume(
+    tasks: Tasks, partition: str, approval: Stored[Approval], decided: Approval, actor: User
+) -> Tenure | None:
+    """Takes the task for a decided pause: of a hundred concurrent decisions one gets the tenure.
+
+    None where somebody else was quicker; read the approval again to learn what was decided.
+    """
+    request_id, approval_id = decided.request_id, decided.approval_id
+    while True:
+        await tasks.lease.ensure()
+        stored = await tasks.head(partition, decided.task_id)
+        head = stored.value
+        if head.pending is None or head.pending.approval_id != approval_id:
+            return None
+        record = await tasks.ledger.get(partition, keys.request(request_id), RequestRecord)
+        if record is None:
+            raise CorruptState(keys.request(request_id), "is missing", task_id=decided.task_id)
+        now = tasks.ledger.clock.now()
+        resumed = lifecycle.resume(head, tasks.lease.worker_id, now)
+        request = replace(record.value, status="Running", worker_id=tasks.lease.worker_id, content=None)
+        drafts = decision_drafts(decided, actor, now)
+        resumed, log_key, batch = await tasks.ledger.append(partition, resumed, drafts)
+        try:
+            with tasks.beginning(request_id):
+                version = await tasks.ledger.commit(
+                    partition,
+                    witness=log_key,
+                    expect={
+                        keys.task(head.task_id): stored.version,
+                        keys.approval(approval_id): approval.version,
+                        log_key: None,
+                    },
+                    put={
+                        keys.task(head.task_id): resumed,
+                        keys.request(request_id): request,
+                        keys.approval(approval_id): decided,
+                        log_key: batch,
+                        **tasks.key_put(request),
+                    },
+                    ttl=tasks.key_ttl(request),
+                )
+        except Conflict:
+            found = await tasks.ledger.get(partition, keys.approval(approval_id), Approval)
+            if found is None or found.version != approval.version:
+                return None
+            continue
+        return Tenure(tasks, partition, resumed, version, request, version, None)

@@ -1,0 +1,274 @@
+"""Deletion that survives a crash.
+
+Erasing begins with a tombstone on the head: from then on the task is gone for everybody. What it
+held is removed page by page, the head last; whoever finds an old tombstone goes on with it. What is
+damaged is erased like everything else.
+"""
+
+import logging
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import ids
+from tealagents.domain.errors import Conflict, CorruptState, NotFound, TaskBusy
+from tealagents.domain.models import Approval, Batch, Head, RequestRecord, Session, User
+from tealagents.state import keys, memories
+from tealagents.state.codec import unseal
+from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+#: records deleted in one commit
+PAGE = 10
+
+
+class Tombstone(Struct, frozen=True):
+    """`task/{id}` in the partition of deletions that have begun."""
+
+    owner: User
+    task_id: str
+    #: seconds since the epoch, by the store's clock
+    begun_at: float
+
+
+class SessionTombstone(Struct, frozen=True):
+    """`session/{id}` in the same partition."""
+
+    owner: User
+    session_id: str
+    begun_at: float
+
+
+class Eraser:
+    """Erases tasks and sessions."""
+
+    def __init__(self, ledger: Ledger, tasks: Tasks) -> None:
+        self._ledger = ledger
+        self._tasks = tasks
+
+    async def delete_task(self, partition: str, task_id: str) -> None:
+        """Erases a task with all it holds, or goes on with it. `TaskBusy` while it runs."""
+        begun = await self._ledger.get(partition, keys.task(task_id), Head)
+        if begun is not None and begun.value.erased:
+            await self.erase(partition, begun.value)
+            return
+        while True:
+            stored = await self._tasks.head(partition, task_id)
+            if stored.value.running is not None:
+                raise TaskBusy(
+                    "The task runs. Cancel its request, or wait for it, before deleting the task.",
+                    retry_after=1,
+                    task_id=task_id,
+                    session_id=stored.value.session_id,
+                    request_id=stored.value.running.request_id,
+                )
+            if await self._bury(partition, stored):
+                await self.erase(partition, stored.value)
+                return
+
+    async def remove(self, partition: str, stored: Stored[Head]) -> bool:
+        """Erases a task as it was read, whatever it does; False where it has changed since."""
+        if not await self._bury(partition, stored):
+            return False
+        await self.erase(partition, stored.value)
+        return True
+
+    async def delete_session(self, partition: str, session_id: str) -> None:
+        """Erases a session with its tasks, or goes on with it. `TaskBusy` while one of them runs."""
+        key = keys.session(session_id)
+        session = await self._ledger.get(partition, key, Session)
+        if session is None:
+            raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
+        if not session.value.erased:
+            await self._refuse_busy(partition, session_id)
+            note = SessionTombstone(session.value.owner, session_id, await self._ledger.store.now())
+            await self._ledger.commit(keys.erasing(self._ledger.agent), witness=key, put={key: note})
+            try:
+                await self._ledger.commit(
+                    partition,
+                    witness=key,
+                    expect={key: session.version},
+                    put={key: replace(session.value, erased=True)},
+                )
+            except Conflict:
+                raise NotFound(f"There is no session {session_id}.", session_id=session_id) from None
+        await self.erase_session(partition, session.value)
+
+    async def _refuse_busy(self, partition: str, session_id: str) -> None:
+        for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
+            try:
+                head = (await self._tasks.head(partition, task_id)).value
+            except NotFound:
+                continue
+            if head.running is not None:
+                raise TaskBusy(
+                    "A task of the session runs. Cancel its request, or wait for it, first.",
+                    retry_after=1,
+                    task_id=task_id,
+                    session_id=session_id,
+                    request_id=head.running.request_id,
+                )
+
+    async def erase_session(self, partition: str, session: Session) -> None:
+        """Removes the tasks of a session that is marked as erased, then the session."""
+        for task_id in await self._names(partition, f"session-tasks/{session.session_id}/"):
+            while found := await self._ledger.get(partition, keys.task(task_id), Head):
+                if found.value.erased or await self._bury(partition, found):
+                    await self.erase(partition, found.value)
+                    break
+        await self._ledger.delete(
+            partition,
+            [
+                keys.session_by_creation(session.created_at, session.session_id),
+                keys.session(session.session_id),
+            ],
+        )
+        await self._release(session.session_id, session.owner)
+        await self._ledger.delete(keys.erasing(self._ledger.agent), [keys.session(session.session_id)])
+
+    async def _release(self, identifier: str, owner: User) -> None:
+        """Forgets whose an id was that was not made here."""
+        if ids.tag_of(identifier) != ids.owner_tag(owner.key):
+            await self._tasks.directory.release(identifier, owner)
+
+    async def _names(self, partition: str, prefix: str) -> list[str]:
+        names: list[str] = []
+        after = None
+        while found := await self._ledger.store.scan(partition, prefix, after=after):
+            names += [keys.last_segment(key) for key, _ in found]
+            after = found[-1][0]
+        return names
+
+    async def _bury(self, partition: str, stored: Stored[Head]) -> bool:
+        """Puts the tombstone, first where it is found again after a crash. False if the head has changed."""
+        head = stored.value
+        grave = keys.erasing(self._ledger.agent)
+        note = Tombstone(head.owner, head.task_id, await self._ledger.store.now())
+        await self._ledger.commit(grave, witness=keys.task(head.task_id), put={keys.task(head.task_id): note})
+        key = keys.task(head.task_id)
+        try:
+            await self._ledger.commit(
+                partition,
+                witness=key,
+                expect={key: stored.version},
+                put={key: replace(head, erased=True, running=None, pending=None, queue=(), metadata={})},
+                delete=[
+                    keys.task_by_creation(head.created_at, head.task_id),
+                    keys.task_by_session(head.session_id, head.created_at, head.task_id),
+                ],
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def erase(self, partition: str, head: Head) -> None:
+        """Removes what a buried task held, and then its head. May be repeated after a crash."""
+        task_id = head.task_id
+        while found := await self._ledger.store.scan(partition, keys.logs(task_id), limit=PAGE):
+            requests: set[str] = set()
+            for key, record in found:
+                requests |= await self._erase_approvals(partition, key, record.value)
+            for request_id in requests:
+                await self._erase_request(partition, request_id)
+                await self._release(request_id, head.owner)
+            await self._ledger.delete(partition, [key for key, _ in found])
+        await self._delete_under(partition, keys.blobs(task_id))
+        await self._forget(partition, task_id)
+        await self._release(task_id, head.owner)
+        await self._ledger.delete(
+            partition,
+            [
+                keys.task_by_creation(head.created_at, task_id),
+                keys.task_by_session(head.session_id, head.created_at, task_id),
+                keys.task(task_id),
+            ],
+        )
+        await self._ledger.delete(keys.erasing(self._ledger.agent), [keys.task(task_id)])
+
+    async def _forget(self, partition: str, task_id: str) -> None:
+        try:
+            await memories.forget_task(self._ledger, partition, task_id)
+        except CorruptState as error:
+            log.error("what was learned in task %s may still be remembered: %s", task_id, error)
+
+    async def _erase_approvals(self, partition: str, key: str, stored: bytes) -> set[str]:
+        """Removes the pauses a batch speaks of; returns its requests. Of a damaged one nothing is known."""
+        try:
+            batch = unseal(partition, key, stored, Batch)
+        except CorruptState:
+            return set()
+        for entry in batch.entries:
+            if "approval_id" in entry.details:
+                await self._erase_approval(partition, str(entry.details["approval_id"]))
+        return {entry.request_id for entry in batch.entries if entry.request_id}
+
+    async def _erase_request(self, partition: str, request_id: str) -> None:
+        key = keys.request(request_id)
+        try:
+            found = await self._ledger.get(partition, key, RequestRecord)
+        except CorruptState:
+            found = None
+        for approval_id in found.value.approvals if found else ():
+            await self._erase_approval(partition, approval_id)
+        await self._delete_under(partition, keys.streams(request_id))
+        await self._delete_under(partition, keys.stream_parts(request_id))
+        await self._ledger.delete(partition, [key])
+
+    async def _erase_approval(self, partition: str, approval_id: str) -> None:
+        key = keys.approval(approval_id)
+        names = [key]
+        try:
+            found = await self._ledger.get(partition, key, Approval)
+        except CorruptState:
+            found = None
+        if found is not None:
+            names.append(keys.approval_by_creation(found.value.created_at, approval_id))
+        await self._ledger.delete(partition, names)
+
+    async def _delete_under(self, partition: str, prefix: str) -> None:
+        while found := await self._ledger.store.scan(partition, prefix, limit=PAGE):
+            await self._ledger.delete(partition, [key for key, _ in found])
+
+    async def resume_all(self, older_than_seconds: float = 60) -> int:
+        """Goes on with deletions that a crash has left; returns how many. Damaged notes are left alone."""
+        grave = keys.erasing(self._ledger.agent)
+        before = await self._ledger.store.now() - older_than_seconds
+        resumed, after = 0, None
+        while found := await self._ledger.store.scan(grave, "", after=after):
+            for key, record in found:
+                after = key
+                try:
+                    resumed += await self._resume(grave, key, record.value, before)
+                except CorruptState as error:
+                    log.error("a deletion that had begun cannot be gone on with: %s", error)
+        return resumed
+
+    async def _resume(self, grave: str, key: str, stored: bytes, before: float) -> bool:
+        """Goes on with one deletion; False where there is nothing to do (yet)."""
+        if key.startswith(keys.task("")):
+            return await self._resume_task(grave, key, unseal(grave, key, stored, Tombstone), before)
+        return await self._resume_session(grave, key, unseal(grave, key, stored, SessionTombstone), before)
+
+    async def _resume_task(self, grave: str, key: str, note: Tombstone, before: float) -> bool:
+        if note.begun_at > before:
+            return False
+        partition = self._ledger.partition(note.owner)
+        head = await self._ledger.get(partition, key, Head)
+        if head is None or not head.value.erased:
+            await self._ledger.delete(grave, [key])
+            return False
+        await self.erase(partition, head.value)
+        return True
+
+    async def _resume_session(self, grave: str, key: str, note: SessionTombstone, before: float) -> bool:
+        if note.begun_at > before:
+            return False
+        partition = self._ledger.partition(note.owner)
+        session = await self._ledger.get(partition, key, Session)
+        if session is None or not session.value.erased:
+            await self._ledger.delete(grave, [key])
+            return False
+        await self.erase_session(partition, session.value)
+        return True

@@ -1,0 +1,280 @@
+"""A whole task as one document, and what is checked of one that comes in.
+
+Whoever sends a document may have written it: nothing in it is believed that a message could not have
+brought, and nothing that a later read could stumble over.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain import ids
+from tealagents.domain.errors import InvalidRequest, NotOwner, TealError
+from tealagents.domain.models import (
+    ENDED,
+    Body,
+    Head,
+    Json,
+    MessageBody,
+    Path,
+    RequestEnd,
+    RequestRecord,
+    RequestStart,
+    StepBody,
+    ToolIntent,
+    Usage,
+    User,
+)
+from tealagents.state.changes import check_metadata
+from tealagents.state.codec import encode_json
+
+FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
+#: bytes of what context providers and views may have remembered at one checkpoint
+MOST_CONTEXT = 256 * 1024
+#: the years a time may lie in: keys hold four digits, and an offset must not leave the calendar
+YEARS = range(1970, 9999)
+
+_IMAGE = re.compile(r"data:image/[a-z0-9.+-]+;base64,[A-Za-z0-9+/=]+", re.IGNORECASE | re.ASCII)
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
+#: the highest number of a stream event that fits into a key
+_LAST_EVENT = 10**12 - 1
+
+
+class ExportedEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of the log, without its place in the chain."""
+
+    seq: int
+    at: str
+    actor: str
+    action: str
+    request_id: str | None
+    body: Body
+
+
+class ExportedTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task as one document."""
+
+    format: Literal["tealagents/task/v1"]
+    agent: str
+    task: Head
+    requests: tuple[RequestRecord, ...]
+    entries: tuple[ExportedEntry, ...]
+
+
+def read(value: Any, owner: User) -> ExportedTask:
+    """The document of one of `owner`'s tasks, every id, time and number in it checked.
+
+    `NotOwner` where it says to be another's, `InvalidRequest` naming what is wrong.
+    """
+    _check_owned(value, owner)
+    try:
+        document = msgspec.convert(value, ExportedTask)
+    except msgspec.ValidationError as error:
+        raise _misread(str(error)) from None
+    _check(document)
+    return document
+
+
+def _check_owned(value: Any, owner: User) -> None:
+    """Whose a document is comes before what else is wrong with it."""
+    try:
+        said = msgspec.convert(value["task"]["owner"], User)
+    except (KeyError, TypeError, msgspec.ValidationError):
+        return
+    if said != owner:
+        raise NotOwner("The document is of another user's task. Only its owner can import it.")
+
+
+def _misread(message: str) -> InvalidRequest:
+    """msgspec's words, with the field in front: ``Expected `str`, got `int` - at `$.entries[0].at` ``."""
+    reason, _, where = message.partition(" - at `$")
+    path = re.sub(r"\[(\d+)\]", r".\1", where.rstrip("`")).lstrip(".")
+    if about := re.fullmatch(r"Object (missing required|contains unknown) field `([^`]{1,200})`", reason):
+        path = f"{path}.{about[2]}".lstrip(".")
+        reason = "is required" if about[1].startswith("missing") else "is no field of this document"
+    return InvalidRequest(path or "body", reason[:1].lower() + reason[1:])
+
+
+def _check(document: ExportedTask) -> None:
+    _check_task(document.task, len(document.entries))
+    known: set[str] = set()
+    for n, request in enumerate(document.requests):
+        if request.request_id in known:
+            raise InvalidRequest(f"requests.{n}.request_id", "stands there twice")
+        _check_request(f"requests.{n}", request, document.task)
+        known.add(request.request_id)
+    if document.task.checkpoint_id is not None and document.task.checkpoint_id not in known:
+        raise InvalidRequest("task.checkpoint_id", "is no request of the document")
+    for n, entry in enumerate(document.entries):
+        _check_entry(n, entry, known)
+
+
+def _check_task(task: Head, entries: int) -> None:
+    _check_id(task.task_id, "task.task_id")
+    _check_id(task.session_id, "task.session_id")
+    if task.running or task.pending or task.queue or task.erased or task.status not in ENDED:
+        raise InvalidRequest("task.status", "must be that of an ended request")
+    if task.tail_seq != entries:
+        raise InvalidRequest("task.tail_seq", "must be the number of entries")
+    _check_path(task.path, task.tail_seq, "task.path")
+    for name in ("created_at", "updated_at", "expires_at"):
+        _check_time(getattr(task, name), f"task.{name}")
+    try:
+        check_metadata(task.metadata)
+    except InvalidRequest as refusal:
+        raise InvalidRequest("task.metadata", refusal.reason) from None
+
+
+def _check_request(where: str, request: RequestRecord, task: Head) -> None:
+    _check_id(request.request_id, f"{where}.request_id")
+    if request.task_id != task.task_id or request.session_id != task.session_id:
+        raise InvalidRequest(where, "belongs to another task")
+    if request.status not in ENDED or request.ended_at is None:
+        raise InvalidRequest(f"{where}.status", "must be Completed, Failed or Canceled")
+    for name in ("created_at", "started_at", "ended_at"):
+        _check_time(getattr(request, name), f"{where}.{name}")
+    _check_path(request.path, task.tail_seq, f"{where}.path")
+    for name in ("first_seq", "last_seq"):
+        _check_number(getattr(request, name), f"{where}.{name}", most=task.tail_seq)
+    _check_number(request.last_event, f"{where}.last_event", most=_LAST_EVENT)
+    _check_usage(request.usage, f"{where}.usage")
+    _check_content(where, request)
+    _check_context(where, request)
+    _check_error(where, request)
+
+
+def _check_context(where: str, request: RequestRecord) -> None:
+    """What a conversation remembers is read with every later turn."""
+    context = request.context
+    if context is None:
+        return
+    if len(encode_json(context)) > MOST_CONTEXT:
+        raise InvalidRequest(f"{where}.context", f"is larger than {MOST_CONTEXT} bytes of JSON")
+    turn = context.get("turn", 0)
+    if type(turn) is not int:
+        raise InvalidRequest(f"{where}.context.turn", "must be a number")
+    _check_number(turn, f"{where}.context.turn", most=_LAST_EVENT)
+    for name in ("view", "providers"):
+        kept = context.get(name, {})
+        if not isinstance(kept, dict) or not all(isinstance(each, dict) for each in kept.values()):
+            raise InvalidRequest(f"{where}.context.{name}", "must be an object of objects")
+
+
+def _check_content(where: str, request: RequestRecord) -> None:
+    """The `content` of an answer is shown as it is, so it must be one, and this request's."""
+    content = request.content
+    if content is None:
+        if request.status == "Completed":
+            raise InvalidRequest(f"{where}.content", "is required of a completed request")
+        return
+    wanted: Json = {
+        "session_id": request.session_id,
+        "task_id": request.task_id,
+        "request_id": request.request_id,
+    }
+    for name, value in wanted.items():
+        if content.get(name) != value:
+            raise InvalidRequest(f"{where}.content.{name}", "must be that of its request")
+    for name in ("output", "source"):
+        if not isinstance(content.get(name), str):
+            raise InvalidRequest(f"{where}.content.{name}", "must be a text")
+    if unknown := content.keys() - {*wanted, "output", "source", "token_usage", "extra_data"}:
+        raise InvalidRequest(f"{where}.content.{min(unknown)}", "is no field of this document")
+    if not isinstance(content.get("extra_data"), dict | None):
+        raise InvalidRequest(f"{where}.content.extra_data", "must be an object or null")
+    try:
+        usage = msgspec.convert(content.get("token_usage"), Usage)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{where}.content.token_usage", "must be three numbers") from None
+    _check_usage(usage, f"{where}.content.token_usage")
+
+
+def _check_error(where: str, request: RequestRecord) -> None:
+    error = request.error
+    if error is None:
+        if request.status != "Completed":
+            raise InvalidRequest(f"{where}.error", "is required of a request that did not complete")
+        return
+    if request.status == "Completed":
+        raise InvalidRequest(f"{where}.error", "is not of a completed request")
+    if error.keys() != {"code", "detail"} or not isinstance(error["detail"], str):
+        raise InvalidRequest(f"{where}.error", "must be a code and a detail")
+    if error["code"] not in set(_codes(TealError)):
+        raise InvalidRequest(f"{where}.error.code", "is no code of an error")
+
+
+def _codes(kind: type[TealError]) -> Iterator[str]:
+    yield kind.code
+    for heir in kind.__subclasses__():
+        yield from _codes(heir)
+
+
+def _check_path(path: Path, tail: int, where: str) -> None:
+    before = 0
+    for first, last in path:
+        if not before < first <= last <= tail:
+            raise InvalidRequest(where, "must be rising pairs of entry numbers")
+        before = last
+
+
+def _check_entry(n: int, entry: ExportedEntry, known: Collection[str]) -> None:
+    where = f"entries.{n}"
+    if entry.seq != n + 1:
+        raise InvalidRequest(f"{where}.seq", f"must be {n + 1}")
+    if not _STAMP.fullmatch(entry.at):
+        raise InvalidRequest(f"{where}.at", "must be a time such as 2030-01-01T00:00:00.000000Z")
+    if entry.request_id is not None and entry.request_id not in known:
+        raise InvalidRequest(f"{where}.request_id", "is no request of the document")
+    _check_body(f"{where}.body", entry, known)
+
+
+def _check_body(where: str, entry: ExportedEntry, known: Collection[str]) -> None:
+    body = entry.body
+    if isinstance(body, RequestEnd):
+        if not 1 <= body.first_seq <= entry.seq:
+            raise InvalidRequest(f"{where}.first_seq", "must be an earlier entry")
+        _check_owner(body.request_id, entry, f"{where}.request_id")
+        _check_time(body.ended_at, f"{where}.ended_at")
+    elif isinstance(body, ToolIntent | RequestStart):
+        _check_owner(body.request_id, entry, f"{where}.request_id")
+    elif isinstance(body, StepBody):
+        _check_owner(body.step.request_id, entry, f"{where}.step.request_id")
+        _check_time(body.step.started_at, f"{where}.step.started_at")
+        _check_id(body.step.step_id, f"{where}.step.step_id")
+    elif isinstance(body, MessageBody):
+        message = body.message
+        _check_owner(message.request_id, entry, f"{where}.message.request_id")
+        _check_time(message.created_at, f"{where}.message.created_at")
+        _check_id(message.message_id, f"{where}.message.message_id")
+        for item in message.items:
+            if item.content_type == "image" and not _IMAGE.fullmatch(item.content):
+                raise InvalidRequest(f"{where}.message.items", "an image must be a data URI")
+
+
+def _check_owner(request_id: str, entry: ExportedEntry, where: str) -> None:
+    if request_id != entry.request_id:
+        raise InvalidRequest(where, "must be the request of its entry")
+
+
+def _check_id(identifier: str, where: str) -> None:
+    if ids.canonical(identifier, where) != identifier:
+        raise InvalidRequest(where, "must be in lower case")
+
+
+def _check_time(at: datetime | None, where: str) -> None:
+    if at is not None and (at.tzinfo is None or at.year not in YEARS):
+        raise InvalidRequest(where, f"must have an offset and lie in {YEARS.start} to {YEARS.stop - 1}")
+
+
+def _check_number(number: int, where: str, *, most: int) -> None:
+    if not 0 <= number <= most:
+        raise InvalidRequest(where, f"must be 0 to {most}")
+
+
+def _check_usage(usage: Usage, where: str) -> None:
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        _check_number(getattr(usage, name), f"{where}.{name}", most=2**53)

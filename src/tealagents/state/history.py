@@ -1,0 +1,258 @@
+"""Messages, trace, checkpoints and audit: views of one log.
+
+A *path* names the entries that make one history. Read backwards, a request's end is met before its
+messages, so a request that did not complete is passed over without being read.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+from msgspec import Struct
+
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import (
+    Batch,
+    Body,
+    Entry,
+    Message,
+    MessageBody,
+    Path,
+    RequestEnd,
+    Step,
+    StepBody,
+    ToolIntent,
+    ToolOutcome,
+)
+from tealagents.state import keys
+from tealagents.state.ledger import Ledger
+
+#: batches read at a time
+PAGE = 50
+#: characters of a call's arguments that a note on it repeats
+ARGUMENTS_SHOWN = 500
+
+
+class Round(Struct, frozen=True, kw_only=True):
+    """One completed request of a history."""
+
+    request_id: str
+    first_seq: int
+    last_seq: int
+    messages: tuple[Message, ...] = ()
+    remote_id: str | None = None
+
+
+class Logged(Struct, frozen=True):
+    """An entry with its body."""
+
+    entry: Entry
+    body: Body
+
+    @property
+    def seq(self) -> int:
+        return self.entry.seq
+
+
+class History:
+    """Reads the log of a task."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    # --- batches ---------------------------------------------------------------------------------
+
+    async def _batches(
+        self, partition: str, task_id: str, after: int, *, reverse: bool, limit: int = PAGE
+    ) -> list[Batch]:
+        found = await self._ledger.scan(
+            partition, keys.logs(task_id), Batch, after=keys.log(task_id, after), limit=limit, reverse=reverse
+        )
+        for key, batch in found:
+            if not batch.entries or keys.log(task_id, batch.entries[0].seq) != key:
+                raise CorruptState(key, "does not hold the entries its key names", task_id=task_id)
+        return [batch for _, batch in found]
+
+    async def _first_batch(self, partition: str, task_id: str, seq: int) -> int:
+        """The key number of the batch that holds entry `seq`."""
+        found = await self._batches(partition, task_id, seq + 1, reverse=True, limit=1)
+        return found[0].entries[0].seq if found else seq
+
+    async def forwards(
+        self, partition: str, task_id: str, path: Path, after: int = 0
+    ) -> AsyncIterator[Logged]:
+        """The entries of a path behind number `after`, oldest first. A gap in the log is `CorruptState`."""
+        for first, last in path:
+            if last <= after:
+                continue
+            due = max(first, after + 1)
+            position = await self._first_batch(partition, task_id, due) - 1
+            while due <= last:
+                batches = await self._batches(partition, task_id, position, reverse=False)
+                if not batches:
+                    raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
+                for batch in batches:
+                    position = batch.entries[0].seq
+                    for entry, body in await self._ledger.opened(partition, task_id, batch):
+                        if due <= entry.seq <= last:
+                            self._expect(task_id, entry.seq, due)
+                            due += 1
+                            yield Logged(entry, body)
+                    if due > last:
+                        break
+
+    async def backwards(
+        self,
+        partition: str,
+        task_id: str,
+        path: Path,
+        skip: "Callable[[Logged], int | None]" = lambda _: None,
+    ) -> AsyncGenerator[Logged]:
+        """The entries of a path, newest first. `skip` may name an earlier number to go on below."""
+        for first, last in reversed(path):
+            due = last
+            while due >= first:
+                batches = await self._batches(partition, task_id, due + 1, reverse=True, limit=8)
+                if not batches:
+                    raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
+                for batch in batches:
+                    if batch.entries[0].seq > due:
+                        continue
+                    for entry, body in reversed(await self._ledger.opened(partition, task_id, batch)):
+                        if first <= entry.seq <= due:
+                            self._expect(task_id, entry.seq, due)
+                            logged = Logged(entry, body)
+                            below = skip(logged)
+                            due = below - 1 if below is not None else entry.seq - 1
+                            yield logged
+                    if due < first:
+                        break
+
+    @staticmethod
+    def _expect(task_id: str, seq: int, due: int) -> None:
+        if seq != due:
+            raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
+
+    # --- views -----------------------------------------------------------------------------------
+
+    async def rounds(self, partition: str, task_id: str, path: Path) -> AsyncGenerator[Round]:
+        """The requests of a path, newest first, each whole. What did not complete is not read."""
+
+        def passed_over(logged: Logged) -> int | None:
+            body = logged.body
+            if isinstance(body, RequestEnd) and body.status != "Completed":
+                return body.first_seq
+            return None
+
+        end: Logged | None = None
+        messages: list[Message] = []
+        async with aclosing(self.backwards(partition, task_id, path, passed_over)) as entries:
+            async for logged in entries:
+                body = logged.body
+                if isinstance(body, RequestEnd):
+                    if body.status == "Completed":
+                        end, messages = logged, []
+                elif isinstance(body, MessageBody):
+                    messages.append(body.message)
+                if end is not None and isinstance(end.body, RequestEnd) and logged.seq == end.body.first_seq:
+                    yield Round(
+                        request_id=end.body.request_id,
+                        first_seq=end.body.first_seq,
+                        last_seq=end.seq,
+                        messages=tuple(reversed(messages)),
+                        remote_id=end.body.remote_id,
+                    )
+                    end, messages = None, []
+
+    async def messages(
+        self, partition: str, task_id: str, path: Path, *, after: int = 0, limit: int
+    ) -> tuple[list[Message], int | None]:
+        """A page of the messages of a path, oldest first, and the number to go on after (None: no more)."""
+        found: list[Message] = []
+        last = 0
+        async for logged in self.forwards(partition, task_id, path, after):
+            if isinstance(logged.body, MessageBody):
+                if len(found) == limit:
+                    return found, last
+                found.append(logged.body.message)
+                last = logged.seq
+        return found, None
+
+    async def steps(
+        self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
+    ) -> tuple[list[Step], int | None]:
+        """A page of the whole task's steps, oldest first."""
+        found: list[Step] = []
+        last = 0
+        async for logged in self.forwards(partition, task_id, _whole(tail), after):
+            if isinstance(logged.body, StepBody):
+                if len(found) == limit:
+                    return found, last
+                found.append(logged.body.step)
+                last = logged.seq
+        return found, None
+
+    async def entries(
+        self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
+    ) -> tuple[list[Entry], int | None]:
+        """A page of the audit, oldest first."""
+        found: list[Entry] = []
+        async for logged in self.forwards(partition, task_id, _whole(tail), after):
+            if len(found) == limit:
+                return found, found[-1].seq
+            found.append(logged.entry)
+        return found, None
+
+    async def completions(
+        self, partition: str, task_id: str, tail: int, *, before: int | None = None, limit: int
+    ) -> tuple[list[RequestEnd], int | None]:
+        """A page of the completed requests, newest first, and the number to go on before."""
+        found: list[RequestEnd] = []
+        last = 0
+        path = _whole(tail if before is None else before - 1)
+
+        def request_start(logged: Logged) -> int | None:
+            return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
+
+        async for logged in self.backwards(partition, task_id, path, request_start):
+            if isinstance(logged.body, RequestEnd) and logged.body.status == "Completed":
+                if len(found) == limit:
+                    return found, last
+                found.append(logged.body)
+                last = logged.body.first_seq
+        return found, None
+
+    async def tool_outcomes(
+        self, partition: str, task_id: str, first: int, tail: int
+    ) -> tuple[ToolOutcome, ...]:
+        """What the tools of the request whose entries begin at `first` have done, or may have."""
+        calls: dict[str, ToolOutcome] = {}
+        if first > tail:
+            return ()
+        async for logged in self.forwards(partition, task_id, ((first, tail),)):
+            body = logged.body
+            if isinstance(body, ToolIntent):
+                for call in body.calls:
+                    calls[call.id] = ToolOutcome(
+                        call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown"
+                    )
+            elif isinstance(body, StepBody) and body.step.kind == "tool":
+                call_id = str((body.step.input or {}).get("call_id", ""))
+                if call_id in calls and body.step.outcome in ("done", "failed"):
+                    known = calls[call_id]
+                    calls[call_id] = ToolOutcome(
+                        call_id,
+                        known.tool,
+                        known.arguments,
+                        "done" if body.step.outcome == "done" else "failed",
+                    )
+            elif (
+                isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "requested"
+            ):
+                # asked for once more, a call has not run: it waits for its owner, or for consent
+                for shown in (body.step.input or {}).get("tool_calls", ()):
+                    calls.pop(shown["id"], None)
+        return tuple(calls.values())
+
+
+def _whole(tail: int) -> Path:
+    return ((1, tail),) if tail else ()

@@ -1,0 +1,142 @@
+"""What an agent's store holds: for the operator's commands, which see all users.
+
+Reads heads as they are stored: nothing is settled, nothing is written. What is damaged is told, and never
+stands in the way of the rest.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+from msgspec import Struct, field
+
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import Head, User, Worker
+from tealagents.domain.ports import Record
+from tealagents.state import keys
+from tealagents.state.codec import unseal
+from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.owners import Owners
+
+#: records read at a time
+PAGE = 100
+_DIGITS = "0123456789abcdef"
+
+
+class Found(Struct, frozen=True):
+    """A task as an operator's command finds it: its head, or why that cannot be read."""
+
+    owner: User
+    partition: str
+    task_id: str
+    record: Record
+    head: Stored[Head] | None
+    damage: CorruptState | None = None
+
+
+class Statistics(Struct, kw_only=True):
+    """What there is."""
+
+    users: int = 0
+    sessions: int = 0
+    #: by status, as stored
+    tasks: Counter[str] = field(default_factory=Counter)
+    #: past their `expires_at`: unlisted, and there until they are pruned
+    expired: int = 0
+    #: messages that wait their turn
+    queued: int = 0
+    #: entries of all logs
+    entries: int = 0
+    #: deletions that have begun
+    deletions: int = 0
+    workers_alive: int = 0
+    #: records that cannot be read
+    damaged: list[str] = []
+
+
+class Inventory:
+    """Goes through everything."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        #: what could not be read so far, in words
+        self.damaged: list[str] = []
+
+    async def owners(self) -> list[User]:
+        """All users who have something here, in the order of their partitions."""
+        found: dict[str, User] = {}
+        for partition in self.index_partitions():
+            async for key, record in self.records(partition, "owner/"):
+                try:
+                    owners = unseal(partition, key, record.value, Owners)
+                except CorruptState as error:
+                    self.damaged.append(f"{partition}: {error}")
+                    continue
+                found |= {self._ledger.partition(user): user for user in owners.users}
+        return [found[partition] for partition in sorted(found)]
+
+    def index_partitions(self) -> list[str]:
+        """Where it is written down whose is what."""
+        agent = self._ledger.agent
+        return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in _DIGITS)
+
+    async def tasks(self, owner: User) -> AsyncIterator[Found]:
+        """A user's tasks by id, those in the course of deletion left out."""
+        partition = self._ledger.partition(owner)
+        async for key, record in self.records(partition, keys.task("")):
+            task_id = keys.last_segment(key)
+            try:
+                head = Stored(unseal(partition, key, record.value, Head), record.version)
+            except CorruptState as error:
+                yield Found(owner, partition, task_id, record, None, error)
+                continue
+            if not head.value.erased:
+                yield Found(owner, partition, task_id, record, head)
+
+    async def records(self, partition: str, prefix: str) -> AsyncIterator[tuple[str, Record]]:
+        """All records under a prefix, as they are stored."""
+        after = None
+        while found := await self._ledger.store.scan(partition, prefix, after=after, limit=PAGE):
+            for key, record in found:
+                yield key, record
+            after = found[-1][0]
+
+    # --- counting --------------------------------------------------------------------------------
+
+    async def count(self) -> Statistics:
+        found = Statistics()
+        now = self._ledger.clock.now()
+        for owner in await self.owners():
+            found.users += 1
+            async for _ in self.records(self._ledger.partition(owner), "sessions/"):
+                found.sessions += 1
+            async for task in self.tasks(owner):
+                if task.head is None:
+                    self.damaged.append(f"{task.partition}: {task.damage}")
+                    continue
+                head = task.head.value
+                found.tasks[head.status] += 1
+                found.queued += len(head.queue)
+                found.entries += head.tail_seq
+                found.expired += head.expires_at is not None and head.expires_at <= now
+        async for _ in self.records(keys.erasing(self._ledger.agent), ""):
+            found.deletions += 1
+        found.workers_alive = await self._workers_alive()
+        found.damaged = self.damaged
+        return found
+
+    async def _workers_alive(self) -> int:
+        partition, alive = keys.workers(self._ledger.agent), 0
+        now = await self._ledger.store.now()
+        async for key, record in self.records(partition, "worker/"):
+            try:
+                worker = unseal(partition, key, record.value, Worker)
+            except CorruptState as error:
+                self.damaged.append(f"{partition}: {error}")
+                continue
+            alive += is_alive(worker, now)
+        return alive
+
+
+def is_alive(worker: Worker, now: float) -> bool:
+    """Whether a process still holds its lease; nothing is written, unlike by `Lease.dead`."""
+    return not worker.dead and now - worker.beat_at <= worker.lease_seconds

@@ -1,0 +1,165 @@
+"""The names of partitions and records.
+
+A user's partition holds everything that user owns with one agent. The few records outside it are an
+index: written before the commit they serve, and believed only if the record they point at is there.
+"""
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+_PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,120}", re.ASCII)
+
+
+def plain(text: str) -> str:
+    """`text` where it can stand in a key as it is, else its digest."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return "~" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def user(agent: str, owner: str) -> str:
+    """The partition of one owner with one agent."""
+    return f"{plain(agent)}/user/{plain(owner)}"
+
+
+def users(agent: str) -> str:
+    """What the partitions of all owners begin with."""
+    return f"{plain(agent)}/user/"
+
+
+def threads(agent: str) -> str:
+    """The partition of the threads that programs keep (`threads.stored`)."""
+    return f"{plain(agent)}/threads"
+
+
+def owners(agent: str, tag: str) -> str:
+    """One of sixteen partitions that say which owners there are; its keys are `owner/{tag}`."""
+    return f"{plain(agent)}/owners/{tag[0]}"
+
+
+def locators(agent: str, identifier: str) -> str:
+    """One of sixteen partitions that say whose an id is that was not made here (`locator/{id}`)."""
+    return f"{plain(agent)}/locators/{identifier[0]}"
+
+
+def workers(agent: str) -> str:
+    """The partition of the leases, `worker/{id}`."""
+    return f"{plain(agent)}/workers"
+
+
+def signals(agent: str, worker_id: str) -> str:
+    """The partition in which other processes leave word for a worker, `signal/{request_id}`."""
+    return f"{plain(agent)}/signals/{worker_id}"
+
+
+def inbox(agent: str, tid: str) -> str:
+    """The partition of a tenant's pauses, `inbox/{created}/{approval_id}`."""
+    return f"{plain(agent)}/inbox/{plain(tid)}"
+
+
+def erasing(agent: str) -> str:
+    """The partition of deletions that have begun, `task/{id}`."""
+    return f"{plain(agent)}/erasing"
+
+
+def task(task_id: str) -> str:
+    return f"task/{task_id}"
+
+
+def request(request_id: str) -> str:
+    return f"request/{request_id}"
+
+
+def session(session_id: str) -> str:
+    return f"session/{session_id}"
+
+
+def approval(approval_id: str) -> str:
+    return f"approval/{approval_id}"
+
+
+#: the prefix of all tasks' logs
+LOGS = "log/"
+
+
+def logs(task_id: str) -> str:
+    """The prefix of a task's log."""
+    return f"{LOGS}{task_id}/"
+
+
+def log(task_id: str, seq: int) -> str:
+    """The batch whose first entry is `seq`."""
+    return f"log/{task_id}/{seq:012d}"
+
+
+#: the prefix of what is stored apart
+BLOBS = "blob/"
+
+
+def blobs(task_id: str) -> str:
+    return f"{BLOBS}{task_id}/"
+
+
+def blob(task_id: str, digest: str, piece: int) -> str:
+    return f"blob/{task_id}/{digest}/{piece:04d}"
+
+
+def streams(request_id: str) -> str:
+    return f"events/{request_id}/"
+
+
+def stream(request_id: str, first_id: int) -> str:
+    """The batch of stream events that begins with `first_id`."""
+    return f"events/{request_id}/{first_id:012d}"
+
+
+def stream_parts(request_id: str) -> str:
+    """The prefix of the parts of a request's large stream events."""
+    return f"event-parts/{request_id}/"
+
+
+def stream_part(request_id: str, event_id: int, part: int) -> str:
+    return f"event-parts/{request_id}/{event_id:012d}/{part:04d}"
+
+
+def idempotency(digest: str) -> str:
+    return f"key/{digest}"
+
+
+#: the prefix of what context providers remember of a user
+MEMORIES = "memory/"
+
+
+def memory(provider: str) -> str:
+    return MEMORIES + plain(provider)
+
+
+def created(at: datetime) -> str:
+    """A time as text of fixed width, so that keys order by it."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").replace("+", "-")
+
+
+def task_by_creation(at: datetime, task_id: str) -> str:
+    return f"tasks/{created(at)}/{task_id}"
+
+
+def tasks_of_session(session_id: str) -> str:
+    """The prefix of the index of one session's tasks."""
+    return f"session-tasks/{session_id}/"
+
+
+def task_by_session(session_id: str, at: datetime, task_id: str) -> str:
+    return f"{tasks_of_session(session_id)}{created(at)}/{task_id}"
+
+
+def session_by_creation(at: datetime, session_id: str) -> str:
+    return f"sessions/{created(at)}/{session_id}"
+
+
+def approval_by_creation(at: datetime, approval_id: str) -> str:
+    return f"approvals/{created(at)}/{approval_id}"
+
+
+def last_segment(key: str) -> str:
+    return key.rsplit("/", 1)[1]

@@ -1,0 +1,321 @@
+"""Reads and commits typed records, and finds out what became of a commit whose reply was lost."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tealagents.domain import ids
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.models import Approval, Batch, Body, Entry, Head, RequestRecord, User
+from tealagents.domain.ports import Clock, Commit, Put, Record, Store
+from tealagents.state import codec, keys
+from tealagents.state.chain import GENESIS, Chain, Draft, decode_body
+
+T = TypeVar("T")
+
+#: a body larger than this is stored apart, in pieces of this size
+BLOB_BYTES = 256 * 1024
+#: what the bodies of one batch may sum to
+BATCH_BYTES = 320 * 1024
+#: a request's or an approval's record larger than this is stored apart, too: a commit holds 1 MB in all
+RECORD_BYTES = 64 * 1024
+#: records of one commit, and bytes of pieces put together into one
+MOST_RECORDS = 10
+PORTION_BYTES = 900_000
+#: seconds for which a commit whose reply was lost is looked for before the caller is told
+RESOLVE_SECONDS = 5.0
+
+
+class Stored(msgspec.Struct, Generic[T], frozen=True):
+    """A record and its version."""
+
+    value: T
+    version: str
+
+
+class BlobRef(msgspec.Struct, frozen=True):
+    """What stands in a batch for a body that is stored apart."""
+
+    blob: str
+    pieces: int
+
+
+class Apart(msgspec.Struct, frozen=True):
+    """What stands in the place of a record that is stored apart."""
+
+    apart: str
+    pieces: int
+    task_id: str
+
+
+#: what the JSON of an `Apart` begins with, and that of no other record
+_APART = b'{"apart":'
+
+
+class Ledger:
+    """One agent's records in one store."""
+
+    def __init__(self, store: Store, agent: str, clock: Clock, *, audit_key: bytes = b"") -> None:
+        self.store = store
+        self.agent = agent
+        self.clock = clock
+        self.chain = Chain(audit_key)
+
+    def partition(self, owner: User) -> str:
+        return keys.user(self.agent, owner.key)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def get(self, partition: str, key: str, kind: type[T]) -> Stored[T] | None:
+        (record,) = await self.store.read(partition, [key])
+        return await self.whole(partition, key, record, kind)
+
+    async def whole(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
+        """As `open`, for what may be stored apart: a request, an approval."""
+        if record is None:
+            return None
+        value = codec.checked(partition, key, record.value)
+        if value.startswith(_APART):
+            ref = codec.parse(key, value, Apart)
+            try:
+                value = await self.get_blob(partition, ref.task_id, BlobRef(ref.apart, ref.pieces))
+            except CorruptState:
+                (again,) = await self.store.read(partition, [key])
+                if again == record:
+                    raise
+                return await self.whole(partition, key, again, kind)  # it was erased meanwhile
+        return Stored(codec.parse(key, value, kind), record.version)
+
+    def open(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
+        """A record that was read, checked and parsed."""
+        if record is None:
+            return None
+        return Stored(codec.unseal(partition, key, record.value, kind), record.version)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        kind: type[T],
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, T]]:
+        found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        return [(key, codec.unseal(partition, key, record.value, kind)) for key, record in found]
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        partition: str,
+        *,
+        witness: str,
+        expect: Mapping[str, str | None] | None = None,
+        put: Mapping[str, object] | None = None,
+        ttl: Mapping[str, float] | None = None,
+        delete: Collection[str] = (),
+        operation: str | None = None,
+    ) -> str:
+        """Commits, and returns the operation id: the version of all that was put.
+
+        `witness` is a key among `put` that no later commit overwrites; where a reply is lost, its
+        version tells whether this commit was applied. Raises `Conflict`, or `PersistenceUnavailable`
+        when the store is away or does not say within five seconds what became of the commit.
+        """
+        ttls = ttl or {}
+        values = {key: await self._sealed(partition, key, value) for key, value in (put or {}).items()}
+        commit = Commit(
+            operation=operation or ids.operation_id(),
+            expect=expect or {},
+            put={key: Put(value, ttls.get(key)) for key, value in values.items()},
+            delete=delete,
+        )
+        try:
+            await self.store.commit(partition, commit)
+        except Unknown:
+            await self._resolve(partition, commit, witness)
+        except Conflict as conflict:
+            if conflict.keys == (witness,) and commit.expect.get(witness, "") is None:
+                await self._check_contradiction(partition, commit, witness)
+            raise
+        return commit.operation
+
+    async def _check_contradiction(self, partition: str, commit: Commit, witness: str) -> None:
+        """`CorruptState` where a log goes on behind the end its task knows: no commit would ever pass."""
+        if not witness.startswith(keys.LOGS):
+            return
+        names = [key for key in commit.expect if key != witness]
+        found = await self.store.read(partition, names)
+        versions = [record.version if record is not None else None for record in found]
+        if names and versions == [commit.expect[name] for name in names]:
+            raise CorruptState(witness, "exists, though its task ends before it")
+
+    async def _sealed(self, partition: str, key: str, record: object) -> bytes:
+        """The record's bytes; one that is too large is stored apart, and a reference takes its place."""
+        value = codec.seal(partition, key, record)
+        if len(value) <= RECORD_BYTES or not isinstance(record, RequestRecord | Approval):
+            return value
+        ref = await self.put_blob(partition, record.task_id, codec.encode_json(record))
+        return codec.seal(partition, key, Apart(ref.blob, ref.pieces, record.task_id))
+
+    async def delete(self, partition: str, names: Collection[str]) -> None:
+        """Deletes up to ten records, whatever they hold now.
+
+        Deleting twice is harmless, so where a reply is lost it is done again until one comes.
+        """
+        commit = Commit(operation=ids.operation_id(), delete=tuple(names))
+        deadline = self.clock.monotonic() + RESOLVE_SECONDS
+        pause = 0.05
+        while True:
+            try:
+                await self.store.commit(partition, commit)
+            except Unknown as error:
+                if self.clock.monotonic() + pause > deadline:
+                    raise PersistenceUnavailable(
+                        "The store did not say whether records were deleted. Delete them again.",
+                        retry_after=5,
+                    ) from error
+                await self.clock.sleep(pause)
+                pause = min(pause * 2, 1.0)
+            else:
+                return
+
+    async def _resolve(self, partition: str, commit: Commit, witness: str) -> None:
+        """Sends a commit again, under its own operation id, until its fate is certain."""
+        deadline = self.clock.monotonic() + RESOLVE_SECONDS
+        pause = 0.05
+        while True:
+            try:
+                if await self._applied(partition, commit, witness):
+                    return
+                await self.store.commit(partition, commit)
+            except Conflict:
+                if await self._applied(partition, commit, witness):
+                    return
+                raise
+            except (Unknown, PersistenceUnavailable) as error:
+                if self.clock.monotonic() + pause > deadline:
+                    raise PersistenceUnavailable(
+                        "The store did not say whether a write was applied. Read the request, or send the "
+                        "message again under the same idempotency key, to learn its fate.",
+                        retry_after=5,
+                    ) from error
+                await self.clock.sleep(pause)
+                pause = min(pause * 2, 1.0)
+            else:
+                return
+
+    async def _applied(self, partition: str, commit: Commit, witness: str) -> bool:
+        (record,) = await self.store.read(partition, [witness])
+        return record is not None and record.version == commit.operation
+
+    # --- the log ---------------------------------------------------------------------------------
+
+    async def append(self, partition: str, head: Head, drafts: Sequence[Draft]) -> tuple[Head, str, Batch]:
+        """The head and the batch that `drafts` make of `head`; large bodies are already stored.
+
+        Nothing else is written: the caller commits both, with what belongs to them.
+        """
+        bodies = await self._offload(partition, head.task_id, [item.body for item in drafts])
+        entries = self.chain.extend(head.tail_seq, head.tail_hash or GENESIS, self.clock.now(), drafts)
+        first = head.tail_seq + 1
+        batch = Batch(entries=entries, bodies=tuple(msgspec.Raw(body) for body in bodies))
+        last = entries[-1]
+        grown = msgspec.structs.replace(
+            head,
+            tail_seq=last.seq,
+            tail_hash=last.hash,
+            tail_seal=self.chain.seal(head.task_id, last.seq, last.hash),
+            tail_key=first,
+        )
+        return grown, keys.log(head.task_id, first), batch
+
+    async def _offload(self, partition: str, task_id: str, bodies: list[bytes]) -> list[bytes]:
+        """The bodies, those that are too large replaced by a reference to where they are stored now."""
+        room = BATCH_BYTES
+        kept: list[bytes] = []
+        for body in bodies:
+            if len(body) > BLOB_BYTES or len(body) > room:
+                body = codec.encode_json(await self.put_blob(partition, task_id, body))
+            room -= len(body)
+            kept.append(body)
+        return kept
+
+    async def put_blob(self, partition: str, task_id: str, data: bytes) -> BlobRef:
+        """Stores `data` in pieces named by its digest. Storing it twice is harmless."""
+        digest = hashlib.sha256(data).hexdigest()
+        text = data.decode()
+        size = BLOB_BYTES // 2
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        named = {keys.blob(task_id, digest, n): piece for n, piece in enumerate(pieces)}
+        for put in _portions(named):
+            await self.commit(partition, witness=next(iter(put)), put=put)
+        return BlobRef(digest, len(pieces))
+
+    async def get_blob(self, partition: str, task_id: str, ref: BlobRef) -> bytes:
+        names = [keys.blob(task_id, ref.blob, n) for n in range(ref.pieces)]
+        parts: list[str] = []
+        for start in range(0, len(names), 8):
+            chunk = names[start : start + 8]
+            for key, record in zip(chunk, await self.store.read(partition, chunk), strict=True):
+                if record is None:
+                    raise CorruptState(key, "is missing", task_id=task_id)
+                parts.append(codec.unseal(partition, key, record.value, str))
+        data = "".join(parts).encode()
+        if hashlib.sha256(data).hexdigest() != ref.blob:
+            raise CorruptState(keys.blobs(task_id) + ref.blob, "does not match its digest", task_id=task_id)
+        return data
+
+    async def bodies(self, partition: str, task_id: str, batch: Batch) -> list[bytes]:
+        """The bodies of a batch as they were written, those stored apart fetched."""
+        found = []
+        for raw in batch.bodies:
+            data = bytes(raw)
+            if data.startswith(b'{"blob":'):
+                data = await self.get_blob(partition, task_id, codec.decoder(BlobRef).decode(data))
+            found.append(data)
+        return found
+
+    async def opened(self, partition: str, task_id: str, batch: Batch) -> list[tuple[Entry, Body]]:
+        """The entries of a batch with their bodies parsed."""
+        bodies = await self.bodies(partition, task_id, batch)
+        try:
+            return [(e, decode_body(b)) for e, b in zip(batch.entries, bodies, strict=True)]
+        except (msgspec.DecodeError, ValueError) as error:
+            key = keys.log(task_id, batch.entries[0].seq if batch.entries else 0)
+            raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
+
+
+def _portions(pieces: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    """Pieces by as many as one commit holds."""
+    portion: dict[str, object] = {}
+    room = PORTION_BYTES
+    for key, piece in pieces.items():
+        size = len(codec.encode_json(piece))
+        if portion and (size > room or len(portion) == MOST_RECORDS):
+            yield portion
+            portion, room = {}, PORTION_BYTES
+        portion[key] = piece
+        room -= size
+    if portion:
+        yield portion
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,98 @@
+"""What context providers remember of a user, over all their sessions: one record a provider, in the
+user's partition.
+
+Each memory names the task it was learned in, and goes with it when that is erased.
+"""
+
+from collections.abc import Callable, Collection
+from datetime import datetime
+
+from msgspec import Struct
+
+from tealagents.domain import ids
+from tealagents.domain.errors import Conflict
+from tealagents.domain.models import Json
+from tealagents.state import keys
+from tealagents.state.ledger import Ledger
+
+#: memories of one provider about one user; the oldest go first
+MOST_MEMORIES = 200
+#: characters of one memory
+MOST_CHARACTERS = 500
+
+
+class Remembered(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One memory."""
+
+    memory_id: str
+    text: str
+    at: datetime
+    session_id: str
+    task_id: str
+    data: Json = {}
+
+
+Learned = tuple[Remembered, ...]
+
+
+class Memory:
+    """One provider's memories of one user, as seen from one task."""
+
+    def __init__(self, ledger: Ledger, partition: str, provider: str, session_id: str, task_id: str) -> None:
+        self._ledger = ledger
+        self._partition = partition
+        self._key = keys.memory(provider)
+        self._session_id = session_id
+        self._task_id = task_id
+
+    async def recall(self) -> Learned:
+        """All there are, oldest first."""
+        found = await self._ledger.get(self._partition, self._key, Learned)
+        return found.value if found else ()
+
+    async def remember(self, text: str, **data: object) -> Remembered:
+        """Adds a memory. One of the same text is replaced, so that it counts as new."""
+        added = Remembered(
+            memory_id=ids.random_id(),
+            text=text[:MOST_CHARACTERS],
+            at=self._ledger.clock.now(),
+            session_id=self._session_id,
+            task_id=self._task_id,
+            data=data,
+        )
+        await self._change(lambda known: (*(each for each in known if each.text != added.text), added))
+        return added
+
+    async def forget(self, memory_ids: Collection[str]) -> None:
+        await self._change(lambda known: tuple(each for each in known if each.memory_id not in memory_ids))
+
+    async def _change(self, change: Callable[[Learned], Learned]) -> None:
+        await _change(self._ledger, self._partition, self._key, change)
+
+
+async def forget_task(ledger: Ledger, partition: str, task_id: str) -> None:
+    """Takes away what was learned in a task that is erased."""
+    for key, known in await ledger.scan(partition, keys.MEMORIES, Learned):
+        if any(each.task_id == task_id for each in known):
+            await _change(
+                ledger,
+                partition,
+                key,
+                lambda known: tuple(each for each in known if each.task_id != task_id),
+            )
+
+
+async def _change(ledger: Ledger, partition: str, key: str, change: Callable[[Learned], Learned]) -> None:
+    while True:
+        found = await ledger.get(partition, key, Learned)
+        known = change(found.value if found else ())[-MOST_MEMORIES:]
+        try:
+            await ledger.commit(
+                partition,
+                witness=key,
+                expect={key: found.version if found else None},
+                put={key: known},
+            )
+        except Conflict:
+            continue
+        return

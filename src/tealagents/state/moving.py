@@ -1,0 +1,437 @@
+"""All state of one agent as lines of JSON, and back into another store.
+
+The first line names the format and the agent. Every other line is one record, with the checksum it is
+stored with::
+
+    {"key":"session/…","partition":"Tester/user/tid.oid","sha256":"…","value":{…}}
+
+The order is fixed: what says whose is what; then, user by user, each task by its id with all it holds, its
+head last, and what belongs to no task; then the threads that programs keep. So the same state makes the
+same bytes, in whichever store it is. A record that is damaged is exported as it was found, as base64 under
+`damaged`, and told of.
+
+Left out is what passes by itself or can be made again: leases, deletions under way, stream events, users'
+secrets for tool servers, and indexes, which an import makes anew, with the idempotency keys that still count.
+"""
+
+import asyncio
+import base64
+import binascii
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing
+from typing import IO, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain import ids
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.models import (
+    ENDED,
+    Approval,
+    Batch,
+    Head,
+    IdempotencyRecord,
+    RequestRecord,
+    Session,
+    User,
+)
+from tealagents.domain.ports import Commit, Put, Record
+from tealagents.state import codec, keys
+from tealagents.state.inventory import Found, Inventory
+from tealagents.state.ledger import MOST_RECORDS, PORTION_BYTES, Ledger
+from tealagents.state.streams import KEPT_SECONDS
+
+T = TypeVar("T")
+
+FORMAT = "tealagents/state/v1"
+#: how often a task is read again that changes while it is read
+ATTEMPTS = 5
+#: bytes of one task that are held in memory; more go to a temporary file
+IN_MEMORY = 8 * 1024 * 1024
+#: seconds for which a pause stays in its tenant's inbox when its time is up
+INBOX_SECONDS = 7 * 86400.0
+#: times that a commit is sent again whose reply was lost
+SENDINGS = 5
+
+#: told how many users are done, of how many
+Told = Callable[[int, int], None]
+
+
+class Refused(Exception):
+    """An import that cannot be. The text names the line."""
+
+
+class Row(Struct, frozen=True):
+    """One record of an export."""
+
+    partition: str
+    key: str
+    stored: bytes
+
+    def line(self) -> bytes:
+        names = {"key": self.key, "partition": self.partition}
+        begin = codec.encode_json(names)[:-1]
+        if self.damaged:
+            return begin + b',"damaged":"' + base64.b64encode(self.stored) + b'"}\n'
+        return begin + b"," + self.stored[1:] + b"\n"
+
+    @property
+    def damaged(self) -> bool:
+        try:
+            codec.checked(self.partition, self.key, self.stored)
+        except CorruptState:
+            return True
+        return b"\n" in self.stored
+
+
+class _Header(Struct, frozen=True, forbid_unknown_fields=True):
+    agent: str
+    format: str
+
+
+class _Line(Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+    partition: str
+    sha256: str = ""
+    value: msgspec.Raw = msgspec.Raw(b"")
+    damaged: str | None = None
+
+
+# --- export -----------------------------------------------------------------------------------------
+
+
+class Exporter:
+    """Reads everything and writes nothing."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._inventory = Inventory(ledger)
+        self.tasks = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be exported whole, in words."""
+        return self._inventory.damaged
+
+    async def lines(self, told: Told = lambda done, total: None) -> AsyncIterator[bytes]:
+        yield codec.encode_json(_Header(self._ledger.agent, FORMAT)) + b"\n"
+        owners = await self._inventory.owners()
+        for partition in self._inventory.index_partitions():
+            async for row in self._rows(partition, ""):
+                yield self._line(row)
+        for done, owner in enumerate(owners):
+            told(done, len(owners))
+            async for found in self._inventory.tasks(owner):
+                with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
+                    if await self._whole_task(found, spool):
+                        self.tasks += 1
+                        spool.seek(0)
+                        for line in spool:
+                            yield line
+            async for line in self._besides(owner):
+                yield line
+        async for row in self._rows(keys.threads(self._ledger.agent), ""):
+            yield self._line(row)
+        told(len(owners), len(owners))
+
+    def _line(self, row: Row) -> bytes:
+        if row.damaged:
+            self.problems.append(f"{row.partition}: the record {row.key!r} is damaged; exported as it is")
+        return row.line()
+
+    async def _rows(self, partition: str, prefix: str) -> AsyncIterator[Row]:
+        async for key, record in self._inventory.records(partition, prefix):
+            yield Row(partition, key, record.value)
+
+    async def _besides(self, owner: User) -> AsyncIterator[bytes]:
+        """What belongs to no task. Read after the tasks, so that no task comes without its session."""
+        partition = self._ledger.partition(owner)
+        for prefix in (keys.MEMORIES, keys.session("")):
+            async for row in self._rows(partition, prefix):
+                if not self._erased(row):
+                    yield self._line(row)
+
+    def _erased(self, row: Row) -> bool:
+        try:
+            return (
+                row.key.startswith(keys.session(""))
+                and codec.unseal(row.partition, row.key, row.stored, Session).erased
+            )
+        except CorruptState:
+            return False
+
+    # --- one task --------------------------------------------------------------------------------
+
+    async def _whole_task(self, found: Found, spool: IO[bytes]) -> bool:
+        """Writes a task as it was at one moment. False where it is gone."""
+        key = keys.task(found.task_id)
+        record: Record | None = found.record
+        for _ in range(ATTEMPTS):
+            if record is None:
+                return False
+            before, problems = record, len(self.problems)
+            spool.seek(0)
+            spool.truncate()
+            async with aclosing(self._task_rows(found, before)) as rows:
+                async for row in rows:
+                    spool.write(self._line(row))
+            (record,) = await self._ledger.store.read(found.partition, [key]) if found.head else (before,)
+            if record == before:
+                return True
+            del self.problems[problems:]
+            if record is not None and self._buried(found.partition, key, record):
+                return False
+        self.problems.append(
+            f"{found.partition}: the task {found.task_id} changed each time it was read, and is left out; "
+            "export when it is idle"
+        )
+        return False
+
+    def _buried(self, partition: str, key: str, record: Record) -> bool:
+        try:
+            return codec.unseal(partition, key, record.value, Head).erased
+        except CorruptState:
+            return False
+
+    async def _task_rows(self, found: Found, head: Record) -> AsyncGenerator[Row, None]:
+        """A task's records: first what others may refer to; its head is the last."""
+        partition, task_id = found.partition, found.task_id
+        requests, approvals = await self._named(partition, task_id)
+        for prefix in (keys.blobs(task_id), keys.logs(task_id)):
+            async for row in self._rows(partition, prefix):
+                yield row
+        names = [*map(keys.approval, sorted(approvals)), *map(keys.request, sorted(requests))]
+        async for row in self._read(partition, names):
+            yield row
+        yield Row(partition, keys.task(task_id), head.value)
+
+    async def _read(self, partition: str, names: list[str]) -> AsyncIterator[Row]:
+        for key in names:
+            # by a scan, which gives a damaged record as it is stored
+            for found, record in await self._ledger.store.scan(partition, key, limit=1):
+                if found == key:
+                    yield Row(partition, key, record.value)
+
+    async def _named(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
+        """The requests and the approvals that a task's log speaks of."""
+        requests: set[str] = set()
+        approvals: set[str] = set()
+        async for row in self._rows(partition, keys.logs(task_id)):
+            try:
+                batch = codec.unseal(partition, row.key, row.stored, Batch)
+            except CorruptState:
+                return await self._searched(partition, task_id)
+            requests |= {entry.request_id for entry in batch.entries if entry.request_id}
+            approvals |= {str(e.details["approval_id"]) for e in batch.entries if "approval_id" in e.details}
+        return requests, approvals
+
+    async def _searched(self, partition: str, task_id: str) -> tuple[set[str], set[str]]:
+        """The same where a log is damaged: among all of the user's."""
+        return (
+            await self._of_task(partition, keys.request(""), RequestRecord, task_id),
+            await self._of_task(partition, keys.approval(""), Approval, task_id),
+        )
+
+    async def _of_task(
+        self, partition: str, prefix: str, kind: type[RequestRecord] | type[Approval], task_id: str
+    ) -> set[str]:
+        found: set[str] = set()
+        async for row in self._rows(partition, prefix):
+            try:
+                stored = await self._ledger.whole(partition, row.key, Record(row.stored, ""), kind)
+            except CorruptState:
+                continue
+            if stored is not None and stored.value.task_id == task_id:
+                found.add(keys.last_segment(row.key))
+        return found
+
+
+# --- import -----------------------------------------------------------------------------------------
+
+
+class Importer:
+    """Writes an export into a store. What is there already is never overwritten."""
+
+    def __init__(self, ledger: Ledger, *, key_seconds: float) -> None:
+        """`key_seconds` is how long the idempotency key of a request is kept that has not ended."""
+        self._ledger = ledger
+        self._key_seconds = key_seconds
+        self.written = 0
+        #: records that were there already, byte for byte
+        self.same = 0
+
+    def rows(self, lines: Iterable[bytes]) -> Iterator[Row]:
+        """The records of an export, each checked. `Refused`."""
+        numbered = enumerate(lines, 1)
+        self._check_header(next(numbered, (1, b""))[1])
+        for number, line in numbered:
+            try:
+                yield self._mine(_parsed(line))
+            except (ValueError, CorruptState) as error:
+                raise Refused(f"line {number}: {error}") from None
+
+    def _check_header(self, line: bytes) -> None:
+        try:
+            header = msgspec.json.decode(line, type=_Header)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Refused("line 1: this is no export of an agent's state") from None
+        if header.format != FORMAT:
+            raise Refused(f"line 1: the format is {header.format!r}; this version reads {FORMAT!r}")
+        if header.agent != self._ledger.agent:
+            raise Refused(
+                f"line 1: this is the state of {header.agent!r}, and the config's agent is called "
+                f"{self._ledger.agent!r}. State belongs to an agent's name; import it with that name."
+            )
+
+    def _mine(self, row: Row) -> Row:
+        if not row.partition.startswith(keys.plain(self._ledger.agent) + "/"):
+            raise ValueError(f"the partition {row.partition!r} is not this agent's")
+        return row
+
+    async def write(self, lines: Iterable[bytes], told: Callable[[Row], None] = lambda row: None) -> None:
+        """Writes all that is missing. May be repeated after a crash. `Refused` where something differs."""
+        waiting: list[tuple[Row, dict[str, Put]]] = []
+        records = size = 0
+        for row in self.rows(lines):
+            if waiting and _may_refer(row) and waiting[-1][0].key.startswith(keys.BLOBS):
+                await self._commit(waiting)
+                waiting, records, size = [], 0, 0
+            derived = await self._derived(row)
+            more, bytes_more = 1 + len(derived), len(row.stored) + sum(len(p.value) for p in derived.values())
+            full = records + more > MOST_RECORDS or size + bytes_more > PORTION_BYTES
+            if waiting and (full or waiting[0][0].partition != row.partition):
+                await self._commit(waiting)
+                waiting, records, size = [], 0, 0
+            waiting.append((row, derived))
+            records, size = records + more, size + bytes_more
+            told(row)
+        if waiting:
+            await self._commit(waiting)
+
+    async def compare(self, lines: Iterable[bytes], told: Callable[[Row], None] = lambda row: None) -> None:
+        """What `write` would do, without doing it."""
+        for row in self.rows(lines):
+            await self._compare(row)
+            told(row)
+
+    async def _compare(self, row: Row) -> bool:
+        """Whether the record is there; `Refused` where another is."""
+        found = await self._ledger.store.scan(row.partition, row.key, limit=1)
+        if not found or found[0][0] != row.key:
+            self.written += 1
+            return False
+        if found[0][1].value != row.stored:
+            raise Refused(
+                f"the record {row.key!r} of {row.partition} exists already, and is another. Nothing is "
+                "overwritten: import into an empty store."
+            )
+        self.same += 1
+        return True
+
+    async def _commit(self, waiting: list[tuple[Row, dict[str, Put]]]) -> None:
+        """Writes records of one partition together, or one by one where some are there already."""
+        put = {row.key: Put(row.stored) for row, _ in waiting}
+        expect: dict[str, str | None] = dict.fromkeys(put)
+        for _, derived in waiting:
+            put |= derived
+        commit = Commit(operation=ids.operation_id(), expect=expect, put=put)
+        try:
+            await self._send(waiting[0][0].partition, commit)
+        except Conflict:
+            if len(waiting) == 1:
+                if not await self._compare(waiting[0][0]):
+                    raise Refused(f"the record {waiting[0][0].key!r} comes and goes; is it in use?") from None
+                return
+            for each in waiting:
+                await self._commit([each])
+        else:
+            self.written += len(waiting)
+
+    async def _send(self, partition: str, commit: Commit) -> None:
+        """Sends a commit until a reply comes. One that was applied unheard conflicts with itself."""
+        for attempt in range(SENDINGS):
+            try:
+                return await self._ledger.store.commit(partition, commit)
+            except Unknown:
+                await asyncio.sleep(0.1 * 2**attempt)
+        raise PersistenceUnavailable("The store did not say whether a write was applied. Import again.")
+
+    # --- what an export leaves out ---------------------------------------------------------------
+
+    async def _derived(self, row: Row) -> dict[str, Put]:
+        """The index entries that belong to a record, in its partition."""
+        try:
+            return await self._made_of(row)
+        except CorruptState:
+            return {}
+
+    async def _made_of(self, row: Row) -> dict[str, Put]:
+        partition, key = row.partition, row.key
+        made: dict[str, object] = {}
+        if not partition.startswith(keys.users(self._ledger.agent)):
+            return {}
+        if key.startswith(keys.task("")):
+            head = codec.unseal(partition, key, row.stored, Head)
+            made[keys.task_by_creation(head.created_at, head.task_id)] = head.task_id
+            made[keys.task_by_session(head.session_id, head.created_at, head.task_id)] = head.task_id
+        elif key.startswith(keys.session("")):
+            session = codec.unseal(partition, key, row.stored, Session)
+            made[keys.session_by_creation(session.created_at, session.session_id)] = session.session_id
+        elif key.startswith(keys.approval("")):
+            approval = await self._whole(row, Approval)
+            made[keys.approval_by_creation(approval.created_at, approval.approval_id)] = approval.approval_id
+            await self._announce(approval)
+        elif key.startswith(keys.request("")):
+            return self._key(partition, await self._whole(row, RequestRecord))
+        return {name: Put(codec.seal(partition, name, value)) for name, value in made.items()}
+
+    async def _whole(self, row: Row, kind: type[T]) -> T:
+        found = await self._ledger.whole(row.partition, row.key, Record(row.stored, ""), kind)
+        assert found is not None
+        return found.value
+
+    def _key(self, partition: str, request: RequestRecord) -> dict[str, Put]:
+        """The idempotency key of a request, as long as it counts."""
+        if request.idempotency is None:
+            return {}
+        seconds = self._key_seconds
+        if request.status in ENDED and request.ended_at is not None:
+            passed = (self._ledger.clock.now() - request.ended_at).total_seconds()
+            seconds = KEPT_SECONDS - passed
+        if seconds <= 0:
+            return {}
+        name, digest = request.idempotency
+        record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
+        key = keys.idempotency(name)
+        return {key: Put(codec.seal(partition, key, record), seconds)}
+
+    async def _announce(self, approval: Approval) -> None:
+        """A pause that can still be decided stands in its tenant's inbox."""
+        left = (approval.expires_at - self._ledger.clock.now()).total_seconds()
+        if approval.status != "pending" or left <= 0:
+            return
+        partition = keys.inbox(self._ledger.agent, approval.owner.tid)
+        key = f"inbox/{keys.created(approval.created_at)}/{approval.approval_id}"
+        value = codec.seal(partition, key, approval.owner)
+        put = {key: Put(value, left + INBOX_SECONDS)}
+        await self._send(partition, Commit(operation=ids.operation_id(), put=put))
+
+
+def _may_refer(row: Row) -> bool:
+    """Whether the record may be one whose content is stored apart."""
+    return row.key.startswith((keys.approval(""), keys.request("")))
+
+
+def _parsed(line: bytes) -> Row:
+    """One record. ValueError, `CorruptState`."""
+    parsed = msgspec.json.decode(line, type=_Line)
+    if parsed.damaged is not None:
+        try:
+            return Row(parsed.partition, parsed.key, base64.b64decode(parsed.damaged, validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"`damaged` is no base64 ({error})") from None
+    stored = codec.joined(parsed.sha256, bytes(parsed.value))
+    codec.checked(parsed.partition, parsed.key, stored)
+    return Row(parsed.partition, parsed.key, stored)

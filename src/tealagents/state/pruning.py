@@ -1,0 +1,171 @@
+"""What an operator erases: tasks that are old or expired, and everything of one user. Nothing else does."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from datetime import datetime
+
+from msgspec import Struct
+
+from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.models import Head, Session, User, Worker
+from tealagents.state import keys
+from tealagents.state.codec import unseal
+from tealagents.state.erasing import PAGE, Eraser
+from tealagents.state.inventory import Found, Inventory, is_alive
+from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.owners import Directory
+
+#: told how many users are done, of how many
+Told = Callable[[int, int], None]
+
+
+class Due(Struct, frozen=True):
+    """Something to prune: a task, or a session that holds none."""
+
+    partition: str
+    what: str
+    identifier: str
+    erase: Callable[[], Awaitable[bool]]
+
+
+class Pruning:
+    """Finds what is due, and erases it when it is told to."""
+
+    def __init__(self, ledger: Ledger, eraser: Eraser, *, before: datetime | None = None) -> None:
+        """Due are tasks past their `expires_at`; with `before`, also what was last touched before that."""
+        self._ledger = ledger
+        self._eraser = eraser
+        self._before = before
+        self._inventory = Inventory(ledger)
+        #: tasks that are due and in use
+        self.spared = 0
+
+    @property
+    def damaged(self) -> list[str]:
+        """What could not be judged, and was left alone."""
+        return self._inventory.damaged
+
+    async def due(self, told: Told = lambda done, total: None) -> AsyncIterator[Due]:
+        owners = await self._inventory.owners()
+        for done, owner in enumerate(owners):
+            told(done, len(owners))
+            going: set[str] = set()
+            async for found in self._inventory.tasks(owner):
+                if found.head is None:
+                    self.damaged.append(f"{found.partition}: {found.damage}")
+                elif self._is_old(found.head.value):
+                    if await self._in_use(found.head.value):
+                        self.spared += 1
+                    else:
+                        going.add(found.task_id)
+                        yield self._task(found, found.head)
+            async for empty in self._empty_sessions(owner, going):
+                yield empty
+        told(len(owners), len(owners))
+
+    def _task(self, found: Found, head: Stored[Head]) -> Due:
+        return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
+
+    def _is_old(self, head: Head) -> bool:
+        expired = head.expires_at is not None and head.expires_at <= self._ledger.clock.now()
+        return expired or (self._before is not None and head.updated_at < self._before)
+
+    async def _in_use(self, head: Head) -> bool:
+        """Whether a process works on the task, or somebody may still decide its pause."""
+        workers = [head.running.worker_id] if head.running else []
+        workers += [waiting.worker_id for waiting in head.queue]
+        for worker_id in workers:
+            if await self._lives(worker_id):
+                return True
+        return head.pending is not None and head.pending.expires_at > self._ledger.clock.now()
+
+    async def _lives(self, worker_id: str) -> bool:
+        partition, key = keys.workers(self._ledger.agent), f"worker/{worker_id}"
+        found = await self._ledger.get(partition, key, Worker)
+        return found is not None and is_alive(found.value, await self._ledger.store.now())
+
+    async def _empty_sessions(self, owner: User, going: Collection[str]) -> AsyncIterator[Due]:
+        """Sessions that are old and hold no task, or none that is not due itself."""
+        if self._before is None:
+            return
+        partition = self._ledger.partition(owner)
+        async for key, record in self._inventory.records(partition, keys.session("")):
+            try:
+                session = unseal(partition, key, record.value, Session)
+            except CorruptState as error:
+                self.damaged.append(f"{partition}: {error}")
+                continue
+            if session.created_at < self._before and not await self._holds(partition, session, going):
+                name = session.session_id
+                yield Due(partition, "session", name, lambda name=name: self._end_session(partition, name))  # type: ignore[misc]
+
+    async def _holds(self, partition: str, session: Session, going: Collection[str]) -> bool:
+        """Whether the session holds a task that stays."""
+        async for key, _ in self._inventory.records(partition, keys.tasks_of_session(session.session_id)):
+            if keys.last_segment(key) not in going:
+                return True
+        return False
+
+    async def _end_session(self, partition: str, session_id: str) -> bool:
+        try:
+            await self._eraser.delete_session(partition, session_id)
+        except NotFound:
+            return False
+        return True
+
+
+class Departure:
+    """Erases everything of one user: tasks, sessions, memories, secrets, and that there was such a user.
+
+    What runs for the user is fenced off first. It may be repeated, after a crash or where the user came
+    back while it was under way.
+    """
+
+    def __init__(self, ledger: Ledger, eraser: Eraser, directory: Directory, user: User) -> None:
+        self._ledger = ledger
+        self._eraser = eraser
+        self._directory = directory
+        self._user = user
+        self._partition = ledger.partition(user)
+        self._inventory = Inventory(ledger)
+
+    async def count(self) -> int:
+        """How many records the user's partition holds."""
+        return sum([1 async for _ in self._inventory.records(self._partition, "")])
+
+    async def erase(self, told: Callable[[int], None] = lambda records: None) -> int:
+        """Erases all, and returns how many records there were besides the tasks' own."""
+        async for found in self._inventory.tasks(self._user):
+            await self._erase_task(found.task_id)
+        wiped = 0
+        while page := await self._ledger.store.scan(self._partition, "", limit=PAGE):
+            await self._ledger.delete(self._partition, [key for key, _ in page])
+            wiped += len(page)
+            told(wiped)
+        await self._wipe_mentions(keys.inbox(self._ledger.agent, self._user.tid), "inbox/")
+        await self._wipe_mentions(keys.erasing(self._ledger.agent), "")
+        await self._directory.forget(self._user)
+        return wiped
+
+    async def _erase_task(self, task_id: str) -> None:
+        """Erases a task, however often it changes meanwhile; a damaged one goes with the rest."""
+        key = keys.task(task_id)
+        try:
+            while found := await self._ledger.get(self._partition, key, Head):
+                if found.value.erased or await self._eraser.remove(self._partition, found):
+                    return
+        except CorruptState:
+            return
+
+    async def _wipe_mentions(self, partition: str, prefix: str) -> None:
+        """Deletes what names the user in a partition that is not theirs."""
+        async for key, record in self._inventory.records(partition, prefix):
+            if self._names_user(partition, key, record.value):
+                await self._ledger.delete(partition, [key])
+
+    def _names_user(self, partition: str, key: str, stored: bytes) -> bool:
+        try:
+            value = unseal(partition, key, stored, dict)
+        except CorruptState:
+            return False
+        owner = value.get("owner", value)
+        return bool(owner == {"tid": self._user.tid, "oid": self._user.oid})

@@ -1,0 +1,212 @@
+"""A request's stream events, kept for replay.
+
+Only what lies between is stored: the first event (`request`) and the last (`final-response`,
+`approval-required`, `error`) are made from the request's record, which holds the same values and is
+committed with the end itself. So an ended log can lack neither, and an answer is stored once.
+
+A batch is written only while the request's record is unchanged (the commit expects its version), so
+nothing can be added to a log whose end was told, by whichever process. An event that is too large for
+a batch is stored in parts, and stands in the log as a reference to them.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+
+from tealagents.domain.errors import Conflict, CorruptState
+from tealagents.domain.events import StreamEvent
+from tealagents.domain.models import RequestRecord
+from tealagents.state import codec, keys
+from tealagents.state.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+#: the most events of one batch
+BATCH_EVENTS = 256
+#: bytes of one batch; an event larger than this is stored in parts
+BATCH_BYTES = 128 * 1024
+#: characters of one part
+PART_CHARACTERS = 128 * 1024
+#: the `error` of a dead producer takes the last stored id plus this: no follower has seen a higher one
+JUMP = 1001
+#: seconds for which a log is kept after the end
+KEPT_SECONDS = 86400.0
+
+
+class Recorded(Struct, frozen=True):
+    """What an unfinished log tells of its request."""
+
+    last_event: int
+    output: str
+
+
+class Parts(Struct, frozen=True):
+    """What stands in the log for an event that is stored in parts."""
+
+    event_id: int
+    parts: int
+
+
+Batch = list[StreamEvent] | Parts
+_BATCH = cast("type[Batch]", Batch)
+
+
+def portion(events: Sequence[StreamEvent]) -> tuple[list[StreamEvent], bool]:
+    """The first of `events`, as many as make one batch, and whether they fit: one too large comes alone."""
+    batch: list[StreamEvent] = []
+    room = BATCH_BYTES
+    for event in events[:BATCH_EVENTS]:
+        room -= len(codec.encode_json(event))
+        if room < 0:
+            return (batch, True) if batch else ([event], False)
+        batch.append(event)
+    return batch, True
+
+
+class StreamLog:
+    """Writes and reads the events between a request's first and its last."""
+
+    def __init__(self, ledger: Ledger, ttl: float) -> None:
+        self._ledger = ledger
+        #: seconds from its writing for which a batch is kept: a day behind the latest possible end
+        self.ttl = ttl
+
+    async def write(
+        self, partition: str, request_id: str, version: str, events: Sequence[StreamEvent]
+    ) -> int:
+        """Stores what `portion` has made; returns the id of the last event that is stored now.
+
+        `Conflict` when the request is no longer at `version`.
+        """
+        batch, fits = portion(events)
+        key = keys.stream(request_id, batch[0].id)
+        stored: Batch = batch if fits else await self._write_parts(partition, request_id, version, batch[0])
+        try:
+            await self._ledger.commit(
+                partition,
+                witness=key,
+                expect={keys.request(request_id): version, key: None},
+                put={key: stored},
+                ttl={key: self.ttl},
+            )
+        except Conflict:
+            return await self._written_before(partition, request_id, version, key)
+        return batch[-1].id
+
+    async def _write_parts(self, partition: str, request_id: str, version: str, event: StreamEvent) -> Parts:
+        """Stores one large event; nobody sees it before the batch that names its parts."""
+        text = codec.encode_json(event).decode()
+        parts = range(0, len(text), PART_CHARACTERS)
+        for n, start in enumerate(parts):
+            key = keys.stream_part(request_id, event.id, n)
+            await self._ledger.commit(
+                partition,
+                witness=key,
+                expect={keys.request(request_id): version},
+                put={key: text[start : start + PART_CHARACTERS]},
+                ttl={key: self.ttl},
+            )
+        return Parts(event.id, len(parts))
+
+    async def _written_before(self, partition: str, request_id: str, version: str, key: str) -> int:
+        """The last id of a batch that was stored by an attempt whose fate could not be told."""
+        request, batch = await self._ledger.store.read(partition, [keys.request(request_id), key])
+        stored = self._ledger.open(partition, key, batch, _BATCH)
+        if request is None or request.version != version or stored is None:
+            raise Conflict(key)
+        return _last_id(stored.value)
+
+    async def read(self, partition: str, request_id: str, after: int, *, limit: int = 8) -> list[StreamEvent]:
+        """The stored events behind `after`: the rest of the batch it is in, and up to `limit` batches more.
+
+        Who follows closely, or finds nothing new, pays for one batch.
+        """
+        newest = await self._scan(partition, request_id, None, limit=1, reverse=True)
+        if not newest or _last_id(newest[0]) <= after:
+            return []
+        if _first_id(newest[0]) <= after + 1:
+            return await self._events(partition, request_id, newest, after)
+        begun = keys.stream(request_id, after + 1)
+        batches = await self._scan(partition, request_id, begun, limit=1, reverse=True)
+        batches += await self._scan(partition, request_id, keys.stream(request_id, after), limit=limit)
+        return await self._events(partition, request_id, batches, after)
+
+    async def _scan(
+        self, partition: str, request_id: str, after: str | None, *, limit: int, reverse: bool = False
+    ) -> list[Batch]:
+        found = await self._ledger.scan(
+            partition, keys.streams(request_id), _BATCH, after=after, limit=limit, reverse=reverse
+        )
+        return [batch for _, batch in found]
+
+    async def _events(
+        self, partition: str, request_id: str, batches: Sequence[Batch], after: int
+    ) -> list[StreamEvent]:
+        found: list[StreamEvent] = []
+        for batch in batches:
+            if not isinstance(batch, Parts):
+                found += [event for event in batch if event.id > after]
+            elif batch.event_id > after:
+                found.append(await self._assembled(partition, request_id, batch))
+        return found
+
+    async def _assembled(self, partition: str, request_id: str, large: Parts) -> StreamEvent:
+        names = [keys.stream_part(request_id, large.event_id, n) for n in range(large.parts)]
+        texts: list[str] = []
+        for name in names:
+            part = await self._ledger.get(partition, name, str)
+            if part is None:
+                raise CorruptState(name, "is missing", request_id=request_id)
+            texts.append(part.value)
+        return codec.parse(names[0], "".join(texts).encode(), StreamEvent)
+
+    async def recorded(self, partition: str, request: RequestRecord) -> Recorded:
+        """What the log holds of a request whose producer cannot be asked.
+
+        Of a damaged log only how far it goes: it is no part of the task, and must not keep it from going on.
+        """
+        last = 1
+        pieces: list[str] = []
+        try:
+            while events := await self.read(partition, request.request_id, last):
+                for event in events:
+                    if event.name == "partial-response":
+                        pieces.append(event.data)
+                    elif event.name == "tool-call":
+                        pieces.clear()  # text that comes with tool calls is no part of the answer
+                last = events[-1].id
+        except CorruptState as error:
+            log.error("the events of request %s cannot be read: %s", request.request_id, error)
+            last = await self._farthest(partition, request.request_id)
+            pieces.clear()
+        return Recorded(max(last, request.last_event), "".join(pieces))
+
+    async def _farthest(self, partition: str, request_id: str) -> int:
+        """The highest id that a log can hold, by the names of its batches alone."""
+        newest = await self._ledger.store.scan(partition, keys.streams(request_id), limit=1, reverse=True)
+        return int(keys.last_segment(newest[0][0])) + BATCH_EVENTS if newest else 1
+
+    async def keep(self, partition: str, request: RequestRecord) -> None:
+        """Starts the expiry of a log anew: its request has been resumed."""
+        for prefix, kind in (
+            (keys.streams(request.request_id), _BATCH),
+            (keys.stream_parts(request.request_id), str),
+        ):
+            await self._keep_under(partition, prefix, kind)
+
+    async def _keep_under(self, partition: str, prefix: str, kind: type[Any]) -> None:
+        after: str | None = None
+        while found := await self._ledger.scan(partition, prefix, kind, after=after, limit=8):
+            for key, value in found:
+                await self._ledger.commit(partition, witness=key, put={key: value}, ttl={key: self.ttl})
+            after = found[-1][0]
+
+
+def _first_id(batch: Batch) -> int:
+    return batch.event_id if isinstance(batch, Parts) else batch[0].id
+
+
+def _last_id(batch: Batch) -> int:
+    return batch.event_id if isinstance(batch, Parts) else batch[-1].id

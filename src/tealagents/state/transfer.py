@@ -1,0 +1,535 @@
+"""Copies of tasks: forks, and whole tasks as one document.
+
+A copy is written from its beginning to its end, and its head last: until then nobody can see it, and
+what a crash leaves behind is harmless.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.errors import (
+    AlreadyExists,
+    Conflict,
+    CorruptState,
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+)
+from tealagents.domain.models import (
+    Body,
+    Caller,
+    Effects,
+    Head,
+    Json,
+    Message,
+    MessageBody,
+    Note,
+    Origin,
+    Path,
+    RequestEnd,
+    RequestRecord,
+    Session,
+    StepBody,
+    User,
+)
+from tealagents.state import keys
+from tealagents.state.chain import Draft, canonical, draft
+from tealagents.state.exported import FORMAT, ExportedEntry, ExportedTask, read
+from tealagents.state.history import Logged
+from tealagents.state.ledger import BATCH_BYTES, Ledger, Stored
+from tealagents.state.tasks import Tasks
+
+#: entries of one batch of a copy
+BATCH_ENTRIES = 100
+#: requests written in one commit of a copy
+REQUESTS = 4
+
+
+class Copy:
+    """A task in the making: entries and requests are added, the head is written at the end."""
+
+    def __init__(
+        self, ledger: Ledger, partition: str, head: Head, guard: Mapping[str, str | None] | None = None
+    ) -> None:
+        """`guard` are records that must stay as they are meanwhile; they go when the copy is finished."""
+        self._ledger = ledger
+        self._partition = partition
+        self._guard = guard or {}
+        self.head = head
+        self._drafts: list[Draft] = []
+        self._size = 0
+        self._requests: list[RequestRecord] = []
+
+    @property
+    def next_seq(self) -> int:
+        return self.head.tail_seq + len(self._drafts) + 1
+
+    async def add(self, entry: Draft) -> None:
+        self._drafts.append(entry)
+        self._size += len(entry.body)
+        if len(self._drafts) >= BATCH_ENTRIES or self._size > BATCH_BYTES // 2:
+            await self.flush()
+
+    async def add_request(self, request: RequestRecord) -> None:
+        self._requests.append(request)
+        if len(self._requests) >= REQUESTS:
+            await self._flush_requests()
+
+    async def flush(self) -> None:
+        """Writes the entries gathered so far as one batch."""
+        drafts, self._drafts, self._size = self._drafts, [], 0
+        if drafts:
+            head, key, batch = await self._ledger.append(self._partition, self.head, drafts)
+            await self._ledger.commit(
+                self._partition, witness=key, expect={key: None, **self._guard}, put={key: batch}
+            )
+            self.head = head
+
+    async def _flush_requests(self) -> None:
+        requests, self._requests = self._requests, []
+        if requests:
+            put = {keys.request(request.request_id): request for request in requests}
+            first = next(iter(put))
+            await self._ledger.commit(
+                self._partition, witness=first, expect={**dict.fromkeys(put), **self._guard}, put=put
+            )
+
+    async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
+        """Makes the copy visible. `Conflict` where its session was deleted or its id taken meanwhile."""
+        await self.flush()
+        await self._flush_requests()
+        task_key, session_key = keys.task(head.task_id), keys.session(head.session_id)
+        put: dict[str, object] = {
+            task_key: head,
+            keys.task_by_creation(head.created_at, head.task_id): head.task_id,
+            keys.task_by_session(head.session_id, head.created_at, head.task_id): head.task_id,
+        }
+        if session is None:
+            now = self._ledger.clock.now()
+            put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
+            put[keys.session_by_creation(now, head.session_id)] = head.session_id
+        await self._ledger.commit(
+            self._partition,
+            witness=task_key,
+            expect={task_key: None, session_key: session.version if session else None, **self._guard},
+            put=put,
+            delete=list(self._guard),
+        )
+        return head
+
+
+class Importing(Struct, frozen=True):
+    """`importing/{task_id}`: who is writing an imported task that nobody can see yet."""
+
+    worker_id: str
+
+
+class Transfer:
+    """Forks, exports and imports tasks."""
+
+    def __init__(self, ledger: Ledger, tasks: Tasks) -> None:
+        self._ledger = ledger
+        self._tasks = tasks
+        self._history = tasks.history
+        #: the tasks that are being imported in this process
+        self._importing: set[str] = set()
+
+    # --- fork ------------------------------------------------------------------------------------
+
+    async def fork(
+        self,
+        partition: str,
+        task_id: str,
+        actor: User,
+        *,
+        checkpoint_id: str | None = None,
+        message_id: str | None = None,
+    ) -> Head:
+        """A new task with the history up to and including a point; costs what that history is long.
+
+        `NotFound` for an unknown point, `InvalidRequest` for one between a tool call and its result.
+        """
+        source = (await self._tasks.head(partition, task_id)).value
+        path, remote_id = await self._fork_path(partition, source, checkpoint_id, message_id)
+        tag = ids.owner_tag(source.owner.key)
+        now = self._ledger.clock.now()
+        point: Json = {"task_id": task_id}
+        if checkpoint_id or (source.checkpoint_id and not message_id):
+            point["checkpoint_id"] = checkpoint_id or source.checkpoint_id
+        if message_id:
+            point["message_id"] = message_id
+        head = Head(
+            task_id=ids.new_id(tag),
+            session_id=source.session_id,
+            owner=source.owner,
+            status="Completed",
+            created_at=now,
+            updated_at=now,
+            expires_at=source.expires_at,
+            metadata=source.metadata,
+            fingerprint=source.fingerprint,
+            origin=point,
+            remote_id=remote_id,
+        )
+        copy = Copy(self._ledger, partition, head)
+        await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
+        last, end = await self._copy_rounds(partition, source, path, message_id, copy, tag)
+        await copy.flush()
+        effects = tuple(
+            Effects(1, known.tools)
+            for known in source.effects
+            if any(first <= known.first_seq <= min(last_seq, end) for first, last_seq in path)
+        )
+        done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
+        session = await self._ledger.get(partition, keys.session(source.session_id), Session)
+        if session is None or session.value.erased:
+            raise NotFound(f"There is no session {source.session_id}.", session_id=source.session_id)
+        try:
+            return await copy.finish(done, session)
+        except Conflict:
+            raise NotFound(
+                f"The session {source.session_id} was deleted.", session_id=source.session_id
+            ) from None
+
+    async def _fork_path(
+        self, partition: str, source: Head, checkpoint_id: str | None, message_id: str | None
+    ) -> tuple[Path, str | None]:
+        if message_id is not None:
+            return lifecycle.current_path(source), None
+        wanted = checkpoint_id or source.checkpoint_id
+        if wanted is None:
+            return (), None
+        found = await self._ledger.get(partition, keys.request(wanted), RequestRecord)
+        if found is None or found.value.task_id != source.task_id or found.value.status != "Completed":
+            raise NotFound(f"The task {source.task_id} has no checkpoint {wanted}.", task_id=source.task_id)
+        return found.value.path, found.value.remote_id
+
+    async def _copy_rounds(
+        self, partition: str, source: Head, path: Path, message_id: str | None, copy: Copy, tag: str
+    ) -> tuple[str | None, int]:
+        """Copies the requests of a path that completed, or up to a message.
+
+        Returns the last one's new id, and the number of the last entry that was looked at.
+        """
+        last: str | None = None
+        end = 0
+        context: Json | None = None
+        async for request_id, messages, complete, end in self._rounds(partition, source.task_id, path):
+            ends = message_id is not None and any(m.message_id == message_id for m in messages)
+            if not complete and not ends:
+                continue
+            kept = _up_to(messages, message_id) if message_id is not None and ends else messages
+            whole = complete and len(kept) == len(messages)
+            record = await self._copied(partition, source, request_id, kept, copy, tag, whole=whole)
+            # what is remembered as of the end of a request is not yet so in its middle
+            context = record.context if whole else context
+            await copy.add_request(replace(record, parent=last, context=context))
+            last = record.request_id
+            if ends:
+                return last, end
+        if message_id is not None:
+            raise NotFound(
+                f"The task {source.task_id} has no message {message_id} on its current path.",
+                task_id=source.task_id,
+            )
+        return last, path[-1][1] if path else 0
+
+    async def _rounds(
+        self, partition: str, task_id: str, path: Path
+    ) -> AsyncIterator[tuple[str, list[Message], bool, int]]:
+        """The requests of a path, oldest first: id, messages, whether it completed, the last number read."""
+        current: str | None = None
+        messages: list[Message] = []
+        seq = 0
+        async for logged in self._history.forwards(partition, task_id, path):
+            body, seq = logged.body, logged.seq
+            if isinstance(body, MessageBody):
+                if current is not None and body.message.request_id != current:
+                    yield current, messages, False, seq
+                    messages = []
+                current = body.message.request_id
+                messages.append(body.message)
+            elif isinstance(body, RequestEnd) and current is not None:
+                yield current, messages, body.status == "Completed", seq
+                current, messages = None, []
+        if current is not None:
+            yield current, messages, False, seq
+
+    async def _copied(
+        self,
+        partition: str,
+        source: Head,
+        request_id: str,
+        messages: Sequence[Message],
+        copy: Copy,
+        tag: str,
+        *,
+        whole: bool,
+    ) -> RequestRecord:
+        """Adds a request's entries to the copy; returns its record, to be added as well."""
+        found = await self._ledger.get(partition, keys.request(request_id), RequestRecord)
+        if found is None:
+            raise CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
+        old, new_id, first = found.value, ids.new_id(tag), copy.next_seq
+        for message in messages:
+            copied = replace(
+                message,
+                message_id=ids.random_id(),
+                request_id=new_id,
+                origin=Origin(source.task_id, message.message_id),
+            )
+            await copy.add(draft("message.copied", "service", new_id, MessageBody(copied)))
+        ended_at = old.ended_at or messages[-1].created_at
+        remote_id = old.remote_id if whole else None
+        end = RequestEnd(
+            request_id=new_id, status="Completed", first_seq=first, ended_at=ended_at, remote_id=remote_id
+        )
+        last = copy.next_seq
+        await copy.add(draft("request.copied", "service", new_id, end))
+        said = old.content["output"] if whole and old.content else messages[-1].text
+        record = replace(
+            old,
+            request_id=new_id,
+            task_id=copy.head.task_id,
+            status="Completed",
+            worker_id=None,
+            ended_at=ended_at,
+            first_seq=first,
+            last_seq=last,
+            path=((1, last),),
+            remote_id=remote_id,
+            error=None,
+            approvals=(),
+            idempotency=None,
+            streamed=False,
+            last_event=2,
+        )
+        extra_data = (old.content or {}).get("extra_data") if whole else None
+        content = self._tasks.content(record, str(said), old.usage, extra_data)
+        return replace(record, content=content)
+
+    # --- export ----------------------------------------------------------------------------------
+
+    async def export(self, partition: str, task_id: str) -> Json:
+        """The whole task as one document. `InvalidRequest` while a request runs, waits or is paused."""
+        head = (await self._tasks.head(partition, task_id)).value
+        if head.running or head.pending or head.queue:
+            raise InvalidRequest(
+                "task_id", "has a request that has not ended; wait for it, decide it or cancel it first"
+            )
+        whole: Path = ((1, head.tail_seq),) if head.tail_seq else ()
+        entries = []
+        order: dict[str, None] = {}
+        async for logged in self._history.forwards(partition, task_id, whole):
+            entries.append(_exported(logged))
+            if logged.entry.request_id:
+                order.setdefault(logged.entry.request_id)
+        requests = []
+        for request_id in order:
+            found = await self._ledger.get(partition, keys.request(request_id), RequestRecord)
+            if found is None:
+                raise CorruptState(keys.request(request_id), "is missing", task_id=task_id)
+            requests.append(replace(found.value, idempotency=None))
+        document = ExportedTask(
+            format=FORMAT,
+            agent=self._ledger.agent,
+            task=replace(head, tail_hash="", tail_seal="", tail_key=0, log_id=""),
+            requests=tuple(requests),
+            entries=tuple(entries),
+        )
+        exported: Json = msgspec.to_builtins(document)
+        return exported
+
+    # --- import ----------------------------------------------------------------------------------
+
+    async def import_(self, caller: Caller, value: Any) -> Head:
+        """A task from its document: ids, messages and times kept; trace and decisions marked."""
+        document = read(value, caller.user)
+        task_id = document.task.task_id
+        if task_id in self._importing:
+            raise _exists(task_id)
+        self._importing.add(task_id)
+        try:
+            return await self._import(caller, value, document)
+        except Conflict:
+            raise _exists(task_id) from None
+        finally:
+            self._importing.discard(task_id)
+
+    async def _import(self, caller: Caller, value: Any, document: ExportedTask) -> Head:
+        task = document.task
+        partition = self._ledger.partition(caller.user)
+        await self._tasks.directory.introduce(caller.user)
+        await self._check_new(caller, partition, document)
+        guard = await self._guarded(partition, document)
+        session = await self._session(caller, partition, task.session_id)
+        digest = hashlib.sha256(canonical(value)).hexdigest()
+        shift = 1
+        copy = Copy(
+            self._ledger,
+            partition,
+            replace(
+                task,
+                tail_seq=0,
+                tail_hash="",
+                tail_key=0,
+                path=(),
+                checkpoint_id=None,
+                effects=(),
+                remote_id=None,  # whoever wrote the document may have named somebody else's conversation
+            ),
+            guard,
+        )
+        note = Note("imported", {"document_sha256": digest})
+        await copy.add(draft("task.imported", caller.user.key, None, note, document_sha256=digest))
+        effects: tuple[Effects, ...] = ()
+        for entry in document.entries:
+            body = _marked(_shifted(entry.body, shift))
+            if isinstance(body, RequestEnd) and body.tools and body.status != "Completed":
+                effects = lifecycle.remembering(effects, Effects(body.first_seq, body.tools))
+            await copy.add(
+                draft(entry.action, entry.actor, entry.request_id, body, imported=True, at=entry.at)
+            )
+        for request in document.requests:
+            await copy.add_request(_imported(request, shift))
+        await copy.flush()
+        head = replace(
+            copy.head,
+            log_id=ids.operation_id(),
+            status=task.status,
+            checkpoint_id=task.checkpoint_id,
+            path=_moved(task.path, shift),
+            effects=effects,
+        )
+        return await copy.finish(head, session)
+
+    async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
+        """Takes the right to write the task, and removes what an import that broke off has left of it."""
+        task_id = document.task.task_id
+        key = f"importing/{task_id}"
+        found = await self._ledger.get(partition, key, Importing)
+        lease = self._tasks.lease
+        await lease.ensure()
+        writer = found.value.worker_id if found else lease.worker_id
+        if writer != lease.worker_id and not await lease.dead(writer):
+            raise _exists(task_id)
+        version = await self._ledger.commit(
+            partition,
+            witness=key,
+            expect={key: found.version if found else None},
+            put={key: Importing(lease.worker_id)},
+        )
+        if found is not None:
+            for prefix in (keys.logs(task_id), keys.blobs(task_id)):
+                while left := await self._ledger.store.scan(partition, prefix, limit=10):
+                    await self._ledger.delete(partition, [name for name, _ in left])
+            for request in document.requests:
+                await self._ledger.delete(partition, [keys.request(request.request_id)])
+        return {key: version}
+
+    async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:
+        task_id = document.task.task_id
+        directory = self._tasks.directory
+        names = [(keys.task, task_id), *((keys.request, r.request_id) for r in document.requests)]
+        for kind, identifier in names:
+            if await self._taken(partition, kind(identifier), task_id):
+                raise AlreadyExists(f"{kind(identifier)} exists already.", task_id=task_id)
+            if ids.tag_of(identifier) != ids.owner_tag(caller.user.key):
+                owner = await directory.owner_of(identifier, kind(identifier))
+                if owner is not None:
+                    raise NotOwner(f"{kind(identifier)} belongs to another user.")
+                await directory.claim(identifier, caller.user)
+
+    async def _taken(self, partition: str, key: str, task_id: str) -> bool:
+        """Whether a record exists; one that a broken import of the same task has left does not count."""
+        (record,) = await self._ledger.store.read(partition, [key])
+        if record is None:
+            return False
+        (begun,) = await self._ledger.store.read(partition, [f"importing/{task_id}"])
+        if begun is None or key == keys.task(task_id):
+            return True
+        left = await self._ledger.get(partition, key, RequestRecord)
+        return left is not None and left.value.task_id != task_id
+
+    async def _session(self, caller: Caller, partition: str, session_id: str) -> Stored[Session] | None:
+        found = await self._ledger.get(partition, keys.session(session_id), Session)
+        if found is None:
+            owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
+            if owner is not None and owner != caller.user:
+                raise NotOwner(f"The session {session_id} belongs to another user.")
+            await self._tasks.directory.claim(session_id, caller.user)
+        elif found.value.erased:
+            raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
+        return found
+
+
+def _exists(task_id: str) -> AlreadyExists:
+    return AlreadyExists(f"The task {task_id} exists already, or is just being imported.", task_id=task_id)
+
+
+def _up_to(messages: Sequence[Message], message_id: str) -> list[Message]:
+    """The messages up to and including one; `InvalidRequest` between a tool call and its result."""
+    kept: list[Message] = []
+    open_calls: set[str] = set()
+    for message in messages:
+        kept.append(message)
+        open_calls |= {call.id for call in message.tool_calls}
+        open_calls.discard(message.tool_call_id or "")
+        if message.message_id == message_id:
+            break
+    if open_calls:
+        raise InvalidRequest(
+            "message_id", "lies between a tool call and its result; fork before or after both"
+        )
+    return kept
+
+
+def _exported(logged: Logged) -> ExportedEntry:
+    entry = logged.entry
+    return ExportedEntry(
+        seq=entry.seq,
+        at=str(entry.details.get("at", entry.at)) if entry.details.get("imported") else entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        request_id=entry.request_id,
+        body=logged.body,
+    )
+
+
+def _marked(body: Body) -> Body:
+    if isinstance(body, StepBody):
+        return StepBody(replace(body.step, imported=True))
+    return body
+
+
+def _shifted(body: Body, by: int) -> Body:
+    if isinstance(body, RequestEnd):
+        return replace(body, first_seq=body.first_seq + by, remote_id=None)
+    return body
+
+
+def _moved(path: Path, by: int) -> Path:
+    return tuple((first + by, last + by) for first, last in path)
+
+
+def _imported(request: RequestRecord, by: int) -> RequestRecord:
+    return replace(
+        request,
+        first_seq=request.first_seq + by if request.first_seq else 0,
+        last_seq=request.last_seq + by,
+        path=_moved(request.path, by),
+        remote_id=None,
+        worker_id=None,
+        approvals=(),
+        idempotency=None,
+        streamed=False,
+        waiting=None,
+        last_event=max(2, request.last_event),
+        imported=True,
+    )

@@ -1,0 +1,100 @@
+"""Conversations: the threads of the library, and what of a conversation the model sees, for all of them.
+
+=================  =====================================================================================
+`base`             what every thread is: checkpoints, JSON, one writer at a time
+`local`            threads whose messages are kept here
+`remote`           threads whose messages the model service keeps
+`workflow`         a thread for each agent that takes part, and how far the work has come
+`message_stores`   where local threads keep their messages: memory, files, Redis
+`stored`           whole threads, saved in any store
+`views`            what of a conversation the model is sent
+`reducers`         what shortens a view
+`tokens`           counting tokens, without a network
+`windows`          the newest rounds of a task, as far back as its view reaches
+`context`          context providers: what the agent is told besides, and what learns
+`providers`        those that come along: `user_preferences`, `facts`
+`mem0`             the one on Mem0
+`components`       reducers and providers by name
+=================  =====================================================================================
+
+Imports `domain` and `state`; used by `engine`, and by `tealagents.agent`, the library's front. Tasks of the
+service keep their messages in the log of `state`, and use the views and the providers from here.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tealagents.threads.base import (
+        AgentThread,
+        Checkpoint,
+        NotForkable,
+        RemoteUnsupported,
+        ThreadDeleted,
+        ThreadMismatch,
+    )
+    from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
+    from tealagents.threads.local import LocalThread
+    from tealagents.threads.message_stores import (
+        FileMessages,
+        MemoryMessages,
+        MessageStore,
+        RedisMessages,
+    )
+    from tealagents.threads.remote import RemoteThread
+    from tealagents.threads.stored import ThreadStore
+    from tealagents.threads.views import Part, Reducer, Upcoming, View
+    from tealagents.threads.workflow import WorkflowThread
+
+_FROM = {
+    "base": (
+        "AgentThread",
+        "Checkpoint",
+        "NotForkable",
+        "RemoteUnsupported",
+        "ThreadDeleted",
+        "ThreadMismatch",
+    ),
+    "context": ("Context", "ContextProvider", "Invocation", "ProviderOptions"),
+    "local": ("LocalThread",),
+    "message_stores": ("FileMessages", "MemoryMessages", "MessageStore", "RedisMessages"),
+    "remote": ("RemoteThread",),
+    "stored": ("ThreadStore",),
+    "views": ("Part", "Reducer", "Upcoming", "View"),
+    "workflow": ("WorkflowThread",),
+}
+_MODULE = {name: module for module, names in _FROM.items() for name in names}
+
+__all__ = [
+    "AgentThread",
+    "Checkpoint",
+    "Context",
+    "ContextProvider",
+    "FileMessages",
+    "Invocation",
+    "LocalThread",
+    "MemoryMessages",
+    "MessageStore",
+    "NotForkable",
+    "Part",
+    "ProviderOptions",
+    "RedisMessages",
+    "Reducer",
+    "RemoteThread",
+    "RemoteUnsupported",
+    "ThreadDeleted",
+    "ThreadMismatch",
+    "ThreadStore",
+    "Upcoming",
+    "View",
+    "WorkflowThread",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a part when it is first asked for."""
+    module = _MODULE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{module}"), name)

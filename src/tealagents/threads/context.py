@@ -1,0 +1,329 @@
+"""Context providers: what an agent is told besides its conversation, and what learns from it.
+
+A provider is an object on the agent, shared by all its requests: it keeps nothing of any of them on
+itself. What it wants to remember it keeps
+
+- in the thread, in `invocation.state`: it goes where the thread goes, also back to a checkpoint;
+- of the user, in `invocation.memory`: it is there in every later session, and an erased task takes along
+  what was learned in it.
+
+`invoking` is asked before the model is called, `invoked` is told what came of it. A provider that fails is
+told of in the trace, and the request goes on without it, unless it is `required`.
+
+The providers that come along are in `tealagents.threads.providers`; third parties' come by the entry-point
+group `tealagents.context`, or as `module:Class`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from copy import deepcopy
+from typing import ClassVar, Protocol, Self, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field
+
+from tealagents.domain import ids
+from tealagents.domain.errors import ContextProviderFailed
+from tealagents.domain.models import Item, Json, Message, User
+from tealagents.domain.ports import Model, Tool
+from tealagents.state.codec import encode_json
+from tealagents.state.memories import Remembered
+from tealagents.threads.components import Component, Kind, ThreadConfigError
+from tealagents.threads.views import Report, Stopwatch
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: bytes of JSON that one provider may keep in a thread: it is written with every turn
+MOST_STATE = 16_384
+
+
+class UserMemory(Protocol):
+    """What a provider remembers of a user, over all sessions. A few hundred short texts at most."""
+
+    async def recall(self) -> Sequence[Remembered]:
+        """All there are, oldest first."""
+        ...
+
+    async def remember(self, text: str, **data: object) -> Remembered:
+        """Adds one, or makes an equal one the newest."""
+        ...
+
+    async def forget(self, memory_ids: Collection[str]) -> None: ...
+
+
+class Invocation(Struct, frozen=True, kw_only=True):
+    """The request that a provider accompanies."""
+
+    #: what is new: the user's message
+    messages: tuple[Message, ...]
+    user: User
+    session_id: str
+    #: the task, or the thread of the library
+    task_id: str
+    request_id: str
+    model: Model
+    memory: UserMemory
+    #: this provider's state in the thread; whatever it puts in is kept when the request completes
+    state: Json
+
+    @property
+    def text(self) -> str:
+        """What the user says."""
+        return "\n".join(message.text for message in self.messages)
+
+    def message(self, text: str) -> Message:
+        """A message to add to this request."""
+        return Message(
+            message_id=ids.random_id(),
+            request_id=self.request_id,
+            role="user",
+            created_at=Stopwatch().started_at,
+            items=(Item("text", text),),
+        )
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a provider adds to one request; nothing of it is kept in the conversation.
+
+    Of a remote conversation the messages are kept by the model service, as all that it is sent.
+    """
+
+    #: told to the model like the system prompt
+    instructions: str = ""
+    #: sent before what the user says
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+
+class ProviderOptions(BaseModel):
+    """What every provider can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: where it fails, the request fails
+    required: bool = False
+    #: seconds that it may take, each time
+    timeout_seconds: float = Field(default=10, gt=0)
+
+
+class ContextProvider:
+    """Base of a provider. Opened by entering its async context, one a process."""
+
+    Options: ClassVar[type[ProviderOptions]] = ProviderOptions
+    #: what it is called in the trace, and what its state is kept under
+    name: str = ""
+
+    def __init__(self, options: ProviderOptions | None = None) -> None:
+        self.options = options or self.Options()
+        self.name = self.name or type(self).__name__
+
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        """What to add to the request; asked once, before its first call of the model, and again after a
+        pause. None for nothing."""
+        return None
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        """What came of the request: the messages that answer it, and what it failed with, if it did.
+
+        A request that pauses has not ended yet. The user sees the answer's end only when this returns.
+        """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+
+class Gathered(Struct, kw_only=True):
+    """What all providers add to one request, and what each knows of it, by its name."""
+
+    invocations: dict[str, Invocation] = {}
+    instructions: list[str] = []
+    messages: list[Message] = []
+    tools: list[Tool] = []
+    reports: list[Report] = []
+
+    @property
+    def states(self) -> Json:
+        """The providers' states in the thread, those that are not empty."""
+        return {name: each.state for name, each in self.invocations.items() if each.state}
+
+
+class Providers:
+    """The context providers of an agent, asked side by side."""
+
+    def __init__(self, providers: Sequence[ContextProvider] = ()) -> None:
+        names = [provider.name for provider in providers]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ThreadConfigError(
+                f"Two context providers are called {', '.join(repeated)}: their states would be mixed up."
+            )
+        self._providers = tuple(providers)
+        self._stack = AsyncExitStack()
+
+    def __bool__(self) -> bool:
+        return bool(self._providers)
+
+    @property
+    def names(self) -> list[str]:
+        return [provider.name for provider in self._providers]
+
+    async def __aenter__(self) -> Self:
+        for provider in self._providers:
+            await self._stack.enter_async_context(provider)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def invoking(self, begin: Callable[[str, Json], Invocation], states: Json) -> Gathered:
+        """Asks all of them. `begin` makes a provider's invocation of its name and its state in the thread.
+
+        `ContextProviderFailed` where a required one fails.
+        """
+        gathered = Gathered(
+            invocations={each: begin(each, deepcopy(states.get(each) or {})) for each in self.names}
+        )
+        asked = [
+            _watched(each, "invoking", each.invoking(gathered.invocations[each.name]))
+            for each in self._providers
+        ]
+        for context, report in await asyncio.gather(*asked):
+            if context is not None:
+                gathered.instructions += [context.instructions] if context.instructions else []
+                gathered.messages += context.messages
+                gathered.tools += context.tools
+            if report.is_error or context is not None:
+                gathered.reports.append(_with_what_was_added(report, context))
+        return gathered
+
+    async def invoked(
+        self,
+        gathered: Gathered,
+        response: Sequence[Message],
+        error: BaseException | None,
+        *,
+        most_seconds: float | None = None,
+    ) -> list[Report]:
+        """Tells all of them. What went wrong is in the reports; a required one fails the request, unless
+        that has failed already."""
+        told = [
+            _watched(
+                each,
+                "invoked",
+                each.invoked(gathered.invocations[each.name], response, error),
+                error,
+                most_seconds,
+            )
+            for each in self._providers
+        ]
+        reports = [report for _, report in await asyncio.gather(*told) if report.is_error]
+        return reports + self._dropped_states(gathered)
+
+    @staticmethod
+    def _dropped_states(gathered: Gathered) -> list[Report]:
+        """Drops what cannot be written, or is too much to be written with every turn."""
+        reports = []
+        for name, invocation in gathered.invocations.items():
+            error = _unkeepable(invocation.state)
+            if error:
+                invocation.state.clear()
+                reports.append(
+                    Report(
+                        kind="context",
+                        name=name,
+                        started_at=Stopwatch().started_at,
+                        output={"error": f"its state in the thread was dropped: {error}"},
+                        is_error=True,
+                    )
+                )
+        return reports
+
+
+def _unkeepable(state: Json) -> str | None:
+    try:
+        size = len(encode_json(state))
+    except (TypeError, ValueError) as error:
+        return f"it is not JSON ({error})"
+    return f"it has {size} bytes, more than {MOST_STATE}" if size > MOST_STATE else None
+
+
+async def _watched(
+    provider: ContextProvider,
+    what: str,
+    work: Awaitable[T],
+    earlier: BaseException | None = None,
+    most_seconds: float | None = None,
+) -> tuple[T | None, Report]:
+    """What a provider's work gives, and how it went. A required one's failure is raised, but not on top of
+    another."""
+    watch = Stopwatch()
+    seconds = provider.options.timeout_seconds
+    seconds = seconds if most_seconds is None else min(seconds, most_seconds)
+    failed = ""
+    result: T | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            result = await work
+    except TimeoutError:
+        failed = f"took longer than {seconds:g} seconds"
+    except Exception as error:
+        log.warning("context provider %s failed in %s", provider.name, what, exc_info=error)
+        failed = f"{type(error).__name__}: {error}"
+    if failed and provider.options.required and earlier is None:
+        raise ContextProviderFailed(f"The context provider {provider.name} failed in {what}: {failed}.")
+    output: Json = {"error": failed} if failed else {}
+    return result, Report(
+        kind="context",
+        name=provider.name,
+        started_at=watch.started_at,
+        duration_ms=watch.milliseconds,
+        input={"call": what},
+        output=output,
+        is_error=bool(failed),
+    )
+
+
+def _with_what_was_added(report: Report, context: Context | None) -> Report:
+    if context is None:
+        return report
+    added: Json = {
+        "instructions": context.instructions,
+        "messages": [message.text for message in context.messages],
+        "tools": [tool.spec.name for tool in context.tools],
+    }
+    return replace(report, output={name: value for name, value in added.items() if value})
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+PROVIDERS = Kind(
+    "context provider",
+    {
+        "user_preferences": "tealagents.threads.providers:UserPreferences",
+        "facts": "tealagents.threads.providers:Facts",
+        "mem0": "tealagents.threads.mem0:Mem0Provider",
+    },
+    "tealagents.context",
+)
+
+
+def open_providers(components: Sequence[Component]) -> Providers:
+    """The providers of a config, not entered yet. `ThreadConfigError` says what is wrong with which."""
+    return Providers([open_provider(name, options) for name, options in components])
+
+
+def open_provider(name: str, options: Json) -> ContextProvider:
+    """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`."""
+    found = PROVIDERS.find(name)
+    if not (isinstance(found, type) and issubclass(found, ContextProvider)):
+        raise ThreadConfigError(f"{name!r} is no context provider: it must extend ContextProvider.")
+    return found(PROVIDERS.options(name, found, options))

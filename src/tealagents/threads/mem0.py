@@ -1,0 +1,124 @@
+"""Memory kept by Mem0: `mem0ai`, in the process or at their service. Extra: `mem0`.
+
+Imported when a config names it, and opened when the service starts: importing it asks nobody on the network,
+and its telemetry is switched off before it could.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tealagents.domain.models import Json, Message
+from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions
+
+
+class Mem0Options(ProviderOptions):
+    #: what `mem0.AsyncMemory.from_config` is given: `llm`, `embedder`, `vector_store`, …; empty for the
+    #: service at `host`, whose key is in `MEM0_API_KEY`
+    config: Json = Field(default_factory=dict)
+    #: the service's URL
+    host: str = "https://api.mem0.ai"
+    #: memories the model is told of
+    top_k: int = Field(default=5, ge=1)
+    #: whether Mem0's model makes memories of what is said; otherwise it is kept as it is
+    infer: bool = True
+    #: folder for what Mem0 keeps besides the vectors, by default `~/.mem0`
+    directory: str | None = None
+
+
+class Mem0Provider(ContextProvider):
+    """Tells the model what Mem0 finds for the user's message, and Mem0 what was said.
+
+    A user is known there by tenant and object id. Erasing a task does not erase what Mem0 has made of it:
+    each memory names its `task_id`, for whoever must.
+    """
+
+    Options: ClassVar = Mem0Options
+    name = "mem0"
+
+    def __init__(self, options: Mem0Options | None = None) -> None:
+        super().__init__(options)
+        self._own = options or Mem0Options()
+        self._memory: Any = None
+
+    async def __aenter__(self) -> "Mem0Provider":
+        self._memory = await asyncio.to_thread(self._opened)
+        return self
+
+    def _opened(self) -> Any:
+        mem0 = _imported(self._own.directory)
+        if self._own.config:
+            return mem0.AsyncMemory.from_config(self._own.config)
+        if not os.environ.get("MEM0_API_KEY"):
+            raise ThreadConfigError(
+                "The context provider mem0 needs either `config`, for memories kept here, or the key of "
+                "Mem0's service in MEM0_API_KEY."
+            )
+        return mem0.AsyncMemoryClient(host=self._own.host)
+
+    async def __aexit__(self, *exc: object) -> None:
+        memory, self._memory = self._memory, None
+        close = getattr(memory, "close", None)
+        if close is not None:
+            await asyncio.to_thread(close)
+        client = getattr(memory, "async_client", None)
+        if client is not None:
+            await client.aclose()
+
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        found = await self._memory.search(
+            invocation.text, filters={"user_id": invocation.user.key}, top_k=self._own.top_k
+        )
+        known = [str(each["memory"]) for each in found["results"]]
+        if not known:
+            return None
+        listed = "\n".join(f"- {each}" for each in known)
+        return Context(instructions=f"What is remembered of the user from earlier conversations:\n{listed}")
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        if error is not None:
+            return
+        said = [{"role": "user", "content": invocation.text}]
+        said += [
+            {"role": "assistant", "content": m.text} for m in response if m.role == "assistant" and m.text
+        ]
+        await self._memory.add(
+            said,
+            user_id=invocation.user.key,
+            metadata={"session_id": invocation.session_id, "task_id": invocation.task_id},
+            infer=self._own.infer,
+        )
+
+
+def _imported(directory: str | None) -> Any:
+    """The package, without its telemetry; it reads both variables once, as it is imported."""
+    os.environ["MEM0_TELEMETRY"] = "False"
+    if directory is not None:
+        os.environ["MEM0_DIR"] = directory
+    if "mem0" in sys.modules:
+        _silence()
+    try:
+        import mem0
+    except ModuleNotFoundError as missing:
+        raise ThreadConfigError(
+            f"The context provider mem0 needs a package that is not installed ({missing.name}): "
+            "pip install 'tealagents[mem0]'."
+        ) from missing
+    return mem0
+
+
+def _silence() -> None:
+    """Switches the telemetry off where somebody has imported the package before."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mem0.") and getattr(module, "MEM0_TELEMETRY", False):
+            module.MEM0_TELEMETRY = False  # type: ignore[attr-defined]
+    telemetry: Any = sys.modules.get("mem0.memory.telemetry")
+    if telemetry is not None:
+        telemetry.client_telemetry.close()

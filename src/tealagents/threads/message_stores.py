@@ -1,0 +1,268 @@
+"""Where a local thread of the library keeps its messages: in itself, in a file, in Redis.
+
+A store belongs to one thread and has a key of its own; whoever makes threads makes stores by a factory,
+one for each. Tasks of the service use none: their messages are in the log. Remote threads use none
+either: their messages are at the model service.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from tealagents.domain import ids
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable
+from tealagents.domain.models import Json, Message
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Message).decode
+
+
+class MessageStore(Protocol):
+    """The messages of one thread. Four methods; `clear` is asked for by `delete`."""
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        """Adds them behind those there are; when it returns they are kept as durably as the store can."""
+        ...
+
+    async def list_messages(self) -> list[Message]:
+        """All that are kept, oldest first."""
+        ...
+
+    def serialize(self) -> Json:
+        """What a thread's JSON holds of it: enough to find the messages again, or the messages."""
+        ...
+
+    def update_from_state(self, state: Json) -> None:
+        """Becomes the store that `serialize` has told of."""
+        ...
+
+    async def clear(self) -> None:
+        """Erases all of them."""
+        ...
+
+
+@runtime_checkable
+class Editable(Protocol):
+    """A store in which a message can be replaced."""
+
+    async def replace_message(self, message: Message) -> None:
+        """Puts it in the place of the one with the same id."""
+        ...
+
+
+#: makes the store of a new thread
+MessageStoreFactory = Callable[[], MessageStore]
+
+
+class MemoryMessages:
+    """Keeps them in the process; a thread's JSON holds them all."""
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self._messages = list(messages)
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        self._messages += messages
+
+    async def list_messages(self) -> list[Message]:
+        return list(self._messages)
+
+    async def replace_message(self, message: Message) -> None:
+        self._messages = _replaced(self._messages, message)
+
+    def serialize(self) -> Json:
+        return {"messages": msgspec.to_builtins(self._messages)}
+
+    def update_from_state(self, state: Json) -> None:
+        self._messages = msgspec.convert(state["messages"], list[Message])
+
+    async def clear(self) -> None:
+        self._messages = []
+
+
+class FileMessages:
+    """Keeps them in a file of its own, a line of JSON each: `{folder}/{key}.jsonl`.
+
+    A line is on the disk before `add_messages` returns. One that a crash has cut is passed over, and cut
+    off by the next.
+    """
+
+    def __init__(self, folder: str | Path, key: str | None = None) -> None:
+        self._folder = Path(folder)
+        self._key = key or ids.random_id()
+
+    @property
+    def path(self) -> Path:
+        return self._folder / f"{self._key}.jsonl"
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        await asyncio.to_thread(self._append, b"".join(_encode(each) + b"\n" for each in messages))
+
+    async def list_messages(self) -> list[Message]:
+        return await asyncio.to_thread(self._read)
+
+    async def replace_message(self, message: Message) -> None:
+        await asyncio.to_thread(self._rewrite, message)
+
+    def serialize(self) -> Json:
+        return {"folder": str(self._folder), "key": self._key}
+
+    def update_from_state(self, state: Json) -> None:
+        self._folder, self._key = Path(state["folder"]), _plain(state["key"])
+
+    async def clear(self) -> None:
+        await asyncio.to_thread(self.path.unlink, missing_ok=True)
+
+    def _append(self, lines: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab+") as file:
+            file.truncate(_whole(file))
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self) -> list[Message]:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
+        try:
+            return [_decode(line) for line in lines]
+        except msgspec.DecodeError as error:
+            raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
+
+    def _rewrite(self, message: Message) -> None:
+        lines = b"".join(_encode(each) + b"\n" for each in _replaced(self._read(), message))
+        new = self.path.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+
+def _whole(file: Any) -> int:
+    """Up to where a file consists of whole lines."""
+    at: int = file.seek(0, os.SEEK_END)
+    while at > 0:
+        start = max(0, at - 4096)
+        file.seek(start)
+        found: int = file.read(at - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        at = start
+    return 0
+
+
+def _plain(key: object) -> str:
+    if not isinstance(key, str) or not key.replace("-", "").isalnum():
+        raise CorruptState(str(key), "is no key of a message store")
+    return key
+
+
+def _replaced(messages: Sequence[Message], new: Message) -> list[Message]:
+    return [new if each.message_id == new.message_id else each for each in messages]
+
+
+#: Adds messages once, whatever becomes of the reply, and drops the oldest beyond the limit: a call with all
+#: its results, so that what is left begins with no result. An element is its role's letter and the message.
+_ADD = """
+if redis.call('SET', KEYS[2], '1', 'NX', 'EX', 3600) then
+  for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
+  local most, extra = tonumber(ARGV[1]), 0
+  if most > 0 then extra = redis.call('LLEN', KEYS[1]) - most end
+  while extra > 0 or string.sub(redis.call('LINDEX', KEYS[1], 0) or '', 1, 1) == 't' do
+    redis.call('LPOP', KEYS[1])
+    extra = extra - 1
+  end
+end
+if tonumber(ARGV[2]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
+"""
+
+
+class RedisMessages:
+    """Keeps them in a list in Redis, the last `max_messages` of them where that is set.
+
+    Adding is one script: atomic, done once however often it is sent, and never separating a tool call
+    from its results. Extra: `redis`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        max_messages: int | None = None,
+        ttl_seconds: int | None = None,
+        prefix: str = "tealagents:messages",
+    ) -> None:
+        if max_messages is not None and max_messages < 1:
+            raise ValueError("max_messages must be at least 1")
+        self._url = url
+        self._key = key or ids.random_id()
+        self._prefix = prefix
+        self._most = max_messages
+        self._ttl = ttl_seconds
+
+    @property
+    def _list(self) -> str:
+        return f"{self._prefix}:{{{self._key}}}"
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        if not messages:
+            return
+        once = f"{self._list}:{ids.operation_id()}"
+        elements = [message.role[:1].encode() + _encode(message) for message in messages]
+        await self._ask("EVAL", _ADD, 2, self._list, once, self._most or 0, self._ttl or 0, *elements)
+
+    async def list_messages(self) -> list[Message]:
+        found = await self._ask("LRANGE", self._list, 0, -1)
+        try:
+            return [_decode(element[1:]) for element in found]
+        except msgspec.DecodeError as error:
+            raise CorruptState(self._list, f"holds what is no message ({error})") from error
+
+    def serialize(self) -> Json:
+        """Key and limits; never the URL, which may hold a password: the factory brings it again."""
+        return {
+            "key": self._key,
+            "prefix": self._prefix,
+            "max_messages": self._most,
+            "ttl_seconds": self._ttl,
+        }
+
+    def update_from_state(self, state: Json) -> None:
+        self._key, self._prefix = _plain(state["key"]), state["prefix"]
+        self._most, self._ttl = state["max_messages"], state["ttl_seconds"]
+
+    async def clear(self) -> None:
+        await self._ask("DEL", self._list)
+
+    async def _ask(self, *command: Any) -> Any:
+        """Sends a command, again where its fate is unknown: each of them may be repeated."""
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+        from redis.exceptions import ConnectionError as Lost
+        from redis.exceptions import RedisError
+        from redis.exceptions import TimeoutError as TooSlow
+
+        failure: Exception | None = None
+        for attempt in range(3):
+            client = Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), socket_timeout=5)
+            try:
+                return await client.execute_command(*command)  # type: ignore[no-untyped-call]
+            except (Lost, TooSlow, OSError) as error:
+                failure = error
+                await asyncio.sleep(0.1 * attempt)
+            except RedisError as error:
+                raise PersistenceUnavailable(f"Redis refuses: {error}") from error
+            finally:
+                await client.aclose()
+        raise PersistenceUnavailable(
+            "Redis cannot be reached, so the thread's messages are not kept there."
+        ) from failure

@@ -1,0 +1,103 @@
+"""Whole threads, local or remote or of workflows, in any store the service can use."""
+
+from collections.abc import AsyncIterator
+
+from msgspec import Struct
+
+from tealagents.domain.errors import Conflict, NotFound
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Store
+from tealagents.state import keys
+from tealagents.state.codec import decoder, encode_json
+from tealagents.state.ledger import BLOB_BYTES, BlobRef, Ledger, SystemClock
+from tealagents.threads.base import AgentThread
+from tealagents.threads.message_stores import MessageStoreFactory
+from tealagents.threads.workflow import opened
+
+#: pieces of an earlier version that are erased in one commit
+PAGE = 10
+
+
+class StoredThread(Struct, frozen=True, kw_only=True):
+    """`thread/{id}`: the thread's document, or where it is."""
+
+    document: Json | None = None
+    pieces: BlobRef | None = None
+
+
+class ThreadStore:
+    """Saves whole threads in an opened store, under the name of an agent.
+
+        async with open_store("sqlite:///threads.db") as store:
+            threads = ThreadStore(store, "WikipediaAgent")
+            await threads.save(thread)
+            thread = await threads.load(thread_id)
+
+    The last one to save wins.
+    """
+
+    def __init__(self, store: Store, agent: str) -> None:
+        self._ledger = Ledger(store, agent, SystemClock())
+        self._partition = keys.threads(agent)
+
+    async def save(self, thread: AgentThread) -> None:
+        """Keeps the thread as it is now, with what its providers keep in it."""
+        document = thread.document()
+        data = encode_json(document)
+        key = _key(thread.thread_id)
+        kept = StoredThread(document=document)
+        if len(data) > BLOB_BYTES:
+            kept = StoredThread(pieces=await self._ledger.put_blob(self._partition, thread.thread_id, data))
+        while True:
+            before = await self._ledger.get(self._partition, key, StoredThread)
+            try:
+                await self._ledger.commit(
+                    self._partition,
+                    witness=key,
+                    expect={key: before.version if before else None},
+                    put={key: kept},
+                )
+            except Conflict:
+                continue
+            break
+        if before is not None and before.value.pieces is not None:
+            await self._drop(thread.thread_id, but=kept.pieces)
+
+    async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
+        """The thread as it was saved. `NotFound` where there is none."""
+        found = await self._ledger.get(self._partition, _key(thread_id), StoredThread)
+        if found is None:
+            raise NotFound(f"There is no thread {thread_id}.")
+        if found.value.pieces is None:
+            return opened(found.value.document or {}, stores=stores)
+        data = await self._ledger.get_blob(self._partition, thread_id, found.value.pieces)
+        return opened(decoder(dict).decode(data), stores=stores)
+
+    async def list(self) -> AsyncIterator[str]:
+        """The ids of all threads that are kept."""
+        after = None
+        while found := await self._ledger.store.scan(self._partition, "thread/", after=after):
+            for key, _ in found:
+                yield keys.last_segment(key)
+            after = found[-1][0]
+
+    async def delete(self, thread: AgentThread) -> None:
+        """Erases a thread here and wherever else it is kept."""
+        key = _key(thread.thread_id)
+        await thread.delete()
+        await self._ledger.commit(self._partition, witness=key, delete=[key])
+        await self._drop(thread.thread_id, but=None)
+
+    async def _drop(self, thread_id: str, *, but: BlobRef | None) -> None:
+        """Erases the pieces of versions that are not kept any more."""
+        kept = keys.blobs(thread_id) + but.blob if but is not None else None
+        prefix, after = keys.blobs(thread_id), None
+        while found := await self._ledger.store.scan(self._partition, prefix, after=after, limit=PAGE):
+            after = found[-1][0]
+            names = [key for key, _ in found if kept is None or not key.startswith(kept)]
+            if names:
+                await self._ledger.commit(self._partition, witness=names[0], delete=names)
+
+
+def _key(thread_id: str) -> str:
+    return f"thread/{keys.plain(thread_id)}"

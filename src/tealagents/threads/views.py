@@ -1,0 +1,281 @@
+"""Views: what of a conversation the model is sent. What is stored is never touched.
+
+A conversation is taken apart into *parts*: what must stay together. A view hands the earlier parts,
+newest first, through its reducers; each is an async generator that passes some of them on. Whoever
+stops asking ends the reading, so that what is not shown is not read from the log either::
+
+    log ──► newest part, the one before, … ──► reducer ──► reducer ──► shown
+
+The round now running never passes through a reducer: it is always sent whole. So a tool call can only be
+left out together with its results, and the system prompt not at all.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain.errors import TealError, ViewFailed
+from tealagents.domain.models import Json, Message, Usage
+from tealagents.domain.ports import Model
+
+#: when a reducer does its work: as messages are added, or as they are read for a call of the model
+Trigger = Literal["before_retrieval", "after_message_added"]
+
+
+class Part(Struct, kw_only=True, eq=False):
+    """One message, or an assistant's tool calls with all their results, or a standing text.
+
+    A standing text (a summary) is no message: it is told to the model after the system prompt. Reducers
+    see it before all messages, and pass it on.
+    """
+
+    messages: tuple[Message, ...] = ()
+    #: which round it belongs to: rises by one a round, from any beginning
+    turn: int = 0
+    #: the first of its round
+    begins: bool = False
+    standing: str = ""
+    #: nothing older is known to exist
+    first: bool = False
+    #: what was counted or encoded of it before, by whoever did; a changed part begins without
+    weights: dict[str, int] = {}
+    encoded: tuple[bytes, ...] = ()
+
+    def changed(self, messages: Sequence[Message]) -> "Part":
+        """The same part of the conversation, with other messages to show."""
+        return Part(messages=tuple(messages), turn=self.turn, begins=self.begins, first=self.first)
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Something that was done to what the model is sent, for the trace."""
+
+    kind: Literal["reduction", "context"] = "reduction"
+    name: str
+    started_at: datetime
+    duration_ms: float = 0
+    input: Json | None = None
+    output: Json | None = None
+    usage: Usage | None = None
+    is_error: bool = False
+
+
+class Upcoming(Struct, kw_only=True):
+    """The call of the model that a view is made for."""
+
+    model: Model
+    #: what is told besides the conversation: system prompt, instructions, notes
+    system: Sequence[str] = ()
+    #: the tools' description, as it is sent
+    tools: bytes = b""
+    #: the round now running, in parts, oldest first; empty after it has ended
+    running: Sequence[Part] = ()
+    #: what reducers remember of this conversation, by their names; kept with the checkpoint that follows
+    memory: dict[str, Json] = {}
+    moment: Trigger = "before_retrieval"
+    reports: list[Report] = []
+
+
+class Reducer(Protocol):
+    """A step of a view: any callable of this shape.
+
+    It is given the earlier parts newest first, standing ones before them, and passes on those to show, in
+    the same order. It may leave parts out, pass on `part.changed(…)`, and add standing ones at the front.
+    When it returns, nothing older is read. The parts of `upcoming.running` are sent in any case, and
+    count.
+
+    Three attributes are optional: `name`; `trigger`, when it works; and `bounds`: it works once more behind
+    all others, so that what they made of parts is bounded as well.
+    """
+
+    def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming, /) -> AsyncIterator[Part]: ...
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A reducer that must know the model; it is told once, at start, and may refuse it."""
+
+    def prepare(self, model: str, /) -> None: ...
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """What a view shows of the rounds before the running one."""
+
+    standing: tuple[str, ...]
+    #: oldest first
+    parts: tuple[Part, ...]
+    #: something older than the first part is not shown
+    cut: bool
+    #: ids of messages behind the first part that are not shown, newest first
+    left_out: tuple[str, ...] = ()
+    #: ids of messages that are shown otherwise than they are stored
+    altered: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        return not (self.cut or self.left_out or self.altered)
+
+    def told(self, upcoming: Upcoming) -> Json:
+        """For the trace: what the model is not sent."""
+        told: Json = {"kept_messages": sum(len(part.messages) for part in self.parts)}
+        if self.cut:
+            first = next((part for part in (*self.parts, *upcoming.running) if part.messages), None)
+            told["everything_before"] = first.messages[0].message_id if first else None
+        if self.left_out:
+            told["left_out"] = list(self.left_out)
+        if self.altered:
+            told["altered"] = list(self.altered)
+        return told
+
+
+class View:
+    """The reducers of an agent, applied in their order."""
+
+    def __init__(self, reducers: Sequence[Reducer]) -> None:
+        self.reducers = tuple(reducers)
+        self._adding = tuple(each for each in reducers if trigger_of(each) == "after_message_added")
+        reading = [each for each in reducers if trigger_of(each) == "before_retrieval"]
+        # what a reducer behind a bound makes of a part may be larger: the bound has the last word
+        order = [*self._adding, *reading]
+        again = [each for each in order[:-1] if getattr(each, "bounds", False)]
+        self._reading = (*reading, *again)
+
+    @property
+    def names(self) -> list[str]:
+        return [name_of(each) for each in self.reducers]
+
+    @property
+    def works_on_adding(self) -> bool:
+        """Some reducer works as messages are added."""
+        return bool(self._adding)
+
+    async def show(self, earlier: AsyncIterator[Part], upcoming: Upcoming) -> Shown:
+        """What is shown of the earlier parts, which are asked for one by one, newest first.
+
+        Reducers that work as messages are added come first, also where the messages were added elsewhere.
+        """
+        reducers = self._adding if upcoming.moment == "after_message_added" else self._adding + self._reading
+        source = _Counted(earlier)
+        streams: list[AsyncIterator[Part]] = [source.parts()]
+        for reducer in reducers:
+            streams.append(reducer(streams[-1], upcoming))
+        try:
+            shown = [part async for part in streams[-1]]
+        except TealError:
+            raise
+        except Exception as error:
+            raise ViewFailed(
+                f"A reducer of {', '.join(self.names)} failed ({type(error).__name__}: {error})."
+            ) from error
+        finally:
+            for stream in reversed(streams):
+                await stream.aclose()  # type: ignore[attr-defined]
+        return source.shown(shown)
+
+
+class _Counted:
+    """Counts the parts that are asked for, so that what was left out can be told."""
+
+    def __init__(self, parts: AsyncIterator[Part]) -> None:
+        self._parts = parts
+        self._read: list[Part] = []
+        self._ended = False
+
+    async def parts(self) -> AsyncIterator[Part]:
+        async for part in self._parts:
+            self._read.append(part)
+            self._ended = part.first
+            yield part
+        self._ended = True
+
+    def shown(self, passed_on: Sequence[Part]) -> Shown:
+        for part in passed_on:
+            check_whole(part)
+        kept = {message.message_id: message for part in passed_on for message in part.messages}
+        read = [message for part in self._read for message in reversed(part.messages)]
+        oldest = max((n for n, each in enumerate(read) if each.message_id in kept), default=-1)
+        return Shown(
+            standing=tuple(part.standing for part in passed_on if part.standing),
+            parts=tuple(part for part in reversed(passed_on) if part.messages),
+            cut=not self._ended or oldest + 1 < len(read),
+            left_out=tuple(each.message_id for each in read[: oldest + 1] if each.message_id not in kept),
+            altered=tuple(
+                each.message_id for each in read[: oldest + 1] if kept.get(each.message_id, each) is not each
+            ),
+        )
+
+
+def check_whole(part: Part) -> None:
+    """Refuses a part whose calls and results do not match: the model service would, for ever after."""
+    called = [call.id for message in part.messages for call in message.tool_calls]
+    answered = [message.tool_call_id for message in part.messages if message.role == "tool"]
+    if sorted(called) != sorted(str(call_id) for call_id in answered):
+        raise ViewFailed("A reducer separated a tool call from its result.")
+
+
+def name_of(reducer: object) -> str:
+    """What a reducer is called in the trace."""
+    return str(getattr(reducer, "name", None) or getattr(reducer, "__name__", type(reducer).__name__))
+
+
+def trigger_of(reducer: object) -> Trigger:
+    trigger: Trigger = getattr(reducer, "trigger", "before_retrieval")
+    return trigger
+
+
+# --- a conversation in parts ----------------------------------------------------------------------
+
+
+def parts_of(messages: Sequence[Message], turn: int = 0) -> list[Part]:
+    """A round's messages in parts, oldest first. Calls without a result, and results without a call, which
+    no model service takes, are passed over."""
+    parts: list[Part] = []
+    position = 0
+    while position < len(messages):
+        message = messages[position]
+        position += 1
+        if message.role == "tool":
+            continue
+        results: list[Message] = []
+        if message.tool_calls:
+            end = position
+            while end < len(messages) and messages[end].role == "tool":
+                end += 1
+            message, results = _answered(message, messages[position:end])
+            position = end
+        if message.tool_calls or message.items:
+            parts.append(Part(messages=(message, *results), turn=turn, begins=not parts))
+    return parts
+
+
+def _answered(message: Message, results: Sequence[Message]) -> tuple[Message, list[Message]]:
+    """The calls that have a result, with their results."""
+    by_call = {result.tool_call_id: result for result in results}
+    calls = tuple(call for call in message.tool_calls if call.id in by_call)
+    if len(calls) != len(message.tool_calls):
+        message = replace(message, tool_calls=calls)
+    wanted = {call.id for call in calls}
+    return message, [result for call_id, result in by_call.items() if call_id in wanted]
+
+
+async def newest_first(parts: Sequence[Part]) -> AsyncIterator[Part]:
+    """All the parts there are, which are in memory already."""
+    if parts:
+        parts[0].first = True
+    for part in reversed(parts):
+        yield part
+
+
+class Stopwatch:
+    """When something began, and how long it took."""
+
+    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.started_at = now()
+        self._started = time.perf_counter()
+
+    @property
+    def milliseconds(self) -> float:
+        return round((time.perf_counter() - self._started) * 1000, 3)

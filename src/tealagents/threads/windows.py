@@ -1,0 +1,230 @@
+"""The newest rounds of tasks, as far back as their views reach.
+
+A window is what a process remembers of a task between two turns: it grows by the turns that run here,
+and shrinks to what the view looked at. Where the view asks for more, the log is read on from there,
+backwards. So a turn costs what its view shows, however long the task is.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from msgspec import Struct
+
+from tealagents.domain.models import Head, Json, Message, Path, RequestRecord
+from tealagents.state import keys
+from tealagents.state.history import History, Round
+from tealagents.state.ledger import Ledger
+from tealagents.threads.views import Part, parts_of
+
+#: bytes of messages one process remembers
+KEPT_BYTES = 64 * 1024 * 1024
+#: how many of the last batches are read again with every turn
+WITNESSES = 4
+#: rounds made elsewhere that are added to a window; with more, it is made anew
+CAUGHT_UP = 16
+#: what a message costs besides its text
+OVERHEAD = 400
+
+
+class KnownRound(Struct):
+    """One round in parts, oldest first."""
+
+    first_seq: int
+    last_seq: int
+    parts: list[Part]
+    size: int
+
+
+class Window:
+    """The newest rounds of one path, and what its checkpoint remembers."""
+
+    def __init__(self, head: Head, context: Json) -> None:
+        self.task_id = head.task_id
+        self.log_id = head.log_id
+        self.path = head.path
+        self.checkpoint_id = head.checkpoint_id
+        #: of providers and reducers, as of the checkpoint
+        self.context = context
+        self.batches: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
+        self.rounds: deque[KnownRound] = deque()
+        #: there is nothing older than the first round
+        self.complete = not head.path
+        self.size = 0
+        self._reached = 0
+
+    @property
+    def turn(self) -> int:
+        """The number of the newest round."""
+        return int(self.context.get("turn", 0))
+
+    def add(self, known: KnownRound, *, newest: bool) -> None:
+        (self.rounds.append if newest else self.rounds.appendleft)(known)
+        self.size += known.size
+
+    def shrink(self) -> None:
+        """Forgets what the view has not looked at since the last time."""
+        while len(self.rounds) > self._reached:
+            self.size -= self.rounds.popleft().size
+            self.complete = False
+        self._reached = 0
+
+    def reach(self, rounds: int) -> None:
+        self._reached = max(self._reached, rounds)
+
+    @property
+    def below(self) -> int:
+        """The number below which nothing is in the window."""
+        return self.rounds[0].first_seq if self.rounds else self.path[-1][1] + 1
+
+
+class Windows:
+    """The windows of the tasks last used, in a bounded space."""
+
+    def __init__(self, history: History, ledger: Ledger) -> None:
+        self._history = history
+        self._ledger = ledger
+        self._kept: OrderedDict[str, Window] = OrderedDict()
+        self._size = 0
+
+    async def load(self, partition: str, head: Head) -> Window:
+        """The window on the head's path. Nothing is read of the log that nobody has asked for yet."""
+        kept = self._kept.get(head.task_id)
+        if kept is not None and kept.log_id != head.log_id:
+            kept = None
+        if kept is not None and kept.path == head.path and kept.checkpoint_id == head.checkpoint_id:
+            self._kept.move_to_end(head.task_id)
+            return kept
+        window = Window(head, await self.context_of(partition, head))
+        if kept is not None and continues(kept.path, head.path):
+            await self._catch_up(partition, window, kept)
+        self._keep(window)
+        return window
+
+    async def earlier(self, partition: str, window: Window) -> AsyncGenerator[Part]:
+        """The parts of the window's path, newest first; older rounds are read as they are asked for."""
+        older = self._older(partition, window)
+        n = 0
+        async with aclosing(older):
+            while True:
+                known = window.rounds[-1 - n] if n < len(window.rounds) else await anext(older, None)
+                if known is None:
+                    return
+                n += 1
+                window.reach(n)
+                for part in reversed(known.parts):
+                    part.turn = window.turn - n + 1
+                    yield part
+
+    async def _older(self, partition: str, window: Window) -> AsyncGenerator[KnownRound]:
+        """Rounds from below the window, each added to it as it is read."""
+        if window.complete:
+            return
+        path = between(window.path, 0, window.below)
+        async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
+            async for completed in rounds:
+                known = known_round(completed)
+                if known.parts and known.first_seq - window.path[0][0] <= 1:
+                    known.parts[0].first = True
+                self._grow(window, known, newest=False)
+                yield known
+        window.complete = True
+
+    async def _catch_up(self, partition: str, window: Window, kept: Window) -> None:
+        """Takes over what is known already, if few rounds were added behind it."""
+        newer: list[KnownRound] = []
+        path = between(window.path, kept.path[-1][1], window.path[-1][1] + 1)
+        async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
+            async for completed in rounds:
+                newer.append(known_round(completed))
+                if len(newer) > CAUGHT_UP:
+                    return
+        for known in (*kept.rounds, *reversed(newer)):
+            window.add(known, newest=True)
+        window.complete = kept.complete
+
+    async def context_of(self, partition: str, head: Head) -> Json:
+        """What the current checkpoint remembers."""
+        if head.checkpoint_id is None:
+            return {}
+        found = await self._ledger.get(partition, keys.request(head.checkpoint_id), RequestRecord)
+        return (found.value.context if found else None) or {}
+
+    def extend(self, head: Head, first_seq: int, messages: Sequence[Message], context: Json | None) -> None:
+        """A turn that began at `first_seq` has ended and left `head`: what it added need not be read back.
+
+        Without messages it had no answer, and shows only in the path.
+        """
+        window = self._kept.get(head.task_id)
+        if window is None:
+            return
+        if window.path and not continues(window.path, head.path):
+            self.forget(head.task_id)
+            return
+        window.path = head.path
+        window.checkpoint_id = head.checkpoint_id
+        if first_seq:
+            window.batches = (*window.batches, first_seq, head.tail_key)[-WITNESSES:]
+            added = Round(
+                request_id="", first_seq=first_seq, last_seq=head.tail_seq, messages=tuple(messages)
+            )
+            self._grow(window, known_round(added), newest=True)
+            window.context = context or {}
+        self._shrink()
+
+    def witnesses(self, task_id: str) -> tuple[str, tuple[int, ...]]:
+        """The batches whose records a turn that builds on a window reads again, and whose log they are of."""
+        kept = self._kept.get(task_id)
+        return (kept.log_id, kept.batches) if kept is not None else ("", ())
+
+    def shrink(self, window: Window) -> None:
+        """Forgets what the view of a turn has not looked at."""
+        before = window.size
+        window.shrink()
+        if self._kept.get(window.task_id) is window:
+            self._size -= before - window.size
+
+    def forget(self, task_id: str) -> None:
+        kept = self._kept.pop(task_id, None)
+        if kept is not None:
+            self._size -= kept.size
+
+    def _keep(self, window: Window) -> None:
+        self.forget(window.task_id)
+        self._kept[window.task_id] = window
+        self._size += window.size
+        self._shrink()
+
+    def _grow(self, window: Window, known: KnownRound, *, newest: bool) -> None:
+        window.add(known, newest=newest)
+        if self._kept.get(window.task_id) is window:
+            self._size += known.size
+
+    def _shrink(self) -> None:
+        while self._size > KEPT_BYTES and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._size -= dropped.size
+
+
+def known_round(completed: Round) -> KnownRound:
+    size = sum(_size(message) for message in completed.messages)
+    return KnownRound(completed.first_seq, completed.last_seq, parts_of(completed.messages), size)
+
+
+def _size(message: Message) -> int:
+    texts = sum(len(item.content) for item in message.items)
+    return OVERHEAD + 3 * texts + sum(2 * len(call.arguments) for call in message.tool_calls)
+
+
+def between(path: Path, above: int, below: int) -> Path:
+    """The entries of a path with numbers above the one and below the other."""
+    cut = ((max(first, above + 1), min(last, below - 1)) for first, last in path)
+    return tuple((first, last) for first, last in cut if first <= last)
+
+
+def continues(old: Path, new: Path) -> bool:
+    """Whether `new` is `old` with entries added behind it."""
+    if not old or len(new) < len(old) or new[: len(old) - 1] != old[:-1]:
+        return False
+    first, last = new[len(old) - 1]
+    return first == old[-1][0] and last >= old[-1][1]
