@@ -1,0 +1,282 @@
+"""What every store shares: its URL and options, the port's limits, a timer to watch by, the commit's shield.
+
+`BaseStore` fills everything of the port `tealagents.domain.ports.Store` but its three primitives, `read`,
+`scan` and `commit`. `docs/how-to-write-a-store.md` builds a store on it, line by line.
+"""
+
+import asyncio
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.ports import Commit, Record
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_RECORDS",
+    "BaseStore",
+    "StoreConfigError",
+    "StoreOptions",
+    "StoreUrl",
+    "check_commit",
+    "check_key",
+    "check_keys",
+    "check_scan",
+    "scan_bounds",
+]
+
+#: records that one commit may expect, put and delete together
+MAX_RECORDS = 10
+#: bytes that the values of one commit may sum to: the port's 1,000,000, and room for a wrapper's envelope
+MAX_BYTES = 1 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
+_NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
+_OPERATION = re.compile(r"[0-9a-f]{24}", re.ASCII)
+
+T = TypeVar("T")
+
+
+class StoreConfigError(ValueError):
+    """A store's URL or options cannot be used. The text says what to do and holds no credentials."""
+
+
+# --- where a store is, and how it is set up ---------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreUrl:
+    """The parts of `scheme://user:password@host:port/path?option=value`."""
+
+    text: str
+    scheme: str
+    #: `user:password@host:port`, as written
+    netloc: str
+    #: with its leading slash, percent-decoded
+    path: str
+    query: Mapping[str, str]
+    #: what a relative path in the URL is relative to
+    relative_to: Path = Path()
+
+    @classmethod
+    def parse(cls, text: str, relative_to: Path = Path()) -> "StoreUrl":
+        scheme, separator, _ = text.partition("://")
+        if not separator:  # `module:Class` and `module:Class?option=value` need no location
+            scheme = text.partition("?")[0]
+        # `urlsplit` is picky about schemes (`module:Class` is none), so it is shown one it knows
+        rest = text[len(scheme) :] if separator else "://" + text[len(scheme) :]
+        parts = urlsplit("store" + rest, allow_fragments=False)
+        pairs = parse_qsl(parts.query, keep_blank_values=True)
+        query = dict(pairs)
+        if len(query) < len(pairs):
+            raise StoreConfigError(f"{scheme}://…: an option is given twice in the query; leave one of them.")
+        return cls(
+            text=text,
+            scheme=scheme,
+            netloc=parts.netloc,
+            path=unquote(parts.path),
+            query=query,
+            relative_to=relative_to,
+        )
+
+    def __repr__(self) -> str:
+        return f"StoreUrl({self.safe!r})"
+
+    @property
+    def safe(self) -> str:
+        """The URL without credentials and without its query: for logs and errors."""
+        return f"{self.scheme}://{self.netloc.rpartition('@')[2]}{self.path}"
+
+
+class StoreOptions(BaseModel):
+    """What a store can be told, by its URL's query or by keywords. A store adds fields of its own.
+
+    Never quotes an input in its errors: it might be a password.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    #: seconds between the wake-ups of a `watch` that polls
+    watch_seconds: float = Field(default=0.25, gt=0, le=0.5)
+
+    @classmethod
+    def location(cls, url: StoreUrl) -> dict[str, Any]:
+        """The options that the URL's host and path tell; a store that has a place overrides it."""
+        if url.netloc or url.path.strip("/"):
+            raise StoreConfigError(f"{url.scheme}:// has no place; leave out what follows the slashes.")
+        return {}
+
+    @classmethod
+    def from_url(cls, url: StoreUrl, **options: object) -> Self:
+        place = cls.location(url)
+        if doubled := (place.keys() & url.query.keys()) | (url.query.keys() & options.keys()):
+            raise StoreConfigError(
+                f"{url.safe}: {', '.join(sorted(doubled))} is given twice; leave one of them."
+            )
+        try:
+            return cls.model_validate({**place, **url.query, **options})
+        except ValidationError as error:
+            known = ", ".join(sorted(cls.model_fields.keys() - place.keys()))
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise StoreConfigError(f"{url.safe}: {problems}. The options are: {known}.") from None
+
+
+# --- the port's limits ------------------------------------------------------------------------------
+
+
+def check_key(name: str) -> None:
+    """ValueError unless `name` can be a partition's or a key's."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"partitions and keys have {_NAME_RULE}")
+
+
+def check_keys(partition: str, keys: Collection[str]) -> None:
+    check_key(partition)
+    if not all(map(_NAME.fullmatch, keys)):
+        raise ValueError(f"keys have {_NAME_RULE}")
+
+
+def check_scan(partition: str, prefix: str, after: str | None, limit: int) -> None:
+    check_key(partition)
+    if prefix:
+        check_key(prefix)
+    if after is not None:
+        check_key(after)
+    if limit < 1:
+        raise ValueError(f"the limit of a scan is at least 1, not {limit}")
+
+
+def check_commit(partition: str, commit: Commit) -> None:
+    """ValueError where `commit` is not what the port allows: a mistake of the caller, not of the store."""
+    check_key(partition)
+    if not _OPERATION.fullmatch(commit.operation):
+        raise ValueError("an operation id is 24 hexadecimal digits in lower case")
+    put, delete = commit.put, commit.delete
+    keys = {*commit.expect, *put, *delete}
+    if len(keys) > MAX_RECORDS:
+        raise ValueError(f"{len(keys)} records in one commit; at most {MAX_RECORDS}")
+    if not all(map(_NAME.fullmatch, keys)):
+        raise ValueError(f"keys have {_NAME_RULE}")
+    if delete and not put.keys().isdisjoint(delete):
+        raise ValueError("a key is both put and deleted")
+    total = 0
+    for value, ttl in put.values():
+        total += len(value)
+        if ttl is not None and ttl <= 0:
+            raise ValueError("a ttl is more than 0 seconds")
+    if total > MAX_BYTES:
+        raise ValueError(f"the values of one commit sum to {total} bytes; at most {MAX_BYTES}")
+
+
+def scan_bounds(prefix: str, after: str | None, reverse: bool) -> tuple[str, str]:
+    """The keys that a scan looks for: from the first text (inclusive) to before the second.
+
+    Bounds, not keys: a space comes before whatever may continue a key, DEL behind it.
+    """
+    low, high = prefix, prefix + "\x7f"
+    if after is not None and reverse:
+        high = min(high, after)
+    elif after is not None:
+        low = max(low, after + " ")
+    return low, high
+
+
+# --- the base ---------------------------------------------------------------------------------------
+
+
+class BaseStore(ABC):
+    """A store in terms of `read`, `scan` and `commit`. Fills `tealagents.domain.ports.Store`."""
+
+    name: str
+    shared: bool
+    durable: bool
+    options_type: ClassVar[type[StoreOptions]] = StoreOptions
+
+    def __init__(
+        self, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.options = options if options is not None else self.options_type()
+        #: seconds since the epoch, for a store that has no clock of its own
+        self.clock = clock
+        self._under_way: set[asyncio.Future[Any]] = set()
+
+    @classmethod
+    def from_url(cls, url: StoreUrl, **options: object) -> Self:
+        """The store that a URL describes, not yet opened. StoreConfigError where it cannot be meant."""
+        return cls(cls.options_type.from_url(url, **options))
+
+    @property
+    def where(self) -> str:
+        """Where the state is, without credentials: for errors."""
+        return ""
+
+    # the primitives
+
+    @abstractmethod
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]: ...
+
+    @abstractmethod
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]: ...
+
+    @abstractmethod
+    async def commit(self, partition: str, commit: Commit) -> None: ...
+
+    # what a store may leave as it is
+
+    async def now(self) -> float:
+        """This machine's clock: right for a store of one machine, or of machines with synchronised clocks."""
+        return self.clock()
+
+    async def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
+        """A timer. To stop it, close it: `contextlib.aclosing`."""
+        while True:
+            await asyncio.sleep(self.options.watch_seconds)
+            yield
+
+    async def ping(self) -> None:
+        """Reads a record that nobody writes; a store with a cheaper question asks that."""
+        await self.read("ping", ["ping"])
+
+    async def open(self) -> None:  # noqa: B027 — some stores have nothing to open
+        """Connects, and makes the schema, table or folder where there is none."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Lets go of what `open` took. Called once, after every commit under way has ended."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self.close()
+
+    # for the stores' own use
+
+    async def shielded(self, work: Awaitable[T]) -> T:
+        """Awaits `work` so that a canceled caller does not stop it halfway; closing waits for it."""
+        future = asyncio.ensure_future(work)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(future)
+
+    def unavailable(self, reason: object) -> PersistenceUnavailable:
+        """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""
+        place = f" at {self.where}" if self.where else ""
+        return PersistenceUnavailable(f"The {self.name} store{place} is unavailable: {reason}")

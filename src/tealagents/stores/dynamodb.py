@@ -1,0 +1,360 @@
+"""State in DynamoDB, for any number of processes on any number of machines.
+
+``dynamodb://table?region=eu-west-1`` with the credentials that AWS's own tools find; ``&endpoint=http://…``
+for another service that speaks its protocol. The table is made where it is missing: on demand, with expiry.
+
+An item of the table is a record, or a piece of one whose value exceeds what an item may hold:
+
+=========  ============================  =======================================================
+attribute  of a record                   of a piece
+=========  ============================  =======================================================
+``p``      the partition                 the partition and ``#``, which no partition contains
+``k``      the key                       ``{key}#{version}#{number}``
+``v``      the version
+``d``      the value, unless in pieces   its part of the value
+``n``      how many pieces, if any
+``e``      expiry, in milliseconds
+``t``      the same in seconds, late     the same: when DynamoDB may delete the item
+=========  ============================  =======================================================
+
+A commit of one record is a conditional write, of several a transaction. Pieces are written, and those of a
+replaced or deleted record deleted, in the same transaction, so that none is ever missing or left over.
+"""
+
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+from botocore.exceptions import ClientError
+from pydantic import Field
+
+from tealagents.domain.errors import Conflict, CorruptState, Unknown
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.base import (
+    BaseStore,
+    StoreConfigError,
+    StoreOptions,
+    StoreUrl,
+    check_commit,
+    check_keys,
+    check_scan,
+    scan_bounds,
+)
+from tealagents.stores.dynamodb_service import ATTEMPTS, BUSY, Service, codes, may_have_run, pause, told
+
+__all__ = ["DynamoOptions", "DynamoStore"]
+
+#: bytes of a value that one item holds; the service allows 400 KB with names and keys
+PIECE: Final = 350_000
+#: items that one call reads
+BATCH: Final = 100
+#: seconds after which the service's clock is looked at again
+GLANCE: Final = 10.0
+
+Item = Mapping[str, Any]
+
+_WHOLE: Final[Mapping[str, str]] = {}
+_WITHOUT_VALUE: Final[Mapping[str, str]] = {"ProjectionExpression": "k, v, e, n"}
+
+#: of a write: the keys whose conditions failed; `busy` where nothing was written and it may be tried again
+_Outcome = list[str] | Literal["done", "busy"]
+
+
+class DynamoOptions(StoreOptions):
+    table: str = Field(pattern=r"^[A-Za-z0-9_.-]{3,255}$")
+    #: where AWS's own configuration does not tell it
+    region: str | None = None
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^@]+$")
+    #: connections of this process at most
+    pool: int = Field(default=50, ge=1, le=1000)
+    connect_timeout: float = Field(default=5, gt=0)
+    #: seconds for one call; a commit that takes longer ends with its outcome unknown
+    command_timeout: float = Field(default=10, gt=0)
+
+    @classmethod
+    def location(cls, url: StoreUrl) -> dict[str, Any]:
+        if url.path.strip("/"):
+            raise StoreConfigError(f"{url.safe}: it must be dynamodb://table?region=…")
+        return {"table": url.netloc}
+
+
+class _Pieces(NamedTuple):
+    """The record that is there now is in pieces: what is to be deleted with it."""
+
+    version: str
+    number: int
+
+
+class DynamoStore(BaseStore):
+    """An item for each record, a conditional transaction for each commit."""
+
+    name = "dynamodb"
+    shared = True
+    durable = True
+    options_type: ClassVar[type[StoreOptions]] = DynamoOptions
+    options: DynamoOptions
+
+    def __init__(self, options: DynamoOptions) -> None:
+        super().__init__(options)
+        self._table = options.table
+        self._service = Service(
+            options.table,
+            self.unavailable,
+            region=options.region,
+            endpoint=options.endpoint,
+            size=options.pool,
+            connect_timeout=options.connect_timeout,
+            command_timeout=options.command_timeout,
+        )
+
+    @property
+    def where(self) -> str:
+        return f"{self.options.endpoint or self.options.region or 'AWS'}, table {self._table}"
+
+    async def open(self) -> None:
+        try:
+            await self._service.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._service.close()
+
+    async def now(self) -> float:
+        if self._service.clock.age() > GLANCE:
+            await self.ping()
+        return self._service.clock.now()
+
+    async def ping(self) -> None:
+        await self._items("ping", ["ping"])
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        check_keys(partition, keys)
+        items = await self._items(partition, keys)
+        return [await self._record(partition, key, items.get(key)) for key in keys]
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        check_scan(partition, prefix, after, limit)
+        low, high = scan_bounds(prefix, after, reverse)
+        found: list[tuple[str, Record]] = []
+        if low >= high:
+            return found
+        async for item in self._query(partition, low or " ", high, limit, reverse):
+            key = item["k"]["S"]
+            if key != high and (record := await self._record(partition, key, item)):
+                found.append((key, record))
+            if len(found) == limit:
+                break
+        return found
+
+    async def _query(
+        self, partition: str, low: str, high: str, limit: int, reverse: bool
+    ) -> AsyncIterator[Item]:
+        """The items between two keys, both included, page by page."""
+        request: dict[str, Any] = {
+            "TableName": self._table,
+            "ConsistentRead": True,
+            "KeyConditionExpression": "p = :p AND k BETWEEN :low AND :high",
+            "ExpressionAttributeValues": {":p": {"S": partition}, ":low": {"S": low}, ":high": {"S": high}},
+            "ScanIndexForward": not reverse,
+            "Limit": limit + 1,
+        }
+        while True:
+            page = await self._service.ask("query", request)
+            for item in page["Items"]:
+                yield item
+            if "LastEvaluatedKey" not in page:
+                return
+            request["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+
+    async def _record(self, partition: str, key: str, item: Item | None) -> Record | None:
+        """The record of an item, its pieces put together; read again where it was replaced meanwhile."""
+        for _ in range(ATTEMPTS):
+            if item is None or self._expired(item):
+                return None
+            try:
+                version = item["v"]["S"]
+                if "n" not in item:
+                    return Record(item["d"]["B"], version)
+                names = _piece_names(key, version, int(item["n"]["N"]))
+            except (KeyError, ValueError) as error:
+                raise CorruptState(key, f"is no record: {error} is missing or wrong") from None
+            pieces = await self._items(partition + "#", names)
+            if len(pieces) == len(names):
+                return Record(b"".join(pieces[name]["d"]["B"] for name in names), version)
+            item = (await self._items(partition, [key])).get(key)
+        raise CorruptState(key, "lacks some of its pieces")
+
+    async def _items(
+        self, partition: str, keys: Iterable[str], attributes: Mapping[str, str] = _WHOLE
+    ) -> dict[str, Item]:
+        """The items that are there, by key; read consistently."""
+        wanted = [{"p": {"S": partition}, "k": {"S": key}} for key in dict.fromkeys(keys)]
+        found: dict[str, Item] = {}
+        idle = 0
+        while wanted:
+            request = {self._table: {"Keys": wanted[:BATCH], "ConsistentRead": True, **attributes}}
+            reply = await self._service.ask("batch_get_item", {"RequestItems": request})
+            items = reply["Responses"].get(self._table, [])
+            left = reply.get("UnprocessedKeys", {}).get(self._table, {}).get("Keys", [])
+            found.update((item["k"]["S"], item) for item in items)
+            wanted = left + wanted[BATCH:]
+            # a reply may leave keys out because it was large (they come next), or because of throttling
+            idle = idle + 1 if left and not items else 0
+            if idle:
+                await pause(idle)
+        return found
+
+    def _expired(self, item: Item) -> bool:
+        return "e" in item and int(item["e"]["N"]) <= self._service.clock.now() * 1000
+
+    # --- committing -------------------------------------------------------------------------------
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        check_commit(partition, commit)
+        in_pieces: dict[str, _Pieces] = {}
+        for attempt in range(1, ATTEMPTS + 1):
+            outcome = await self._write(self._actions(partition, commit, in_pieces))
+            if outcome == "done":
+                return
+            if outcome != "busy":
+                in_pieces = await self._what_is_there(partition, commit, outcome)
+            await pause(attempt)
+        raise self.unavailable(f"others were in a commit's way {ATTEMPTS} times")
+
+    def _actions(self, partition: str, commit: Commit, in_pieces: Mapping[str, _Pieces]) -> "list[_Action]":
+        """What a commit does, each with its condition. A record not known to be in pieces must not be."""
+        actions = []
+        now = int(self._service.clock.now() * 1000)
+        for key in {**commit.expect, **commit.put, **dict.fromkeys(commit.delete)}:
+            condition = _Condition(now)
+            if key in commit.expect:
+                condition.expect(commit.expect[key])
+            if key in commit.put or key in commit.delete:
+                condition.pieces(in_pieces.get(key))
+            name = {"p": {"S": partition}, "k": {"S": key}}
+            if key in commit.put:
+                item, *pieces = _items_of(name, commit.operation, *commit.put[key], now)
+                actions.append(_Action(key, "Put", {"Item": item, **condition.request}))
+                actions += [_Action("", "Put", {"Item": piece}) for piece in pieces]
+            elif key in commit.delete:
+                actions.append(_Action(key, "Delete", {"Key": name, **condition.request}))
+            else:
+                actions.append(_Action(key, "ConditionCheck", {"Key": name, **condition.request}))
+            if (old := in_pieces.get(key)) and old.version != commit.operation:
+                names = ({"p": {"S": partition + "#"}, "k": {"S": k}} for k in _piece_names(key, *old))
+                actions += [_Action("", "Delete", {"Key": piece}) for piece in names]
+        return actions
+
+    async def _write(self, actions: "Sequence[_Action]") -> "_Outcome":
+        try:
+            if len(actions) == 1 and actions[0].kind != "ConditionCheck":
+                await self._service.call(f"{actions[0].kind.lower()}_item", actions[0].on(self._table))
+            elif actions:
+                items = [{action.kind: action.on(self._table)} for action in actions]
+                await self._service.call("transact_write_items", {"TransactItems": items})
+        except ClientError as error:
+            reasons = codes(error)
+            each = zip(actions, reasons, strict=False)  # one for each action, or one for all
+            if failed := [action.key for action, code in each if code.startswith("ConditionalCheckFailed")]:
+                return failed
+            if not BUSY.isdisjoint(reasons):
+                return "busy"
+            if may_have_run(error):
+                raise Unknown(told(error)) from None
+            raise self.unavailable(told(error)) from None
+        return "done"
+
+    async def _what_is_there(
+        self, partition: str, commit: Commit, failed: Sequence[str]
+    ) -> dict[str, _Pieces]:
+        """Those of a commit's records that are in pieces; Conflict where an expectation does not hold.
+
+        Where all expectations hold and nothing is in pieces, things have changed since the conditions
+        failed: the commit is worth another try.
+        """
+        items = await self._items(partition, {*failed, *commit.put, *commit.delete}, _WITHOUT_VALUE)
+        present = {key: item["v"]["S"] for key, item in items.items() if not self._expired(item)}
+        expected = {key: commit.expect[key] for key in failed if key in commit.expect}
+        if differing := [key for key, version in expected.items() if present.get(key) != version]:
+            raise Conflict(*differing)
+        return {
+            key: _Pieces(item["v"]["S"], int(item["n"]["N"])) for key, item in items.items() if "n" in item
+        }
+
+
+# --- what a commit is made of -----------------------------------------------------------------------
+
+
+class _Action(NamedTuple):
+    """One part of a transaction."""
+
+    #: the record's key; empty for a piece
+    key: str
+    kind: Literal["Put", "Delete", "ConditionCheck"]
+    request: Mapping[str, Any]
+
+    def on(self, table: str) -> Mapping[str, Any]:
+        return {"TableName": table, **self.request}
+
+
+class _Condition:
+    """What must hold of a record for a commit to touch it."""
+
+    def __init__(self, now: int) -> None:
+        self._now = now
+        self._parts: list[str] = []
+        self._values: dict[str, Any] = {}
+
+    def expect(self, version: str | None) -> None:
+        self._values[":now"] = {"N": str(self._now)}
+        if version is None:
+            self._parts.append("(attribute_not_exists(v) OR e <= :now)")
+        else:
+            self._parts.append("v = :v AND (attribute_not_exists(e) OR e > :now)")
+            self._values[":v"] = {"S": version}
+
+    def pieces(self, known: _Pieces | None) -> None:
+        """That the record is in no pieces, or in those that are known and go with it."""
+        if known is None:
+            self._parts.append("attribute_not_exists(n)")
+        else:
+            self._parts.append("v = :known")
+            self._values[":known"] = {"S": known.version}
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        values = {"ExpressionAttributeValues": self._values} if self._values else {}
+        return {"ConditionExpression": " AND ".join(self._parts), **values}
+
+
+def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: int) -> list[Item]:
+    """The item of a record, and its pieces where its value is too large for one."""
+    expiry = {} if ttl is None else {"e": {"N": str(now + math.ceil(ttl * 1000))}}
+    # whole seconds, and later than any clock of ours: what DynamoDB deletes is then long forgotten
+    later = {} if ttl is None else {"t": {"N": str(now // 1000 + math.ceil(ttl) + 60)}}
+    item = {**name, "v": {"S": version}, **expiry, **later}
+    if len(value) <= PIECE:
+        return [{**item, "d": {"B": value}}]
+    parts = [value[start : start + PIECE] for start in range(0, len(value), PIECE)]
+    names = _piece_names(name["k"]["S"], version, len(parts))
+    pieces = [
+        {"p": {"S": name["p"]["S"] + "#"}, "k": {"S": k}, "d": {"B": part}, **later}
+        for k, part in zip(names, parts, strict=True)
+    ]
+    return [{**item, "n": {"N": str(len(parts))}}, *pieces]
+
+
+def _piece_names(key: str, version: str, count: int) -> list[str]:
+    return [f"{key}#{version}#{number}" for number in range(count)]

@@ -1,0 +1,209 @@
+"""The store of one process: sorted keys and bytes. What it holds is lost at exit.
+
+It keeps copies of the bytes it is given, as any store does: no live object is shared, and what is kept has
+no slack (a serialiser may hand over a small text in a large buffer, which would live as long as the record).
+"""
+
+import asyncio
+import time
+from bisect import bisect_left, insort
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import islice
+from typing import ClassVar
+
+from tealagents.domain.errors import Conflict
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.base import (
+    BaseStore,
+    StoreOptions,
+    check_commit,
+    check_keys,
+    check_scan,
+    scan_bounds,
+)
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(BaseStore):
+    """State in memory, for development and tests. A commit costs microseconds and never waits."""
+
+    name = "memory"
+    shared = False
+    durable = False
+
+    def __init__(
+        self, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(options, clock=clock)
+        self._partitions: dict[str, _Partition] = {}
+        #: (when, partition, key, version) of what expires, soonest first
+        self._expiring: list[tuple[float, str, str, str]] = []
+        self._watches: dict[str, set[_Watch]] = {}
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        check_keys(partition, keys)
+        self._forget_expired()
+        found = self._partitions.get(partition)
+        return [found.read(key) for key in keys] if found else [None] * len(keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        check_scan(partition, prefix, after, limit)
+        self._forget_expired()
+        if not (found := self._partitions.get(partition)):
+            return []
+        low, high = scan_bounds(prefix, after, reverse)
+        keys = found.keys.between(low, high, reverse)
+        return [(key, Record._make(found.records[key])) for key in islice(keys, limit)]
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        check_commit(partition, commit)
+        self._forget_expired()
+        target = self._partitions.get(partition) or _Partition()
+        if differing := [key for key, version in commit.expect.items() if target.version(key) != version]:
+            raise Conflict(*differing)
+        for key in commit.delete:
+            target.delete(key)
+        if commit.put:
+            self._partitions[partition] = target
+        for key, (value, ttl) in commit.put.items():
+            target.put(key, bytes(memoryview(value)), commit.operation)
+            if ttl is not None:
+                heappush(self._expiring, (self.clock() + ttl, partition, key, commit.operation))
+        for watch in self._watches.get(partition, ()):
+            watch.see(commit)
+
+    async def ping(self) -> None:
+        """It is here."""
+
+    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
+        """Wakes at once when something changes from this call on, and by the timer besides."""
+        check_scan(partition, prefix, None, 1)
+        return _Watch(self._watches, partition, prefix, self.options.watch_seconds)
+
+    def _forget_expired(self) -> None:
+        """Removes what has expired anywhere, unless it was written again since."""
+        while self._expiring and self._expiring[0][0] <= self.clock():
+            _, partition, key, version = heappop(self._expiring)
+            if self._partitions[partition].version(key) == version:
+                self._partitions[partition].delete(key)
+
+
+class _Partition:
+    __slots__ = ("keys", "records")
+
+    def __init__(self) -> None:
+        #: value and version; plain tuples, which the garbage collector need not visit again and again
+        self.records: dict[str, tuple[bytes, str]] = {}
+        self.keys = _SortedKeys()
+
+    def read(self, key: str) -> Record | None:
+        found = self.records.get(key)
+        return Record._make(found) if found else None
+
+    def version(self, key: str) -> str | None:
+        found = self.records.get(key)
+        return found[1] if found else None
+
+    def put(self, key: str, value: bytes, version: str) -> None:
+        if key not in self.records:
+            self.keys.add(key)
+        self.records[key] = (value, version)
+
+    def delete(self, key: str) -> None:
+        if self.records.pop(key, None):
+            self.keys.remove(key)
+
+
+class _SortedKeys:
+    """Texts in order, in blocks, so that adding one moves a block and not a million keys."""
+
+    __slots__ = ("_blocks", "_lasts")
+
+    BLOCK: ClassVar[int] = 1000
+
+    def __init__(self) -> None:
+        #: each block is sorted, none is empty, and each begins behind the last key of the one before
+        self._blocks: list[list[str]] = []
+        self._lasts: list[str] = []
+
+    def add(self, key: str) -> None:
+        """Adds a key that is not there yet."""
+        if not self._blocks:
+            self._blocks.append([key])
+            self._lasts.append(key)
+            return
+        place = min(bisect_left(self._lasts, key), len(self._blocks) - 1)
+        block = self._blocks[place]
+        insort(block, key)
+        if len(block) > self.BLOCK:
+            # behind the last key there is nothing left to come between: an appended log keeps full blocks
+            half = len(block) - 1 if place == len(self._blocks) - 1 else len(block) // 2
+            self._blocks.insert(place + 1, block[half:])
+            self._lasts.insert(place, block[half - 1])
+            del block[half:]
+        self._lasts[place] = block[-1]
+        self._lasts[-1] = self._blocks[-1][-1]
+
+    def remove(self, key: str) -> None:
+        """Removes a key that is there."""
+        place = bisect_left(self._lasts, key)
+        block = self._blocks[place]
+        del block[bisect_left(block, key)]
+        if block:
+            self._lasts[place] = block[-1]
+        else:
+            del self._blocks[place], self._lasts[place]
+
+    def between(self, low: str, high: str, reverse: bool) -> Iterator[str]:
+        """The keys from `low` to before `high`, in order or in its reverse."""
+        first = bisect_left(self._lasts, low)
+        last = min(bisect_left(self._lasts, high) + 1, len(self._blocks))
+        places = range(first, last)
+        for place in reversed(places) if reverse else places:
+            block = self._blocks[place]
+            part = block[bisect_left(block, low) : bisect_left(block, high)]
+            yield from reversed(part) if reverse else part
+
+
+class _Watch(AsyncIterator[None]):
+    """One `watch`: an event that commits set, with a time limit."""
+
+    def __init__(
+        self, watches: dict[str, set["_Watch"]], partition: str, prefix: str, seconds: float
+    ) -> None:
+        self._watches, self._partition, self._prefix, self._seconds = watches, partition, prefix, seconds
+        self._changed = asyncio.Event()
+        self._closed = False
+        watches.setdefault(partition, set()).add(self)
+
+    def see(self, commit: Commit) -> None:
+        if any(key.startswith(self._prefix) for key in (*commit.put, *commit.delete)):
+            self._changed.set()
+
+    async def __anext__(self) -> None:
+        if self._closed:
+            raise StopAsyncIteration
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._seconds):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def aclose(self) -> None:
+        """Stops watching; whoever waits is woken once more."""
+        self._closed = True
+        self._changed.set()
+        watches = self._watches.get(self._partition, set())
+        watches.discard(self)
+        if not watches:
+            self._watches.pop(self._partition, None)

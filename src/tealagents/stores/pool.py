@@ -1,0 +1,73 @@
+"""Connections of a store that speaks to a server, lent one at a time.
+
+The drivers' own pools cost more than the queries they lend connections for (a reset query on return, locks,
+metrics), and say the same "connection lost" before a command was sent as after: here borrowing fails before
+anything was sent, and what fails afterwards is the borrower's to judge.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+__all__ = ["Pool"]
+
+C = TypeVar("C")
+
+
+class Pool(Generic[C]):
+    """Up to `size` connections. The one that came back last is lent first, so that few are kept busy."""
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[], Awaitable[C]],
+        usable: Callable[[C], Awaitable[bool]],
+        discard: Callable[[C], Awaitable[None]],
+        size: int,
+        timeout: float,
+    ) -> None:
+        self._connect = connect
+        self._usable = usable
+        self._discard = discard
+        self._timeout = timeout
+        self._idle: list[C] = []
+        self._places = asyncio.Semaphore(size)
+
+    async def borrow(self) -> C:
+        """An idle connection or a new one; whoever borrows gives it back or drops it.
+
+        TimeoutError when none comes free in time, or whatever connecting raises.
+        """
+        if self._places.locked():
+            async with asyncio.timeout(self._timeout):
+                await self._places.acquire()
+        else:
+            await self._places.acquire()  # at once
+        try:
+            while self._idle:
+                connection = self._idle.pop()
+                if await self._usable(connection):
+                    return connection
+                await self._discard(connection)
+            async with asyncio.timeout(self._timeout):
+                return await self._connect()
+        except BaseException:
+            self._places.release()
+            raise
+
+    def give_back(self, connection: C) -> None:
+        """For a connection that has nothing under way."""
+        self._idle.append(connection)
+        self._places.release()
+
+    async def drop(self, connection: C) -> None:
+        """For a connection whose state is uncertain."""
+        try:
+            await self._discard(connection)
+        finally:
+            self._places.release()
+
+    async def clear(self) -> None:
+        """Drops what is idle: the server has gone, or another one has taken its place."""
+        while self._idle:
+            await self._discard(self._idle.pop())

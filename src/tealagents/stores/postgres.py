@@ -1,0 +1,336 @@
+"""State in PostgreSQL, for any number of processes on any number of machines.
+
+``postgresql://user:password@host:5432/database?schema=tealagents&pool=10``
+
+The SQL is in `postgres.sql`, the tables and the function that commits in `migrations/postgres`. A commit is
+one statement and so one round trip and one transaction; it is as durable as the server's `synchronous_commit`
+says. The clock is the server's. Through pgbouncer in transaction mode: `statement_cache_size=0`, or a
+pgbouncer of 1.21 or later that keeps prepared statements.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import asyncpg
+from asyncpg.exceptions import InterfaceError, InternalClientError, PostgresError
+from pydantic import Field, SecretStr
+
+from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.base import (
+    BaseStore,
+    StoreConfigError,
+    StoreOptions,
+    StoreUrl,
+    check_commit,
+    check_keys,
+    check_scan,
+    scan_bounds,
+)
+from tealagents.stores.pool import Pool
+from tealagents.stores.sql import migrations, statements
+
+__all__ = ["PostgresOptions", "PostgresStore"]
+
+log = logging.getLogger(__name__)
+
+#: raised by `commit_records` where an expectation does not hold
+CONFLICT: Final = "TA001"
+#: seconds between two erasures of what has expired, by each process that commits
+SWEEP_SECONDS: Final = 60.0
+SWEEP_RECORDS: Final = 500
+
+_HOST = re.compile(r"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+
+
+class PostgresOptions(StoreOptions):
+    """What `postgresql://` takes besides the place: its own options, and libpq's names for TLS."""
+
+    #: `postgresql://user:password@host:port/database`
+    dsn: SecretStr
+    #: where the tables are; made where it is missing
+    schema_name: str = Field(default="tealagents", alias="schema", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+    #: connections of this process at most
+    pool: int = Field(default=10, ge=1, le=1000)
+    connect_timeout: float = Field(default=10, gt=0)
+    #: seconds for one statement; a commit that takes longer ends with its outcome unknown
+    command_timeout: float = Field(default=10, gt=0)
+    #: prepared statements kept by each connection; 0 through a pgbouncer that does not keep them
+    statement_cache_size: int = Field(default=100, ge=0)
+    sslmode: str | None = None
+    sslrootcert: str | None = None
+    sslcert: str | None = None
+    sslkey: str | None = None
+    #: of one or several hosts (`host1,host2`) only one that takes writes: a standby's reads are stale
+    target_session_attrs: str = "read-write"
+    #: the directory of a Unix socket
+    host: str | None = None
+    application_name: str = "tealagents"
+
+    @classmethod
+    def location(cls, url: StoreUrl) -> dict[str, Any]:
+        hosts = url.netloc.rpartition("@")[2]
+        if "@" in url.path or not all(map(_HOST.fullmatch, hosts.split(","))):
+            raise StoreConfigError(
+                f"{url.scheme}://…: what stands between the slashes is no host and port. In a user name or "
+                "password, write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
+            )
+        return {"dsn": SecretStr(f"postgresql://{url.netloc}{quote(url.path)}")}
+
+    def connect_arguments(self) -> dict[str, Any]:
+        """What `asyncpg.connect` is called with."""
+        passed_on = ("sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs", "host")
+        query = {name: value for name in passed_on if (value := getattr(self, name)) is not None}
+        return {
+            "dsn": self.dsn.get_secret_value() + ("?" + urlencode(query) if query else ""),
+            "timeout": self.connect_timeout,
+            "command_timeout": self.command_timeout,
+            "statement_cache_size": self.statement_cache_size,
+            "max_cached_statement_lifetime": 0,
+            "server_settings": {"application_name": self.application_name},
+        }
+
+
+class PostgresStore(BaseStore):
+    """Records in one table, commits in one function."""
+
+    name = "postgres"
+    shared = True
+    durable = True
+    options_type: ClassVar[type[StoreOptions]] = PostgresOptions
+    options: PostgresOptions
+
+    def __init__(self, options: PostgresOptions) -> None:
+        super().__init__(options)
+        schema = f'"{options.schema_name}"'
+        self._sql = {
+            name: sql.replace("{schema}", schema) for name, sql in statements("postgres.sql").items()
+        }
+        self._arguments = options.connect_arguments()
+        self._pool = Pool(
+            connect=self._connect,
+            usable=_is_open,
+            discard=_abort,
+            size=options.pool,
+            timeout=options.connect_timeout,
+        )
+        self._next_sweep = time.monotonic() + SWEEP_SECONDS
+
+    @property
+    def where(self) -> str:
+        parts = urlsplit(self.options.dsn.get_secret_value())
+        return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    # --- the primitives ---------------------------------------------------------------------------
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        check_keys(partition, keys)
+        if not keys:
+            return []
+        rows = await self._ask("read", partition, keys)
+        found = {key: Record(value, version) for key, value, version in rows}
+        return [found.get(key) for key in keys]
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        check_scan(partition, prefix, after, limit)
+        low, high = scan_bounds(prefix, after, reverse)
+        rows = await self._ask("scan_reverse" if reverse else "scan", partition, low, high, limit)
+        return [(key, Record(value, version)) for key, value, version in rows]
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        check_commit(partition, commit)
+        puts = commit.put
+        arguments = (
+            partition,
+            commit.operation,
+            list(commit.expect),
+            list(commit.expect.values()),
+            list(puts),
+            [put.value for put in puts.values()],
+            [put.ttl for put in puts.values()],
+            list(commit.delete),
+        )
+        await self._commit(arguments)
+        if time.monotonic() > self._next_sweep:
+            self._start_sweep()
+
+    async def now(self) -> float:
+        ((seconds,),) = await self._ask("now")
+        return float(seconds)
+
+    async def ping(self) -> None:
+        await self._ask("now")
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        try:
+            async with self._session() as connection:
+                if not await connection.fetchval(self._sql["has_migrations"], self._table("migrations")):
+                    await self._migrate(connection)
+                self._check_schema(await connection.fetchval(self._sql["schema_number"]))
+        except BaseException:
+            await self.close()
+            raise
+
+    def _check_schema(self, number: int) -> None:
+        newest = max(migrations("postgres"))
+        place = f"{self.where}: the schema {self.options.schema_name!r} is at {number}"
+        if number < newest:
+            raise StoreConfigError(f"{place}, this version needs {newest}: run `tealagents migrate`.")
+        if number > newest:
+            raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
+
+    async def close(self) -> None:
+        await self._pool.clear()
+
+    async def migrate(self) -> list[str]:
+        """Brings the schema up to this version. Returns what was applied. Needs no `open`."""
+        try:
+            async with self._session() as connection:
+                return await self._migrate(connection)
+        finally:
+            await self.close()
+
+    async def _migrate(self, connection: "asyncpg.Connection[Any]") -> list[str]:
+        sql, schema = self._sql, self.options.schema_name
+        applied = []
+        async with connection.transaction():
+            await connection.execute(sql["migration_lock"], schema)
+            if not await connection.fetchval(sql["has_schema"], f'"{schema}"'):
+                await connection.execute(sql["create_schema"])
+            await connection.execute(sql["create_migrations"])
+            number = await connection.fetchval(sql["schema_number"])
+            for next_number, (name, text) in migrations("postgres").items():
+                if next_number > number:
+                    await connection.execute(text.replace("{schema}", f'"{schema}"'))
+                    await connection.execute(sql["migrated"], next_number, name)
+                    applied.append(name)
+        return applied
+
+    def _table(self, name: str) -> str:
+        return f'"{self.options.schema_name}".{name}'
+
+    # --- talking to the server --------------------------------------------------------------------
+
+    async def _commit(self, arguments: Sequence[object]) -> None:
+        connection = await self._borrow()
+        try:
+            await connection.fetchval(self._sql["commit"], *arguments)
+        except PostgresError as error:
+            if _session_ended(error):  # before the commit or right after it
+                await self._pool.drop(connection)
+                raise Unknown(_reason(error)) from None
+            if error.sqlstate == CONFLICT:
+                self._pool.give_back(connection)
+                raise Conflict(*(error.detail or "").split()) from None
+            await self._pool.drop(connection)
+            raise self.unavailable(_reason(error)) from None
+        except _LOST as error:
+            await self._pool.drop(connection)
+            raise Unknown(_reason(error)) from None
+        except BaseException:  # a canceled caller: the server goes on or does not
+            await self._pool.drop(connection)
+            raise
+        self._pool.give_back(connection)
+
+    async def _ask(self, name: str, *arguments: object, again: bool = True) -> list[Any]:
+        """The rows of a statement that changes nothing; on a new connection where an idle one had died."""
+        connection = await self._borrow()
+        try:
+            rows: list[Any] = await connection.fetch(self._sql[name], *arguments)
+        except (PostgresError, *_LOST) as error:
+            await self._pool.drop(connection)
+            if not again or not _session_ended(error):
+                raise self.unavailable(_reason(error)) from None
+        except BaseException:
+            await self._pool.drop(connection)
+            raise
+        else:
+            self._pool.give_back(connection)
+            return rows
+        await self._pool.clear()
+        return await self._ask(name, *arguments, again=False)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator["asyncpg.Connection[Any]"]:
+        """A connection for several statements, whose failure is the store's."""
+        connection = await self._borrow()
+        try:
+            yield connection
+        except (PostgresError, *_LOST) as error:
+            await self._pool.drop(connection)
+            raise self.unavailable(_reason(error)) from None
+        except BaseException:
+            await self._pool.drop(connection)
+            raise
+        self._pool.give_back(connection)
+
+    async def _borrow(self) -> "asyncpg.Connection[Any]":
+        try:
+            return await self._pool.borrow()
+        except (PostgresError, *_LOST) as error:
+            raise self.unavailable(_reason(error)) from None
+
+    async def _connect(self) -> "asyncpg.Connection[Any]":
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(**self._arguments)
+        return connection
+
+    # --- erasing what has expired -----------------------------------------------------------------
+
+    def _start_sweep(self) -> None:
+        """Once a minute, beside the commits: a process that commits nothing makes nothing expire either."""
+        self._next_sweep = time.monotonic() + SWEEP_SECONDS
+        sweep = asyncio.create_task(self._sweep(), name="postgres-sweep")
+        self._under_way.add(sweep)
+        sweep.add_done_callback(self._under_way.discard)
+
+    async def _sweep(self) -> None:
+        try:
+            async with self._session() as connection:
+                erased = "DELETE -1"
+                while erased != "DELETE 0":
+                    erased = await connection.execute(self._sql["sweep"], SWEEP_RECORDS)
+        except PersistenceUnavailable as error:
+            log.warning("expired records were not erased; the next sweep will: %s", error)
+
+
+async def _is_open(connection: "asyncpg.Connection[Any]") -> bool:
+    return not connection.is_closed()
+
+
+async def _abort(connection: "asyncpg.Connection[Any]") -> None:
+    connection.terminate()
+
+
+#: a connection that breaks, does not answer in time, or says what it should not
+_LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError)
+
+
+def _session_ended(error: BaseException) -> bool:
+    """Whether the connection broke or the server ended it; an error ends a statement, and its transaction."""
+    if isinstance(error, PostgresError):
+        return bool(error.severity_en != "ERROR")
+    return not isinstance(error, TimeoutError)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line. The driver's texts name users and databases, never passwords."""
+    if isinstance(error, TimeoutError) and not error.args:
+        return "no answer in time"
+    text = str(error.args[0] if isinstance(error, PostgresError) and error.args else error)
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

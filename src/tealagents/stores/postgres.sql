@@ -1,0 +1,67 @@
+-- What the PostgreSQL store asks, each statement under its name.  {schema} is the option of that name, quoted.
+-- The tables and the function that commits are in migrations/postgres.
+
+-- name: commit
+SELECT {schema}.commit_records($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- name: read
+SELECT key, value, version
+FROM {schema}.records
+WHERE partition = $1 AND key = ANY ($2) AND (expires_at IS NULL OR expires_at > clock_timestamp())
+
+-- from $2 to before $3
+-- name: scan
+SELECT key, value, version
+FROM {schema}.records
+WHERE partition = $1 AND key >= $2 AND key < $3 AND (expires_at IS NULL OR expires_at > clock_timestamp())
+ORDER BY key
+LIMIT $4
+
+-- name: scan_reverse
+SELECT key, value, version
+FROM {schema}.records
+WHERE partition = $1 AND key >= $2 AND key < $3 AND (expires_at IS NULL OR expires_at > clock_timestamp())
+ORDER BY key DESC
+LIMIT $4
+
+-- name: now
+SELECT extract(epoch FROM clock_timestamp())::float8
+
+-- Erases some of what has expired. Skips what a commit holds right now; it will be met again.
+-- name: sweep
+DELETE FROM {schema}.records
+WHERE (partition, key) IN (
+    SELECT partition, key
+    FROM {schema}.records
+    WHERE expires_at <= clock_timestamp()
+    ORDER BY expires_at
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+)
+
+-- name: has_migrations
+SELECT to_regclass($1) IS NOT NULL
+
+-- Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create one even where there is one.
+-- name: has_schema
+SELECT to_regnamespace($1) IS NOT NULL
+
+-- name: schema_number
+SELECT coalesce(max(number), 0) FROM {schema}.migrations
+
+-- Of processes that start at once, one migrates; the others wait and find it done.
+-- name: migration_lock
+SELECT pg_advisory_xact_lock(hashtext('tealagents'), hashtext($1))
+
+-- name: create_schema
+CREATE SCHEMA {schema}
+
+-- name: create_migrations
+CREATE TABLE IF NOT EXISTS {schema}.migrations (
+    number     integer PRIMARY KEY,
+    name       text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+)
+
+-- name: migrated
+INSERT INTO {schema}.migrations (number, name) VALUES ($1, $2)

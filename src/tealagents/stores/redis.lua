@@ -1,0 +1,93 @@
+-- What the Redis store runs on the server, each script under its name. A script is atomic.
+--
+-- A partition is
+--   {prefix}{{partition}}:{key}        a string for each record: 24 characters of version, then the value
+--   {prefix}{{partition}}#index        a sorted set of the keys of all records, in the order of their bytes
+--   {prefix}{{partition}}#expiring     a sorted set of the keys that expire, by their millisecond
+-- The braces make all of it one slot of a cluster. Records expire by themselves; their entries in the two
+-- sets are removed by later commits. While a slot moves between nodes, a cluster refuses a script that would
+-- see half of what it names in KEYS.
+
+-- name: commit
+-- KEYS: the index, what expires, then the records expected, put and deleted.
+-- ARGV: how many are expected, how many put, where a record's own key begins in its name; for each expected
+-- one its version, or '' for none; for each put one its version and value, and its milliseconds or ''.
+-- Returns the keys whose expectations do not hold; where there are none, all is written.
+local expected, put, start = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local differing = {}
+for i = 1, expected do
+    if redis.call('GETRANGE', KEYS[2 + i], 0, 23) ~= ARGV[3 + i] then
+        differing[#differing + 1] = string.sub(KEYS[2 + i], start)
+    end
+end
+if #differing > 0 then
+    return differing
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for i = 1, put do
+    local record = KEYS[2 + expected + i]
+    local value, ttl = ARGV[2 + expected + 2 * i], ARGV[3 + expected + 2 * i]
+    local key = string.sub(record, start)
+    redis.call('ZADD', KEYS[1], 0, key)
+    if ttl == '' then
+        redis.call('SET', record, value)
+        redis.call('ZREM', KEYS[2], key)
+    else
+        redis.call('SET', record, value, 'PXAT', now + ttl)
+        redis.call('ZADD', KEYS[2], now + ttl, key)
+    end
+end
+for i = 3 + expected + put, #KEYS do
+    local key = string.sub(KEYS[i], start)
+    redis.call('DEL', KEYS[i])
+    redis.call('ZREM', KEYS[1], key)
+    redis.call('ZREM', KEYS[2], key)
+end
+
+-- a second late, so that no record outlives its entry; a few at a time, and more than one commit adds
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 1000, 'LIMIT', 0, 20)) do
+    redis.call('ZREM', KEYS[1], key)
+    redis.call('ZREM', KEYS[2], key)
+end
+return {}
+
+-- name: scan
+-- KEYS: the index.
+-- ARGV: the bounds in the direction of the scan, the limit, '1' for the reverse, how records' names begin.
+-- Returns the keys that are next, and their records.
+local command = ARGV[4] == '1' and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX'
+local keys = redis.call(command, KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
+if #keys == 0 then
+    return {keys, keys}
+end
+local records = {}
+for i, key in ipairs(keys) do
+    records[i] = ARGV[5] .. key
+end
+return {keys, redis.call('MGET', unpack(records))}
+
+-- name: scan_believed
+-- The same for a server that lets scripts touch only what is in KEYS, and for a slot on the move.
+-- KEYS: the index, then the records that the caller believes to be next.
+-- ARGV: as above.
+-- Returns the keys that are next and, where the caller was right, their records.
+local command = ARGV[4] == '1' and 'ZREVRANGEBYLEX' or 'ZRANGEBYLEX'
+local keys = redis.call(command, KEYS[1], ARGV[1], ARGV[2], 'LIMIT', 0, ARGV[3])
+if #keys == 0 then
+    return {keys, keys}
+end
+if #keys ~= #KEYS - 1 then
+    return {keys}
+end
+for i, key in ipairs(keys) do
+    if KEYS[1 + i] ~= ARGV[5] .. key then
+        return {keys}
+    end
+end
+return {keys, redis.call('MGET', unpack(KEYS, 2))}
+
+-- name: now
+-- KEYS: any; in a cluster it says whose clock is asked, so that everybody asks the same.
+return redis.call('TIME')

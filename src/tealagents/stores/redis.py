@@ -1,0 +1,279 @@
+"""State in Redis, alone or in a cluster, for any number of processes on any number of machines.
+
+``redis://user:password@host:6379/0?prefix=tealagents:`` or ``rediss://…`` for TLS; a cluster is recognised by
+itself, and any of its nodes will do as the host.
+
+The scripts, and what a partition looks like, are in `redis.lua`; `redis_nodes` sends them.
+"""
+
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from pydantic import Field, SecretStr
+from redis.crc import key_slot
+from redis.exceptions import NoScriptError, ResponseError
+
+from tealagents.domain.errors import Conflict, CorruptState, Unknown
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.base import (
+    BaseStore,
+    StoreConfigError,
+    StoreOptions,
+    StoreUrl,
+    check_commit,
+    check_keys,
+    check_scan,
+    scan_bounds,
+)
+from tealagents.stores.redis_nodes import ConnectionBroke, Nodes
+
+__all__ = ["RedisOptions", "RedisStore"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: characters of a stored record that are its version
+VERSION: Final = 24
+#: records that one trip of a scan fetches at most
+PAGE: Final = 500
+#: how often a scan in two trips looks again because records came or went while it was looking
+LOOKS: Final = 20
+
+_NAME = "-- name: "
+#: credentials, host, port, and the number of a database
+_PLACE = re.compile(r"([^@]*@)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?[0-9]*", re.ASCII)
+
+
+class RedisOptions(StoreOptions):
+    """What `redis://` and `rediss://` take besides the place."""
+
+    #: `redis://user:password@host:port/db`
+    address: SecretStr
+    #: what the name of every key begins with
+    prefix: str = Field(default="tealagents:", max_length=100, pattern=r"^[^{}]*$")
+    #: connections of this process at most, to each node
+    pool: int = Field(default=32, ge=1, le=10_000)
+    connect_timeout: float = Field(default=5, gt=0)
+    #: seconds for one command; a commit that takes longer ends with its outcome unknown
+    command_timeout: float = Field(default=5, gt=0)
+    ssl_ca_certs: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    @classmethod
+    def location(cls, url: StoreUrl) -> dict[str, Any]:
+        if not _PLACE.fullmatch(url.netloc + url.path):
+            raise StoreConfigError(
+                f"{url.scheme}://…: it must be {url.scheme}://host:port/number. In a user name or password, "
+                "write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
+            )
+        return {"address": SecretStr(f"{url.scheme}://{url.netloc}{url.path}")}
+
+
+class RedisStore(BaseStore):
+    """A string for each record, an ordered index for each partition, one script a commit."""
+
+    name = "redis"
+    shared = True
+    durable = True
+    options_type: ClassVar[type[StoreOptions]] = RedisOptions
+    options: RedisOptions
+
+    def __init__(self, options: RedisOptions) -> None:
+        super().__init__(options)
+        self._nodes = Nodes(
+            options.address.get_secret_value(),
+            self.unavailable,
+            size=options.pool,
+            connect_timeout=options.connect_timeout,
+            command_timeout=options.command_timeout,
+            tls={name: getattr(options, name) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")},
+        )
+
+    @property
+    def where(self) -> str:
+        return self.options.address.get_secret_value().partition("://")[2].rpartition("@")[2]
+
+    # --- the primitives ---------------------------------------------------------------------------
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        check_keys(partition, keys)
+        if not keys:
+            return []
+        base = self._base(partition)
+        command = ("MGET", *(f"{base}:{key}" for key in keys))
+        reply = await self._ask(lambda: self._nodes.run(key_slot(base.encode()), command))
+        return [value and _record(key, value) for key, value in zip(keys, reply, strict=True)]
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        check_scan(partition, prefix, after, limit)
+        low, high = scan_bounds(prefix, after, reverse)
+        found: list[tuple[str, Record]] = []
+        while len(found) < limit and low < high:
+            page = min(limit - len(found), PAGE)
+            keys, values = await self._page(self._base(partition), low, high, page, reverse)
+            # a record that has expired may still be in the index
+            found += [(key, _record(key, v)) for key, v in zip(keys, values, strict=True) if v is not None]
+            if len(keys) < page:
+                break
+            low, high = (low, keys[-1]) if reverse else (keys[-1] + " ", high)
+        return found
+
+    async def _page(
+        self, base: str, low: str, high: str, limit: int, reverse: bool
+    ) -> tuple[list[str], list[bytes | None]]:
+        """The next keys and their records, as of one moment."""
+        bounds = (f"({high}", f"[{low}") if reverse else (f"[{low}", f"({high}")
+        arguments = (*bounds, limit, "1" if reverse else "", f"{base}:")
+        index = f"{base}#index"
+        try:
+            keys, values = await self._ask(partial(self._script, "scan", (index,), arguments, settled=True))
+        except ResponseError:
+            return await self._page_believed(index, arguments)
+        return [key.decode() for key in keys], values
+
+    async def _page_believed(
+        self, index: str, arguments: Sequence[Any]
+    ) -> tuple[list[str], list[bytes | None]]:
+        """The same where the records must be named beforehand: the keys, then both if those still hold."""
+        keys: list[str] = []
+        for _ in range(LOOKS):
+            names = (index, *(arguments[-1] + key for key in keys))
+            reply = await self._ask(partial(self._script, "scan_believed", names, arguments))
+            keys = [key.decode() for key in reply[0]]
+            if len(reply) > 1:
+                return keys, reply[1]
+        raise self.unavailable("records come and go faster than they can be read")
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        check_commit(partition, commit)
+        base = self._base(partition)
+        expect, put = commit.expect, commit.put
+        names = (f"{base}:{key}" for keys in (expect, put, commit.delete) for key in keys)
+        version = commit.operation.encode()
+        values = (
+            part
+            for value, ttl in put.values()
+            for part in (version + value, "" if ttl is None else max(1, math.ceil(ttl * 1000)))
+        )
+        reply = await self._script(
+            "commit",
+            (f"{base}#index", f"{base}#expiring", *names),
+            (len(expect), len(put), len(base) + 2, *(v or "" for v in expect.values()), *values),
+        )
+        if reply:
+            raise Conflict(*(key.decode() for key in reply))
+
+    async def now(self) -> float:
+        script = partial(self._script, "now", (f"{self.options.prefix}{{clock}}",), ())
+        seconds, microseconds = await self._ask(script)
+        return int(seconds) + int(microseconds) / 1e6
+
+    async def ping(self) -> None:
+        await self.now()
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        try:
+            for info in await self._nodes.survey():
+                self._check_eviction(info.get("maxmemory_policy"))
+                _check_durability(self.where, info)
+        except BaseException:
+            await self.close()
+            raise
+
+    def _check_eviction(self, policy: str | None) -> None:
+        if policy is None:
+            log.warning("redis at %s does not tell its maxmemory-policy: it must be noeviction", self.where)
+        elif policy != "noeviction":
+            raise StoreConfigError(
+                f"redis at {self.where} has the maxmemory-policy {policy!r}, under which it would throw "
+                "records away. Run `redis-cli CONFIG SET maxmemory-policy noeviction` and put it into its "
+                "configuration; with a managed service, set it in the parameter group."
+            )
+
+    async def close(self) -> None:
+        await self._nodes.close()
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _base(self, partition: str) -> str:
+        return f"{self.options.prefix}{{{partition}}}"
+
+    async def _ask(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What changes nothing: asked once more where the connection broke, as an idle one may have."""
+        try:
+            try:
+                return await attempt()
+            except ConnectionBroke:
+                return await attempt()
+        except Unknown as error:
+            raise self.unavailable(error) from None
+
+    async def _script(
+        self, name: str, keys: Sequence[str], arguments: Sequence[Any], *, settled: bool = False
+    ) -> Any:
+        """Runs a script by its digest; a server that does not know it yet is given its text."""
+        script = _scripts()[name]
+        slot = key_slot(keys[0].encode())
+        rest = (len(keys), *keys, *arguments)
+        try:
+            return await self._nodes.run(slot, ("EVALSHA", script.digest, *rest), settled=settled)
+        except NoScriptError:
+            return await self._nodes.run(slot, ("EVAL", script.text, *rest), settled=settled)
+
+
+def _check_durability(where: str, info: Mapping[str, str]) -> None:
+    """Warns where what was acknowledged can be lost."""
+    if info.get("aof_enabled") == "0":
+        log.warning(
+            "redis at %s keeps no append-only file: what was acknowledged since its last snapshot is lost "
+            "when it dies. Set `appendonly yes` and `appendfsync always`.",
+            where,
+        )
+    elif (setting := info.get("appendfsync")) != "always":
+        log.warning(
+            "redis at %s has appendfsync %s: what was acknowledged in the last moments can be lost when it "
+            "dies. Set `appendfsync always`.",
+            where,
+            setting or "(it does not tell)",
+        )
+
+
+def _record(key: str, stored: bytes) -> Record:
+    try:
+        version = stored[:VERSION].decode("ascii")
+    except UnicodeDecodeError:
+        version = ""
+    if len(version) < VERSION:
+        raise CorruptState(key, "does not begin with the version of a record")
+    return Record(stored[VERSION:], version)
+
+
+class _Script(NamedTuple):
+    text: str
+    digest: str
+
+
+@cache
+def _scripts() -> Mapping[str, _Script]:
+    """The scripts of `redis.lua` by name."""
+    blocks = files("tealagents.stores").joinpath("redis.lua").read_text().split(_NAME)[1:]
+    named = ((name.strip(), text) for name, _, text in (block.partition("\n") for block in blocks))
+    return {name: _Script(text, hashlib.sha1(text.encode()).hexdigest()) for name, text in named}  # noqa: S324

@@ -1,0 +1,296 @@
+"""Sends commands to Redis, or to the node of a cluster that serves them, and says what became of them.
+
+Connections are redis-py's, which knows how to log in and to speak TLS. How commands are sent is decided here,
+because its clients repeat a command whose reply was lost: here a command is sent again only where the server
+said that it did not run it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from hiredis import pack_command
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from tealagents.domain.errors import PersistenceUnavailable, Unknown
+from tealagents.stores.pool import Pool
+
+__all__ = ["ConnectionBroke", "Nodes"]
+
+log = logging.getLogger(__name__)
+
+#: answers of a cluster that send a command elsewhere or ask for patience, until it is given up
+REDIRECTIONS: Final = 40
+
+Address = tuple[str, int]
+
+
+class Nodes:
+    """The server, or the nodes of a cluster: a command goes to the node that serves its slot."""
+
+    def __init__(
+        self,
+        url: str,
+        unavailable: Callable[[object], PersistenceUnavailable],
+        *,
+        size: int,
+        connect_timeout: float,
+        command_timeout: float,
+        tls: Mapping[str, str | None],
+    ) -> None:
+        parts = urlsplit(url)
+        self._seed: Address = (parts.hostname or "localhost", parts.port or 6379)
+        self._unavailable = unavailable
+        self._size = size
+        self._connect_timeout = connect_timeout
+        self._command_timeout = command_timeout
+        self._class = SSLConnection if parts.scheme == "rediss" else Connection
+        self._arguments: dict[str, Any] = {
+            "db": int(parts.path.strip("/") or 0),
+            "username": unquote(parts.username) if parts.username else None,
+            "password": unquote(parts.password) if parts.password else None,
+            "protocol": 2,
+            "driver_info": None,
+            "socket_timeout": None,  # the deadline is set around a command and its reply
+            "socket_connect_timeout": connect_timeout,
+            **(tls if parts.scheme == "rediss" else {}),
+        }
+        self._pools: dict[Address, Pool[Connection]] = {}
+        #: of a cluster: which node serves a slot
+        self._owners: dict[int, Address] = {}
+
+    async def run(self, slot: int, command: tuple[Any, ...], *, settled: bool = False) -> Any:
+        """The reply to a command, wherever its slot is served.
+
+        NoScriptError as it comes; with `settled` all that a server answers but that the slot is elsewhere,
+        a slot on the move included. PersistenceUnavailable where the command surely did not run, Unknown
+        where that cannot be told.
+        """
+        packed = _pack(*command)
+        address, asking = self._owners.get(slot, self._seed), False
+        for _ in range(REDIRECTIONS):
+            try:
+                return await self._send(address, packed, asking)
+            except MovedError as moved:
+                address, asking = await self._moved(moved, address), False
+            except _Unreachable as error:
+                successor = await self._successor(slot, address)
+                if successor is None:
+                    raise self._unavailable(error) from None
+                address, asking = successor, False
+            except ResponseError as error:
+                if settled or isinstance(error, NoScriptError):
+                    raise
+                if isinstance(error, AskError):
+                    address, asking = _named(error, address), True
+                elif isinstance(error, TryAgainError):  # some keys are here and some already there
+                    await asyncio.sleep(self._command_timeout / REDIRECTIONS)
+                else:
+                    raise self._unavailable(_reason(error)) from None
+        raise self._unavailable("its slot is on the move")
+
+    async def survey(self) -> list[dict[str, str]]:
+        """What the server, or each node of a cluster that serves slots, tells about itself."""
+        try:
+            info = await self._about(self._seed)
+            if info.get("redis_mode") != "cluster":
+                return [info]
+            await self._learn(self._seed)
+            return [await self._about(address) for address in sorted(set(self._owners.values()))]
+        except (_Unreachable, Unknown, ResponseError) as error:
+            raise self._unavailable(error) from None
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.clear()
+
+    # --- one node ---------------------------------------------------------------------------------
+
+    async def _send(self, address: Address, packed: bytes, asking: bool = False) -> Any:
+        """The reply of one node; ResponseError where it refuses a command, which it then has not run."""
+        pool = self._pool(address)
+        connection = await self._borrow(pool)
+        try:
+            async with asyncio.timeout(self._command_timeout):
+                await connection.send_packed_command(
+                    _ASKING + packed if asking else packed, check_health=False
+                )
+                if asking:
+                    await connection.read_response(disable_decoding=True)
+                reply = await connection.read_response(disable_decoding=True)
+        except (ReadOnlyError, BusyLoadingError, AuthenticationError) as error:
+            # it is not, or not yet, the server to talk to: connect anew
+            await pool.drop(connection)
+            await pool.clear()
+            raise self._unavailable(_reason(error)) from None
+        except ResponseError:
+            pool.give_back(connection)
+            raise
+        except TimeoutError as error:
+            await pool.drop(connection)
+            raise Unknown(_reason(error)) from None
+        except (RedisError, OSError) as error:
+            await pool.drop(connection)
+            await pool.clear()
+            raise ConnectionBroke(_reason(error)) from None
+        except BaseException:  # a canceled caller: the server has run it or not
+            await pool.drop(connection)
+            raise
+        pool.give_back(connection)
+        return reply
+
+    async def _borrow(self, pool: Pool[Connection]) -> Connection:
+        try:
+            return await pool.borrow()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _Unreachable(_reason(error)) from None
+
+    def _pool(self, address: Address) -> Pool[Connection]:
+        pool = self._pools.get(address)
+        if pool is None:
+            pool = self._pools[address] = Pool(
+                connect=lambda: self._connect(address),
+                usable=_is_quiet,
+                discard=_abort,
+                size=self._size,
+                timeout=self._connect_timeout,
+            )
+        return pool
+
+    async def _connect(self, address: Address) -> Connection:
+        """A connection to a server that takes writes: after a failover its name may lead to the old one."""
+        connection = self._class(host=address[0], port=address[1], **self._arguments)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            info = await _info(connection)
+            if info.get("role") == "slave" and info.get("redis_mode") != "cluster":
+                raise ReadOnlyError("the server is a replica")
+        except BaseException:
+            await _abort(connection)
+            raise
+        return connection
+
+    async def _about(self, address: Address) -> dict[str, str]:
+        pool = self._pool(address)
+        connection = await self._borrow(pool)
+        try:
+            async with asyncio.timeout(self._command_timeout):
+                info = await _info(connection)
+                info["appendfsync"] = await _setting(connection, "appendfsync")
+        except (RedisError, OSError, TimeoutError) as error:
+            await pool.drop(connection)
+            raise _Unreachable(_reason(error)) from None
+        except BaseException:
+            await pool.drop(connection)
+            raise
+        pool.give_back(connection)
+        return info
+
+    # --- a cluster --------------------------------------------------------------------------------
+
+    async def _moved(self, moved: MovedError, asked: Address) -> Address:
+        """Where a slot has gone. Others have probably gone with it, so the whole map is read again."""
+        address = _named(moved, asked)
+        try:
+            await self._learn(address)
+        except _NO_ANSWER as error:
+            log.warning("the map of the redis cluster could not be read: %s", error)
+        self._owners[moved.slot_id] = address
+        return address
+
+    async def _successor(self, slot: int, gone: Address) -> Address | None:
+        """Who serves a slot instead of a node that cannot be reached, as far as the others know."""
+        for address in sorted(set(self._owners.values()) - {gone}):
+            try:
+                await self._learn(address)
+            except _NO_ANSWER:
+                continue
+            owner = self._owners.get(slot, gone)
+            return owner if owner != gone else None
+        return None
+
+    async def _learn(self, address: Address) -> None:
+        """Reads the map of slots from a node."""
+        ranges = await self._send(address, _CLUSTER_SLOTS)
+        self._owners = {
+            slot: ((host or b"").decode() or address[0], port)
+            for first, last, (host, port, *_), *_ in ranges
+            for slot in range(first, last + 1)
+        }
+
+
+class ConnectionBroke(Unknown):
+    """Before the reply to a command, which may have run or not."""
+
+
+class _Unreachable(Exception):
+    """A node could not be connected to: nothing was sent."""
+
+
+_NO_ANSWER: Final = (PersistenceUnavailable, Unknown, _Unreachable, ResponseError)
+
+
+def _pack(*parts: str | bytes | int) -> bytes:
+    """A command as it is sent."""
+    packed: bytes = pack_command(parts)  # type: ignore[arg-type]  # any number of parts
+    return packed
+
+
+_ASKING: Final = _pack("ASKING")
+_CLUSTER_SLOTS: Final = _pack("CLUSTER", "SLOTS")
+
+
+def _named(redirection: AskError, asked: Address) -> Address:
+    """The node that a redirection names; an empty host means the one that was asked."""
+    return redirection.host or asked[0], redirection.port
+
+
+async def _is_quiet(connection: Connection) -> bool:
+    """Whether it is open and nobody speaks out of turn."""
+    return connection.is_connected and not await connection.can_read()
+
+
+async def _abort(connection: Connection) -> None:
+    await connection.disconnect(nowait=True)
+
+
+async def _info(connection: Connection) -> dict[str, str]:
+    """What the server tells of itself; empty where it does not let us ask."""
+    await connection.send_packed_command(_pack("INFO"), check_health=False)
+    try:
+        text: bytes = await connection.read_response(disable_decoding=True)
+    except ResponseError:
+        return {}
+    pairs = (line.partition(":") for line in text.decode(errors="replace").splitlines())
+    return {name: value for name, colon, value in pairs if colon}
+
+
+async def _setting(connection: Connection, name: str) -> str:
+    """A configuration parameter; empty where the service does not let us ask."""
+    await connection.send_packed_command(_pack("CONFIG", "GET", name), check_health=False)
+    try:
+        reply: list[bytes] = await connection.read_response(disable_decoding=True)
+    except ResponseError:
+        return ""
+    return reply[1].decode() if reply else ""
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in a line. Neither the driver nor the server quotes a password."""
+    if isinstance(error, TimeoutError) and not error.args:
+        return "no answer in time"
+    text = str(error)
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

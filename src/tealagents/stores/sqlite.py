@@ -1,0 +1,425 @@
+"""State in one SQLite file, shared by the processes of one machine. `sqlite:///relative.db`, `sqlite:////abs.db`
+
+The SQL is in `sqlite.sql`, the table in `migrations/sqlite`. The file is in WAL mode with `synchronous=FULL`:
+what was acknowledged survives a power cut, and readers never wait for writers.
+
+One thread owns the connection that writes and one the connection that scans. Commits that wait while another
+is being synced share the next transaction, and so one sync; each still conflicts, or not, on its own. A read
+of a few keys is made on the event loop itself: it touches a few pages, waits for nobody, and handing it to a
+thread would cost several times as much as making it.
+"""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import mkstemp
+from threading import Thread
+from typing import Any, Final, TypeVar
+
+from pydantic import Field
+
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, StoreError, Unknown
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.base import (
+    BaseStore,
+    StoreConfigError,
+    StoreOptions,
+    StoreUrl,
+    check_commit,
+    check_keys,
+    check_scan,
+    scan_bounds,
+)
+from tealagents.stores.sql import migrations, statements
+
+__all__ = ["SqliteOptions", "SqliteStore"]
+
+T = TypeVar("T")
+
+#: keys that are read on the event loop, at once
+FEW: Final = 8
+#: commits that may share one transaction
+GROUP: Final = 64
+#: seconds between two erasures of what has expired, and how many records each erases at most
+SWEEP_SECONDS: Final = 60.0
+SWEEP_RECORDS: Final = 500
+
+#: errors of COMMIT that leave nothing in the log; after any other, a failed sync above all, something may be
+_NOT_COMMITTED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+_CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+class SqliteOptions(StoreOptions):
+    path: Path
+    #: seconds to wait for another process that writes before the store counts as unavailable
+    busy_seconds: float = Field(default=10, gt=0)
+
+    @classmethod
+    def location(cls, url: StoreUrl) -> dict[str, Any]:
+        """What follows the third slash is the path: `sqlite:///state.db`, `sqlite:////var/lib/state.db`"""
+        if url.netloc:
+            raise StoreConfigError(
+                f"{url.safe}: write three slashes, as in sqlite:///{url.netloc}{url.path}, or four before an "
+                "absolute path."
+            )
+        if not (path := url.path.removeprefix("/")):
+            raise StoreConfigError("sqlite://: name the file, as in sqlite:///state.db.")
+        return {"path": url.relative_to / path}
+
+
+class SqliteStore(BaseStore):
+    """One file and three connections: a thread's that writes, a thread's that scans, and the event loop's."""
+
+    name = "sqlite"
+    shared = True
+    durable = True
+    options_type = SqliteOptions
+    options: SqliteOptions
+
+    def __init__(self, options: SqliteOptions, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(options, clock=clock)
+        self._sql = statements("sqlite.sql")
+        self._path = options.path.absolute()
+        self._next_sweep = 0.0
+
+    @property
+    def where(self) -> str:
+        return str(self._path)
+
+    async def open(self) -> None:
+        writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
+        self._writer = _Owner(writing, self._in_one_transaction)
+        self._scanner = _Owner(scanning, _one_by_one)
+
+    async def close(self) -> None:
+        self._at_hand.close()
+        await self._scanner.close()
+        await self._writer.close()
+
+    async def migrate(self) -> list[str]:
+        """Brings the schema up to this version; the names of what was applied. Needs no `open`."""
+        return await self._in_thread(self._migrate)
+
+    # --- the primitives ---------------------------------------------------------------------------
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        check_keys(partition, keys)
+        statement, arguments = self._about(keys, "read", partition)
+        rows = self._rows_at_once(statement, arguments) if len(keys) <= FEW else None
+        if rows is None:
+            rows = await self._rows(statement, arguments)
+        found = {key: Record(value, version) for key, value, version in rows}
+        return [found.get(key) for key in keys]
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        check_scan(partition, prefix, after, limit)
+        statement = self._sql["scan_reverse" if reverse else "scan"]
+        arguments = (partition, *scan_bounds(prefix, after, reverse), self.clock(), limit)
+        rows = await self._rows(statement, arguments)
+        return [(key, Record(value, version)) for key, value, version in rows]
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        """Once it is queued it is done, whether its caller waits or not."""
+        check_commit(partition, commit)
+        try:
+            await self._writer.do(lambda connection: self._write(connection, partition, commit))
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    async def ping(self) -> None:
+        if not self._path.exists():
+            raise self.unavailable("the file is gone")
+        await self._rows(self._sql["schema_number"], ())
+
+    def _rows_at_once(self, statement: str, arguments: Sequence[object]) -> list[Any] | None:
+        """None where it cannot be had without waiting, or at all: the thread will wait, or tell why not."""
+        try:
+            return self._at_hand.execute(statement, arguments).fetchall()
+        except sqlite3.Error:
+            return None
+
+    async def _rows(self, statement: str, arguments: Sequence[object]) -> list[Any]:
+        try:
+            return await self._scanner.do(
+                lambda connection: connection.execute(statement, arguments).fetchall()
+            )
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except (sqlite3.Error, OSError) as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: sqlite3.Error | OSError) -> CorruptState | PersistenceUnavailable:
+        if _code(error) & 0xFF in _CORRUPT:
+            return CorruptState(str(self._path), f"is a damaged database ({error})")
+        return self.unavailable(error)
+
+    # --- in the threads ---------------------------------------------------------------------------
+
+    def _about(self, keys: Sequence[str], name: str, partition: str) -> tuple[str, Sequence[object]]:
+        """A statement about `keys`, and its arguments."""
+        statement = self._sql[name].replace("{keys}", ",".join("?" * len(keys)))
+        return statement, (partition, self.clock(), *keys)
+
+    def _write(self, connection: sqlite3.Connection, partition: str, commit: Commit) -> None:
+        """Raises `Conflict` before it has written anything: others share the transaction."""
+        if commit.expect:
+            found = dict(connection.execute(*self._about(list(commit.expect), "versions", partition)))
+            if differing := [key for key, version in commit.expect.items() if found.get(key) != version]:
+                raise Conflict(*differing)
+        if commit.put:
+            now = self.clock()
+            rows = [
+                (partition, key, commit.operation, value, None if ttl is None else now + ttl)
+                for key, (value, ttl) in commit.put.items()
+            ]
+            connection.executemany(self._sql["put"], rows)
+        if commit.delete:
+            connection.executemany(self._sql["delete"], [(partition, key) for key in commit.delete])
+
+    def _in_one_transaction(self, connection: sqlite3.Connection, jobs: Sequence["_Job"]) -> None:
+        """Does all jobs and syncs once. A job conflicts alone; any other failure is everybody's."""
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                job.do(connection)
+            self._sweep(connection)
+        except BaseException as error:  # noqa: BLE001 — raised where each commit is awaited
+            _roll_back(connection)
+            return _fail(jobs, error)
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(connection)
+            surely_not = _code(error) in _NOT_COMMITTED
+            _fail(jobs, error if surely_not else Unknown(f"the sync failed: {error}"))
+
+    def _sweep(self, connection: sqlite3.Connection) -> None:
+        """Erases what has expired, now and then."""
+        if time.monotonic() < self._next_sweep:
+            return
+        erased = connection.execute(self._sql["sweep"], (self.clock(), SWEEP_RECORDS)).rowcount
+        self._next_sweep = time.monotonic() + (SWEEP_SECONDS if erased < SWEEP_RECORDS else 0)
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def _connect_all(self) -> list[sqlite3.Connection]:
+        with ExitStack() as opened:
+            writing, scanning, at_hand = (opened.enter_context(closing(self._connect())) for _ in range(3))
+            with _transaction(writing):
+                if not self._schema_number(writing):
+                    self._apply_migrations(writing)
+            self._check_schema(self._schema_number(writing))
+            scanning.execute("PRAGMA query_only = ON")
+            at_hand.execute("PRAGMA query_only = ON")
+            at_hand.execute("PRAGMA busy_timeout = 0")
+            opened.pop_all()
+        return [writing, scanning, at_hand]
+
+    def _connect(self) -> sqlite3.Connection:
+        _make_private(self._path)
+        connection = sqlite3.connect(
+            self._path, timeout=self.options.busy_seconds, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+                raise sqlite3.OperationalError("its file system does not allow WAL mode; use a local disk")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self) -> list[str]:
+        with closing(self._connect()) as connection, _transaction(connection):
+            return self._apply_migrations(connection)
+
+    def _apply_migrations(self, connection: sqlite3.Connection) -> list[str]:
+        present, applied = self._schema_number(connection), []
+        for number, (name, text) in migrations("sqlite").items():
+            if number > present:
+                for statement in _split(text):
+                    connection.execute(statement)
+                connection.execute(self._sql["migrated"], (number, name))
+                applied.append(name)
+        return applied
+
+    def _schema_number(self, connection: sqlite3.Connection) -> int:
+        connection.execute(self._sql["create_schema_version"])
+        return int(connection.execute(self._sql["schema_number"]).fetchone()[0])
+
+    def _check_schema(self, number: int) -> None:
+        newest = max(migrations("sqlite"))
+        place = f"{self._path}: the schema is at {number}"
+        if number < newest:
+            raise StoreConfigError(f"{place}, this version needs {newest}: run `tealagents migrate`.")
+        if number > newest:
+            raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
+
+
+# --- threads that own connections -------------------------------------------------------------------
+
+
+class _Job:
+    """Something to do with a connection, and who waits for it."""
+
+    __slots__ = ("error", "future", "result", "work")
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+        self.work = work
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def do(self, connection: sqlite3.Connection) -> None:
+        try:
+            self.result = self.work(connection)
+        except StoreError as error:
+            self.error = error
+
+    def settle(self) -> None:
+        if self.future.done():  # its caller was canceled
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class _Owner(Thread):
+    """The thread that owns a connection: takes what is queued, a group at a time, and answers on the loop."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        serve: Callable[[sqlite3.Connection, Sequence[_Job]], None],
+    ) -> None:
+        super().__init__(name="sqlite-store", daemon=True)
+        self._connection, self._serve = connection, serve
+        #: a plain queue, and one call to the loop for each group, cost less than a `ThreadPoolExecutor`
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self.start()
+
+    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` returns or raises, done after all that was queued before."""
+        if self._closed:
+            raise sqlite3.ProgrammingError("the store is closed")
+        job = _Job(work)
+        self._queue.put(job)
+        result: T = await job.future
+        return result
+
+    async def close(self) -> None:
+        """Returns when everything queued is done and the connection is closed."""
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self.join)
+
+    def run(self) -> None:
+        with closing(self._connection):
+            while jobs := self._next():
+                try:
+                    self._serve(self._connection, jobs)
+                except BaseException as error:  # noqa: BLE001 — raised where the work is awaited
+                    _fail(jobs, error)
+                self._loop.call_soon_threadsafe(_settle, jobs)
+
+    def _next(self) -> list[_Job]:
+        """What is queued, once there is something; nothing when all is done."""
+        jobs = [self._queue.get()]
+        while len(jobs) < GROUP and jobs[-1] and not self._queue.empty():
+            jobs.append(self._queue.get())
+        if jobs[-1] is None and len(jobs) > 1:
+            self._queue.put(None)
+        return [job for job in jobs if job]
+
+
+def _one_by_one(connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        try:
+            job.do(connection)
+        except sqlite3.Error as error:
+            job.error = error
+
+
+def _settle(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        job.settle()
+
+
+def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
+    """All jobs failed, but for those that had conflicted anyway."""
+    for job in jobs:
+        job.error = job.error or error
+
+
+# --- small words ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+def _make_private(path: Path) -> None:
+    """Makes the file, where there is none, so that its owner alone can read it.
+
+    One that is there is not even opened: closing it would drop every lock that this process has on it
+    (POSIX says so), and a process that then closes the database would take the log for its own to delete.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        return
+    made, name = mkstemp(prefix=f"{path.name}-", dir=path.parent)
+    os.close(made)
+    try:
+        os.link(name, path)
+    except FileExistsError:
+        pass  # another process was quicker
+    finally:
+        os.unlink(name)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):  # some errors have ended the transaction already
+        connection.execute("ROLLBACK")
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's extended code; 0 where the error is not its own."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code
+
+
+def _split(script: str) -> Iterator[str]:
+    """The statements of a script: `executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
