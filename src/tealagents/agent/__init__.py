@@ -1,0 +1,346 @@
+"""The agent of a config file, without the service: `from tealagents import Agent`.
+
+    async with Agent.from_config("config.yaml") as agent:
+        thread = agent.new_thread()
+        answer = await agent.run("hi", thread)
+        async for piece in agent.run_stream("and now?", thread):
+            print(piece.text, end="")
+
+============  ====================================================================================
+`answers`     what an agent answers: whole, or piece by piece
+`answering`   one message and its answer: the turn on a thread, driving `engine.loop`
+`opening`     what an agent works with while it is open
+============  ====================================================================================
+
+The same loop, views, context providers and tools as in the service. What is kept is the thread's to keep;
+what only a service does (authentication, leases, audit) is not done here.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+from tealagents.agent.answering import Answering, Approve, Setup
+from tealagents.agent.answers import Answer, AnswerStream, Update
+from tealagents.agent.opening import Kind, Opened, opened, with_kind
+from tealagents.config import ServiceConfig, load
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Item, Json, Message, User
+from tealagents.domain.ports import Clock, RemoteConversations, Store
+from tealagents.state.codec import encode_json
+from tealagents.state.ledger import SystemClock
+from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, kind_of
+from tealagents.threads.context import ContextProvider, Providers
+from tealagents.threads.local import LocalThread
+from tealagents.threads.message_stores import MessageStoreFactory
+from tealagents.threads.remote import RemoteThread
+from tealagents.threads.views import Reducer, View
+from tealagents.threads.workflow import WorkflowThread
+from tealagents.threads.workflow import opened as thread_of
+
+__all__ = ["Agent", "Answer", "AnswerStream", "Update"]
+
+
+class Agent:
+    """One agent, for one user.
+
+    Open it with `async with`, and its connections and tool servers are kept until its end; otherwise each
+    call opens and closes what it needs.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        user: str = "local",
+        approve: Approve | None = None,
+        message_stores: MessageStoreFactory | None = None,
+        reducers: Sequence[Reducer] | None = None,
+        context_providers: ContextProvider | Sequence[ContextProvider] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`approve` decides on tool calls that need approval; without it they are rejected. `message_stores`
+        makes the message store of each new local thread. `reducers` and `context_providers` take the place
+        of the config's."""
+        from tealagents.bootstrap import store_of, view_of
+
+        self.config = config
+        self.name = config.name
+        #: digest of what makes its threads differ from another agent's
+        self.fingerprint = fingerprint_of(config)
+        self._stores = message_stores
+        self._clock = clock or SystemClock()
+        view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
+        self._setup = Setup(
+            system_prompt=(config.agent.system_prompt or "").strip(),
+            user=User("local", user),
+            view=view,
+            approve=approve,
+            max_tool_rounds=config.limits.max_tool_rounds,
+            clock=self._clock,
+        )
+        if isinstance(context_providers, ContextProvider):
+            context_providers = [context_providers]
+        self._own_providers = context_providers
+        self._providers()  # what is wrong with them is said now
+        self._store: Store = store_of(config)
+        self._store_is_open = False
+        self._open: Opened | None = None
+        self._stack = AsyncExitStack()
+
+    def _providers(self) -> Providers:
+        from tealagents.bootstrap import providers_of
+
+        return providers_of(self.config) if self._own_providers is None else Providers(self._own_providers)
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        dotenv: Path | None = Path(".env"),
+        user: str = "local",
+        approve: Approve | None = None,
+        message_stores: MessageStoreFactory | None = None,
+        reducers: Sequence[Reducer] | None = None,
+        context_providers: ContextProvider | Sequence[ContextProvider] | None = None,
+    ) -> Self:
+        """The agent of a config file; `ConfigError` with everything that is wrong in it."""
+        return cls(
+            load(Path(path), env=env, dotenv=dotenv),
+            user=user,
+            approve=approve,
+            message_stores=message_stores,
+            reducers=reducers,
+            context_providers=context_providers,
+        )
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._open = await self._stack.enter_async_context(self._working())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._open = None
+        await self._stack.aclose()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Opened]:
+        if self._open is not None:
+            yield self._open
+            return
+        async with self._working() as working:
+            yield working
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[Opened]:
+        providers = self._providers()
+        async with AsyncExitStack() as stack:
+            if providers:
+                await self._open_store(stack)
+            yield await stack.enter_async_context(opened(self.config, self._store, providers, self._clock))
+
+    async def _open_store(self, stack: AsyncExitStack) -> None:
+        """Opens what providers remember of the user. One in memory stays open: it would forget."""
+        if self._store.durable:
+            await stack.enter_async_context(self._store)
+        elif not self._store_is_open:
+            await self._store.__aenter__()
+            self._store_is_open = True
+
+    # --- threads ---------------------------------------------------------------------------------
+
+    def new_thread(self) -> AgentThread:
+        """A thread of the configured kind."""
+        return self.get_remote_thread() if self.config.thread.kind == "remote" else self.get_local_thread()
+
+    def get_local_thread(self, messages: Sequence[Message] | None = None) -> LocalThread:
+        """A local thread, with what was said before. Always works."""
+        thread = LocalThread(messages or (), stores=self._stores)
+        thread.fingerprint = self.fingerprint
+        return thread
+
+    def get_remote_thread(self, thread_id: str | None = None) -> RemoteThread:
+        """A conversation at the model service: a new one, or the one of this id (`resp_…`, `conv_…`).
+
+        `RemoteUnsupported` where the model's client keeps no conversations.
+        """
+        self._check_remote()
+        thread = RemoteThread(thread_id, service=Conversations(self))
+        thread.fingerprint = self.fingerprint
+        return thread
+
+    def open_thread(self, text: str | bytes, *, adopt: bool = False) -> AgentThread:
+        """The thread that `to_json` wrote. `ThreadMismatch` where an agent of another configuration has used
+        it, unless it is told to `adopt` it."""
+        _, document = kind_of(text)
+        thread = thread_of(document, stores=self._stores)
+        if adopt:
+            self.adopt(thread)
+        self._take_on(thread)
+        return thread
+
+    def adopt(self, thread: AgentThread) -> None:
+        """From now on the thread is this agent's. What was said stays as it is."""
+        thread.fingerprint = self.fingerprint
+
+    def to_remote(self, thread: LocalThread) -> RemoteThread:
+        """A remote thread that goes on from a local one: its messages are sent once, with the first new one.
+        The local thread stays."""
+        self._check_remote()
+        remote = RemoteThread(service=Conversations(self), beginning=thread.messages)
+        remote.fingerprint = self.fingerprint
+        return remote
+
+    async def to_local(self, thread: RemoteThread) -> LocalThread:
+        """A local thread with the messages of a remote one, as the service lists them."""
+        return self.get_local_thread(await self.list_messages(thread))
+
+    async def list_messages(self, thread: AgentThread) -> list[Message]:
+        """The messages of any thread, oldest first; those of a workflow are its main sub-thread's."""
+        if isinstance(thread, WorkflowThread):
+            return await self.list_messages(thread.sub_thread())
+        await thread.create()
+        if not isinstance(thread, RemoteThread):
+            return list(thread.messages)
+        if thread.remote_id is None:
+            return list(thread.beginning)
+        return await Conversations(self).list_remote(thread.remote_id)
+
+    def _take_on(self, thread: AgentThread) -> None:
+        """Makes sure that the thread is this agent's, or nobody's yet."""
+        if isinstance(thread, WorkflowThread):
+            return
+        if thread.fingerprint not in (None, self.fingerprint):
+            raise ThreadMismatch(
+                f"The thread {thread.thread_id} was used by an agent of another configuration than "
+                f"{self.name} has now. Open it with that one, or adopt it: agent.adopt(thread)."
+            )
+        thread.fingerprint = self.fingerprint
+        if isinstance(thread, RemoteThread) and thread.service is None:
+            thread.service = Conversations(self)
+
+    def _check_remote(self) -> None:
+        from tealagents.bootstrap import model_of
+        from tealagents.llm import ModelConfigError
+
+        try:
+            model_of(with_kind(self.config, "remote"))
+        except ModelConfigError as error:
+            raise RemoteUnsupported(str(error)) from None
+
+    # --- answering -------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        message: str | Sequence[Item],
+        thread: AgentThread | None = None,
+        *,
+        store: bool | None = None,
+        user_context: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """The agent's answer; on a thread it goes on from there, without one it is forgotten.
+
+        `store` need not be given: the thread's kind decides where the conversation is kept, and what
+        contradicts it is refused. A request that fails leaves the thread as it was.
+        """
+        answering = self._answering(message, thread, store, user_context, streamed=False)
+        stream = AnswerStream(answering)
+        async with stream:
+            async for _ in stream:
+                pass
+        return stream.answer
+
+    def run_stream(
+        self,
+        message: str | Sequence[Item],
+        thread: AgentThread | None = None,
+        *,
+        store: bool | None = None,
+        user_context: Mapping[str, str] | None = None,
+    ) -> AnswerStream:
+        """As `run`, piece by piece; whoever leaves before the end has not asked."""
+        return AnswerStream(self._answering(message, thread, store, user_context, streamed=True))
+
+    async def _answering(
+        self,
+        message: str | Sequence[Item],
+        thread: AgentThread | None,
+        store: bool | None,
+        user_context: Mapping[str, str] | None,
+        *,
+        streamed: bool,
+    ) -> AsyncGenerator[Update | Answer, None]:
+        thread = thread if thread is not None else self.new_thread()
+        if isinstance(thread, WorkflowThread):
+            thread = thread.sub_thread()
+        kind = _kind(thread, store)
+        self._take_on(thread)
+        with thread.taken():
+            async with self._opened() as working:
+                await thread.create()
+                side = await working.side(kind)
+                answering = Answering(
+                    self._setup, working.ledger, side, working.providers, thread, message, user_context or {}
+                )
+                async with aclosing(answering.answering(streamed=streamed)) as updates:
+                    async for update in updates:
+                        yield update
+
+
+class Conversations:
+    """`RemoteConversations` by whatever client an agent has at the time."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[RemoteConversations]:
+        async with self._agent._opened() as working:
+            model = (await working.side("remote")).model
+            if not isinstance(model, RemoteConversations):
+                raise RemoteUnsupported(f"The client of the model {model.name} keeps no conversations.")
+            yield model
+
+    async def list_remote(self, remote_id: str) -> list[Message]:
+        async with self._client() as client:
+            return await client.list_remote(remote_id)
+
+    async def delete_remote(self, remote_id: str) -> None:
+        async with self._client() as client:
+            await client.delete_remote(remote_id)
+
+    async def fork_remote(self, remote_id: str) -> str | None:
+        async with self._client() as client:
+            return await client.fork_remote(remote_id)
+
+
+def _kind(thread: AgentThread, store: bool | None) -> Kind:
+    """The thread's kind decides where the conversation is kept; `store` may only say the same."""
+    kind: Kind = "remote" if isinstance(thread, RemoteThread) else "local"
+    if store is not None and store != (kind == "remote"):
+        raise InvalidRequest(
+            "store",
+            f"is {store}, but the thread is {kind}, and its kind decides where the conversation is kept. "
+            "Leave it out, or use a thread of the other kind",
+        )
+    return kind
+
+
+def fingerprint_of(config: ServiceConfig) -> str:
+    """A digest of what an agent is to its threads: who it is, what it is told, what it can do."""
+    agent = config.agent
+    told: Json = {
+        "name": config.name,
+        "model": agent.model,
+        "client": agent.client,
+        "system_prompt": agent.system_prompt,
+        "tools": [*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers)],
+        "reducers": [(each.name, each.options) for each in config.thread.reducers],
+        "context_providers": [each.name for each in config.thread.context_providers],
+    }
+    return sha256(encode_json(told)).hexdigest()

@@ -1,0 +1,52 @@
+"""What a config file says an agent is, in the engine's terms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tealagents.domain.ports import Delegation, Model
+from tealagents.engine.observer import Observer
+from tealagents.engine.toolbox import Toolbox
+from tealagents.threads.context import Providers
+from tealagents.threads.views import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of one process and of one request; seconds and counts as in the config's `limits`."""
+
+    request_timeout_seconds: float = 600
+    max_tool_rounds: int = 40
+    tool_timeout_seconds: float = 120
+    max_concurrent_requests: int = 1000
+    max_requests_per_user: int = 100
+    drain_seconds: float = 20
+    approval_expiry_seconds: float = 86400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """One agent: who it is, what it is told, what it can do."""
+
+    name: str
+    version: str
+    system_prompt: str
+    model: Model
+    toolbox: Toolbox
+    limits: Limits = field(default_factory=Limits)
+    thread_kind: Literal["local", "remote"] = "local"
+    #: what of a local conversation the model is sent; None: all
+    view: View | None = None
+    providers: Providers = field(default_factory=Providers)
+    on_disconnect: Literal["continue", "cancel"] = "continue"
+    delegation: Delegation | None = None
+    #: digest of what makes a thread of this agent differ from one of another
+    fingerprint: str = ""
+    #: lower-case names of the caller's headers that tools may see
+    forward_headers: Sequence[str] = ()
+    observer: Observer = field(default_factory=Observer)
+
+    @property
+    def source(self) -> str:
+        """`name:version`, the `source` of every answer."""
+        return f"{self.name}:{self.version}"

@@ -1,0 +1,266 @@
+"""Decisions on pauses: which pause is meant, who may decide it, and carrying the decision out once."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain.errors import (
+    AlreadyDecided,
+    ApprovalPending,
+    CorruptState,
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+    RequestCanceled,
+    TealError,
+)
+from tealagents.domain.models import (
+    Approval,
+    Caller,
+    Decision,
+    Json,
+    MessageBody,
+    RequestRecord,
+    ToolCall,
+    User,
+)
+from tealagents.engine.loop import Resumption, tool_message
+from tealagents.engine.run import Past
+from tealagents.engine.service import Sent, Service
+from tealagents.state import keys
+from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
+from tealagents.state.ledger import Stored
+from tealagents.state.tenure import Tenure
+
+Action = Literal["approve", "reject"]
+
+#: how often a decision is tried; whoever was quicker has decided by the second time
+ATTEMPTS = 5
+
+
+class CallDecision(Struct, frozen=True):
+    """What a client decides of one call."""
+
+    id: str
+    action: str | None = None
+    arguments: Json | None = None
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """What a client sends to resume a request."""
+
+    action: str | None = None
+    reason: str | None = None
+    decisions: tuple[CallDecision, ...] = ()
+    approval_id: str | None = None
+
+
+class Approvals:
+    """Decides pauses and runs what was approved."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._tasks = service.tasks
+        self._ledger = service.ledger
+
+    async def resume(self, caller: Caller, request_id: str, command: Command, *, streamed: bool) -> Sent:
+        """Carries a decision out, or answers with what became of the same decision made before.
+
+        Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
+        `RequestCanceled`, `NotFound`.
+        """
+        partition = await self.partition(caller, request_id)
+        for _ in range(ATTEMPTS):
+            record = (await self._tasks.request(partition, request_id)).value
+            stored = await self._meant(partition, record, command)
+            wanted = self._wanted(stored.value, caller.user, command)
+            if stored.value.status != "pending":
+                already(stored.value, wanted)
+                # it may have been decided since the record was read
+                record = (await self._tasks.request(partition, request_id)).value
+                return Sent(record, partition, replayed=True, after=stored.value.event_id)
+            if stored.value.awaits_another(caller.user):
+                _approved_already(stored.value, wanted)
+                return Sent(record, partition, replayed=True, after=stored.value.event_id)
+            tenure = await self._take(caller, partition, stored, wanted)
+            if tenure is not None:
+                self._run(caller, tenure, wanted, streamed=streamed)
+                return Sent(tenure.request, partition, after=stored.value.event_id)
+        key = keys.approval(stored.value.approval_id)
+        raise CorruptState(key, "is pending, but its task does not wait for it").with_ids(**_ids(record))
+
+    async def _take(
+        self, caller: Caller, partition: str, stored: Stored[Approval], wanted: Approval
+    ) -> Tenure | None:
+        """The task, taken to carry the decision out, within the limits; None where another was quicker."""
+        approval = stored.value
+        if digest_of(approval.calls) != approval.digest:
+            key = keys.approval(approval.approval_id)
+            raise CorruptState(key, "holds other calls than were shown", task_id=approval.task_id)
+        user = caller.user.key
+        self._service.admission.check(user)
+        self._service.admission.enter(user)
+        tenure: Tenure | None = None
+        try:
+            tenure = await resume(self._tasks, partition, stored, wanted, caller.user)
+        finally:
+            if tenure is None:
+                self._service.admission.leave(user)
+        return tenure
+
+    async def partition(self, caller: Caller, request_id: str) -> str:
+        """Where the request is: the caller's own, or another's of the tenant for an approver."""
+        own = self._ledger.partition(caller.user)
+        (record,) = await self._ledger.store.read(own, [keys.request(request_id)])
+        if record is not None:
+            return own
+        owner = await self._service.directory.owner_of(request_id, keys.request(request_id))
+        if owner is None:
+            raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
+        if caller.approver and owner.tid == caller.user.tid:
+            return self._ledger.partition(owner)
+        raise NotOwner(f"The request {request_id} belongs to another user.")
+
+    # --- which pause -----------------------------------------------------------------------------
+
+    async def _meant(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
+        """The pause a decision is about.
+
+        By its id; else by the calls the decision names; else, for a bare action, the request's first.
+        """
+        if not record.approvals:
+            if record.status == "Canceled":
+                raise RequestCanceled("The request was canceled.").with_ids(**_ids(record))
+            raise NotFound(f"The request {record.request_id} waits for no decision.").with_ids(**_ids(record))
+        if command.approval_id is not None:
+            if command.approval_id not in record.approvals:
+                raise NotFound(
+                    f"The request {record.request_id} has no pause {command.approval_id}."
+                ).with_ids(**_ids(record))
+            return await self._approval(partition, command.approval_id)
+        if command.decisions:
+            return await self._by_calls(partition, record, command)
+        if record.status == "Paused" and len(record.approvals) > 1:
+            raise _paused_again(record)
+        return await self._approval(partition, record.approvals[0])
+
+    async def _by_calls(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
+        """The pause that shows the calls the decision names.
+
+        A call that waits for its owner is shown by two: there the calls alone do not tell a decision of the
+        second from a repeated one of the first.
+        """
+        named = {decision.id for decision in command.decisions}
+        approvals = [await self._approval(partition, approval_id) for approval_id in record.approvals]
+        showing = [found for found in approvals if named <= {call.id for call in found.value.calls}]
+        if len(showing) > 1 and record.status == "Paused":
+            raise _paused_again(record)
+        return showing[0] if showing else approvals[-1]
+
+    async def _approval(self, partition: str, approval_id: str) -> Stored[Approval]:
+        found = await self._ledger.get(partition, keys.approval(approval_id), Approval)
+        if found is None:
+            raise NotFound(f"There is no pause {approval_id}.", approval_id=approval_id)
+        return found
+
+    # --- what is wanted --------------------------------------------------------------------------
+
+    def _wanted(self, approval: Approval, actor: User, command: Command) -> Approval:
+        """The pause as decided by `command`. `InvalidRequest` where the decision does not fit it."""
+        shown = {call.id for call in approval.calls}
+        decisions: dict[str, Decision] = {}
+        for n, decision in enumerate(command.decisions):
+            if decision.id not in shown:
+                raise InvalidRequest(
+                    f"decisions.{n}.id", f"is no call of this pause; its calls are {', '.join(sorted(shown))}"
+                )
+            if decision.id in decisions:
+                raise InvalidRequest(f"decisions.{n}.id", "is decided twice")
+            decisions[decision.id] = _decision(n, decision, command.action)
+        missing = shown - decisions.keys()
+        if missing and command.action is None:
+            raise InvalidRequest(
+                "action", f"is needed for the calls that decisions omits: {', '.join(sorted(missing))}"
+            )
+        now = self._ledger.clock.now()
+        return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
+
+    # --- carrying it out -------------------------------------------------------------------------
+
+    def _run(self, caller: Caller, tenure: Tenure, decided: Approval, *, streamed: bool) -> None:
+        """Runs what was approved: exactly the calls that were shown."""
+        now = self._ledger.clock.now()
+        text = _rejection(decided.reason)
+        rejected = tuple(
+            tool_message(decided.request_id, call, text, now, is_error=True)
+            for call in rejected_calls(decided)
+        )
+        order = tuple(call.id for call in decided.calls)
+        resumption = Resumption(approved_calls(decided), rejected, order)
+        self._service.resume_run(caller, tenure, resumption, lambda: self._past(tenure), streamed=streamed)
+
+    async def _past(self, tenure: Tenure) -> Past:
+        """What the request said and did before; its log of events is kept as long as if it began now."""
+        head, partition = tenure.head, tenure.partition
+        await self._tasks.streams.keep(partition, tenure.request)
+        running = head.running
+        if running is None:
+            raise ValueError("a resumed task is running")
+        history, first, tail = self._tasks.history, running.first_seq, head.tail_seq
+        said = [
+            logged.body.message
+            async for logged in history.forwards(partition, head.task_id, ((first, tail),))
+            if isinstance(logged.body, MessageBody)
+        ]
+        return Past(said, await history.tool_outcomes(partition, head.task_id, first, tail))
+
+
+def rejected_calls(decided: Approval) -> list[ToolCall]:
+    by_id = {decision.id: decision for decision in decided.decisions}
+    return [call for call in decided.calls if by_id[call.id].action == "reject"]
+
+
+def _rejection(reason: str | None) -> str:
+    because = f" The reason given: {reason}" if reason else ""
+    return f"The user rejected this call; it was not made.{because}"
+
+
+def _decision(n: int, decision: CallDecision, default: str | None) -> Decision:
+    action = decision.action or default
+    if action is None:
+        raise InvalidRequest(f"decisions.{n}.action", "is needed: approve or reject")
+    if action not in ("approve", "reject"):
+        raise InvalidRequest(f"decisions.{n}.action", "must be approve or reject")
+    if decision.arguments is not None and action == "reject":
+        raise InvalidRequest(f"decisions.{n}.arguments", "cannot be edited for a call that is rejected")
+    edited = None if decision.arguments is None else msgspec.json.encode(decision.arguments).decode()
+    return Decision(id=decision.id, action="approve" if action == "approve" else "reject", arguments=edited)
+
+
+def _paused_again(record: RequestRecord) -> TealError:
+    return ApprovalPending(
+        "The request has paused again. Decide this pause by its approval_id (in the query), or by "
+        "decisions that name its calls.",
+        approval_id=record.approvals[-1],
+    ).with_ids(**_ids(record))
+
+
+def _approved_already(approval: Approval, wanted: Approval) -> None:
+    """Refuses to reject calls that were approved and wait for nothing but their owner."""
+    if any(decision.action == "reject" or decision.arguments is not None for decision in wanted.decisions):
+        raise AlreadyDecided(
+            "These calls are approved, and wait for the owner of the task to resume the request.",
+            approval_id=approval.approval_id,
+            request_id=approval.request_id,
+            task_id=approval.task_id,
+            session_id=approval.session_id,
+        )
+
+
+def _ids(record: RequestRecord) -> dict[str, str]:
+    return {
+        "request_id": record.request_id,
+        "task_id": record.task_id,
+        "session_id": record.session_id,
+    }

@@ -1,0 +1,79 @@
+"""The events of a request, from memory where it runs here, else from the log."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from tealagents.domain.errors import NotFound
+from tealagents.domain.events import StreamEvent
+from tealagents.domain.models import ENDED, RequestRecord
+from tealagents.engine.run import Run, terminal_name
+from tealagents.state.streams import KEPT_SECONDS
+from tealagents.state.tasks import Tasks
+
+#: seconds between two looks at the log of a request that runs elsewhere
+LOOK_SECONDS = 0.25
+
+
+class Runner(Protocol):
+    """This process, as followers see it."""
+
+    tasks: Tasks
+    #: True once it has drained: what is not over by then goes on elsewhere
+    closed: bool
+
+    def run_of(self, request_id: str) -> Run | None: ...
+
+
+async def follow(
+    runner: Runner, partition: str, request_id: str, after: int
+) -> AsyncIterator[Sequence[StreamEvent]]:
+    """The events behind `after`, as many at a time as there are, to the one that ends the stream.
+
+    Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
+    such an event only where the process does; the follower then goes on in another.
+    """
+    tasks = runner.tasks
+    while True:
+        run = runner.run_of(request_id)
+        if run is not None and after >= run.base:
+            async for batch in run.events(after):
+                yield batch
+            if run.done.exception() is None:
+                return
+            run.done.result()
+        record = (await tasks.request(partition, request_id)).value
+        if after < 1:
+            status = "Queued" if record.status == "Queued" else "Running"
+            yield [StreamEvent(1, "request", {"status": status})]
+            after = 1
+        stored = await tasks.streams.read(partition, request_id, after)
+        if stored:
+            after = stored[-1].id
+            yield stored
+            continue
+        if record.status in ENDED or (record.status == "Paused" and after < record.last_event):
+            yield [StreamEvent(record.last_event, terminal_name(record.status), record)]
+            return
+        if run is not None and record.status != "Paused":
+            after = run.base  # the id of the decided pause, which is passed over
+            continue
+        if runner.closed:
+            return
+        await tasks.ledger.clock.sleep(LOOK_SECONDS)
+
+
+def nothing_left(record: RequestRecord, after: int) -> bool:
+    """Whether an ended request has no event behind `after`."""
+    return record.status in ENDED and after >= record.last_event
+
+
+def check_kept(tasks: Tasks, record: RequestRecord) -> None:
+    """`NotFound` where the log has been forgotten."""
+    kept = timedelta(seconds=KEPT_SECONDS)
+    if record.ended_at is not None and record.ended_at + kept < tasks.ledger.clock.now():
+        raise NotFound(
+            "The events of a request are kept for 24 hours after its end. Read the request for its result.",
+            request_id=record.request_id,
+            task_id=record.task_id,
+        )

@@ -1,0 +1,302 @@
+"""The conversation with the model: call, tool round, call, … until it answers or a human is needed.
+
+One generator. It persists nothing and publishes nothing: whoever drives it stores what an event says
+*before* asking for the next one, so that nothing happens that was not written down first.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import datetime
+
+from msgspec import Struct
+
+from tealagents.domain import ids
+from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
+from tealagents.domain.events import FinishReason, ModelDone, Piece, Refused
+from tealagents.domain.models import Item, Json, Message, ToolCall
+from tealagents.domain.ports import Clock, Model, ModelCall
+from tealagents.engine.observer import Observer
+from tealagents.engine.prompt import Prompt
+from tealagents.engine.texts import storable
+from tealagents.engine.toolbox import Deferred, Toolbox, ToolResult
+from tealagents.threads.views import Report
+
+#: characters of a call's id and of a tool's name that are kept, whatever a model makes up
+LONGEST_NAME = 200
+
+
+class Answered(Struct, frozen=True, kw_only=True):
+    """A model call has ended; `message` is what the model said, its tool calls included."""
+
+    message: Message
+    done: ModelDone
+    started_at: datetime
+    duration_ms: float
+    first_piece_ms: float
+    messages_sent: int
+    refusal: bool
+
+
+class Calling(Struct, frozen=True):
+    """These calls are about to be made: they must be stored as intents first."""
+
+    calls: tuple[ToolCall, ...]
+
+
+class Called(Struct, frozen=True):
+    """These calls have been made, in the order they finished."""
+
+    results: tuple[ToolResult, ...]
+
+
+class RoundDone(Struct, frozen=True):
+    """The results of a round, as messages in the order of its calls."""
+
+    messages: tuple[Message, ...]
+
+
+class HumanNeeded(Struct, frozen=True):
+    """These calls wait for a decision; the conversation goes on when it is made."""
+
+    calls: tuple[ToolCall, ...]
+    authorizations: tuple[Json, ...]
+    #: calls that were approved already and wait only for the owner's own token
+    awaits_owner: bool
+
+
+class Noted(Struct, frozen=True):
+    """Something was done to what the model is sent, which the trace tells."""
+
+    reports: tuple[Report, ...]
+
+
+class Finished(Struct, frozen=True):
+    """The model has answered."""
+
+    finish_reason: FinishReason
+    response_id: str | None
+
+
+LoopEvent = Piece | Refused | Noted | Answered | Calling | Called | RoundDone | HumanNeeded | Finished
+
+CallTool = Callable[[ToolCall], Awaitable[ToolResult | Deferred]]
+
+
+class Resumption(Struct, frozen=True):
+    """What was decided of a pause."""
+
+    #: to be made now; their intents are stored with the decision
+    approved: tuple[ToolCall, ...]
+    #: what the model is told of the others
+    rejected: tuple[Message, ...]
+    #: the ids of the calls that were shown, in their order
+    order: tuple[str, ...]
+
+
+class Talk(Struct, kw_only=True):
+    """What one request's conversation works with."""
+
+    model: Model
+    toolbox: Toolbox
+    call_tool: CallTool
+    clock: Clock
+    request_id: str
+    prompt: Prompt
+    stream: bool
+    max_rounds: int
+    headers: dict[str, str] = {}
+    observer: Observer
+    remote: bool = False
+    remote_id: str | None = None
+    #: tool rounds so far, also those before a pause
+    rounds: int = 0
+    #: ids of calls so far: a model that uses one twice gets it told apart
+    call_ids: set[str] = set()
+
+
+async def converse(talk: Talk, resumption: Resumption | None = None) -> AsyncGenerator[LoopEvent, None]:
+    """The events of one request, from its message or from the decision of a pause.
+
+    After a pause, the assistant's message and earlier results are in the prompt already.
+    """
+    if resumption is not None:
+        deferred: list[Deferred] = []
+        async for made in _make_calls(talk, resumption, deferred, announce=False):
+            yield made
+        if deferred:
+            yield _human_needed((), deferred)
+            return
+    while True:
+        answered: Answered | None = None
+        async with aclosing(_ask(talk)) as said:
+            async for event in said:
+                if isinstance(event, Answered):
+                    answered = event
+                yield event
+        if answered is None:
+            raise ModelFailed("The model service ended without an answer.")
+        calls = answered.message.tool_calls
+        if not calls:
+            yield Finished(answered.done.finish_reason, answered.done.response_id)
+            return
+        talk.rounds += 1
+        if talk.rounds > talk.max_rounds:
+            raise ToolRoundsExceeded(
+                f"The model asked for tools {talk.rounds} times in a row without an answer. Raise "
+                "`limits.max_tool_rounds` or ask for less at once."
+            )
+        talk.prompt.add(answered.message)
+        governed = tuple(call for call in calls if talk.toolbox.governed(call))
+        free = [call for call in calls if call not in governed]
+        deferred = []
+        whole = Resumption(tuple(free), (), tuple(call.id for call in free))
+        async for made in _make_calls(talk, whole, deferred, announce=True):
+            yield made
+        if governed or deferred:
+            yield _human_needed(governed, deferred)
+            return
+
+
+def _human_needed(governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) -> HumanNeeded:
+    return HumanNeeded(
+        (*governed, *(item.call for item in deferred)),
+        tuple(item.authorization for item in deferred if item.authorization is not None),
+        awaits_owner=not governed and all(item.authorization is None for item in deferred),
+    )
+
+
+async def _ask(talk: Talk) -> AsyncGenerator[Piece | Refused | Noted | Answered, None]:
+    """One model call."""
+    composed = await talk.prompt.compose()
+    if composed.reports:
+        yield Noted(tuple(composed.reports))
+    started_at, started = talk.clock.now(), time.perf_counter()
+    first = 0.0
+    text: list[str] = []
+    refusal = False
+    done: ModelDone | None = None
+    watch = talk.observer.model_call(talk.model.name, talk.model.provider, streamed=talk.stream)
+    call = ModelCall(
+        prompt=composed.parts,
+        tools=talk.toolbox.encoded,
+        stream=talk.stream,
+        remote_id=talk.remote_id,
+        headers={**talk.headers, **watch.headers()},
+    )
+    try:
+        async with aclosing(talk.model.stream(call)) as events:
+            async for event in events:
+                if isinstance(event, ModelDone):
+                    done = event
+                    continue
+                if not text:
+                    first = time.perf_counter() - started
+                    watch.first_piece()
+                refusal = refusal or isinstance(event, Refused)
+                kept = storable(event.text)
+                text.append(kept)
+                yield event if kept is event.text else type(event)(kept)
+        if done is None:
+            raise ModelFailed("The model service ended without an answer.")
+        if done.finish_reason == "content_filter" and not text:
+            # kept as an answer, the filtered message would be refused again with every later turn
+            raise ModelFailed("The model service's content filter refused the message. Rephrase it.")
+    except BaseException as error:
+        watch.failed(error)
+        raise
+    watch.done(done, "".join(text))
+    talk.prompt.sent()
+    if talk.remote and not (talk.remote_id or "").startswith("conv_"):
+        talk.remote_id = done.response_id
+    said = "".join(text)
+    message = Message(
+        message_id=ids.random_id(),
+        request_id=talk.request_id,
+        role="assistant",
+        created_at=talk.clock.now(),
+        items=(Item("text", said),) if said or not done.tool_calls else (),
+        tool_calls=_told_apart(done.tool_calls, talk),
+    )
+    yield Answered(
+        message=message,
+        done=done,
+        started_at=started_at,
+        duration_ms=round((time.perf_counter() - started) * 1000, 3),
+        first_piece_ms=round(first * 1000, 3),
+        messages_sent=len(call.prompt),
+        refusal=refusal,
+    )
+
+
+def _told_apart(calls: Sequence[ToolCall], talk: Talk) -> tuple[ToolCall, ...]:
+    """The calls with ids unique within the request, whatever the model did, and with their plugins."""
+    unique = []
+    for call in calls:
+        given = storable(call.id[:LONGEST_NAME]) or "call"
+        name, n = given, 1
+        while name in talk.call_ids:
+            n += 1
+            name = f"{given}-{n}"
+        talk.call_ids.add(name)
+        tool = storable(call.tool[:LONGEST_NAME])
+        unique.append(ToolCall(name, tool, storable(call.arguments), talk.toolbox.plugin_of(tool)))
+    return tuple(unique)
+
+
+async def _make_calls(
+    talk: Talk, decided: Resumption, deferred: list[Deferred], *, announce: bool
+) -> AsyncGenerator[Calling | Called | RoundDone, None]:
+    """Makes calls concurrently, tells of each as it finishes, and of all in order at the end."""
+    calls = decided.approved
+    if calls and announce:
+        yield Calling(calls)
+    results: dict[str, ToolResult] = {}
+    pending = {asyncio.ensure_future(talk.call_tool(call)) for call in calls}
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            finished = []
+            for future in done:
+                outcome = future.result()
+                if isinstance(outcome, Deferred):
+                    deferred.append(outcome)
+                else:
+                    finished.append(outcome)
+                    results[outcome.call.id] = outcome
+            if finished:
+                yield Called(tuple(finished))
+    finally:
+        for future in pending:
+            future.cancel()
+    order = {call_id: n for n, call_id in enumerate(decided.order)}
+    deferred.sort(key=lambda item: order[item.call.id])
+    messages = [*decided.rejected, *(_result_message(talk, result) for result in results.values())]
+    messages.sort(key=lambda message: order[message.tool_call_id or ""])
+    for message in messages:
+        talk.prompt.add(message)
+    if messages:
+        yield RoundDone(tuple(messages))
+
+
+def _result_message(talk: Talk, result: ToolResult) -> Message:
+    return tool_message(
+        talk.request_id, result.call, result.output, talk.clock.now(), is_error=result.is_error
+    )
+
+
+def tool_message(
+    request_id: str, call: ToolCall, output: str, at: datetime, *, is_error: bool = False
+) -> Message:
+    """What the model is told of one call."""
+    return Message(
+        message_id=ids.random_id(),
+        request_id=request_id,
+        role="tool",
+        created_at=at,
+        items=(Item("text", output),),
+        tool_call_id=call.id,
+        tool=call.tool,
+        is_error=is_error,
+    )

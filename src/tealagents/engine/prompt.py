@@ -1,0 +1,186 @@
+"""What one request sends to the model, call by call.
+
+`Prompt` sends all of it again each time, `ViewedPrompt` what a view shows, `RemotePrompt` only what the
+model service has not been sent yet.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import lifecycle
+from tealagents.domain.models import Head, Message
+from tealagents.domain.ports import Model
+from tealagents.threads.views import Part, Report, Shown, Stopwatch, Upcoming, View, newest_first, parts_of
+
+
+class Composed(Struct, frozen=True):
+    """What one call of the model is sent, and what the trace is told of it."""
+
+    parts: Sequence[bytes]
+    reports: Sequence[Report] = ()
+
+
+class Prompt:
+    """System prompt, history, notes and what is new; all that is added stays."""
+
+    def __init__(self, model: Model, parts: list[bytes]) -> None:
+        self._model = model
+        self._parts = parts
+
+    async def compose(self) -> Composed:
+        """What the next call is sent."""
+        return Composed(tuple(self._parts))
+
+    def add(self, message: Message) -> None:
+        """Something was said in this round, by the model or by a tool."""
+        self._parts.append(self._model.encode(message))
+
+    def sent(self) -> None:
+        """The service has answered what it was sent last."""
+
+    async def settle(self, answer: Message) -> Sequence[Report]:
+        """The round is over. What its view had to do then is told to the trace."""
+        return ()
+
+
+class RemotePrompt(Prompt):
+    """The model service keeps what it was sent, and what it said; only instructions go with every call."""
+
+    def __init__(self, model: Model, standing: Sequence[bytes], new: Sequence[bytes]) -> None:
+        super().__init__(model, [*standing, *new])
+        self._standing = len(standing)
+        self._answered = len(self._parts)
+
+    def add(self, message: Message) -> None:
+        if message.role != "assistant":
+            super().add(message)
+
+    def sent(self) -> None:
+        del self._parts[self._standing :]
+
+
+class ViewedPrompt(Prompt):
+    """As much of the history as a view shows, made anew for each call: the running round grows."""
+
+    def __init__(
+        self,
+        view: View,
+        earlier: Callable[[], AsyncIterator[Part]],
+        upcoming: Upcoming,
+        *,
+        system: str,
+        notes: Sequence[str],
+        running: Sequence[Message],
+        number: int,
+        looked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`earlier` gives the parts before this round, newest first; `number` is this round's; `looked` is
+        told when the first call has asked for all it needs."""
+        model = upcoming.model
+        super().__init__(model, [])
+        self._view = view
+        self._earlier = earlier
+        self._upcoming = replace(upcoming, system=[text for text in (system, *notes) if text])
+        self._head = [model.encode_system(system)] if system else []
+        self._notes = [model.encode_system(note) for note in notes]
+        self._running = list(running)
+        self._number = number
+        self._looked: Callable[[], None] | None = looked
+        self._told: dict[str, object] | None = None
+
+    async def compose(self) -> Composed:
+        upcoming = self._upcoming
+        upcoming.running = self._running_parts()
+        watch = Stopwatch()
+        shown = await self._view.show(self._earlier(), upcoming)
+        if self._looked is not None:
+            self._looked()
+            self._looked = None
+        encoded = self._model.encode_system
+        parts = [*self._head, *(encoded(text) for text in shown.standing)]
+        for part in shown.parts:
+            parts += self._encoded(part)
+        parts += self._notes
+        for part in upcoming.running:
+            parts += self._encoded(part)
+        return Composed(parts, [*self._drained(), *self._reduction(shown, watch)])
+
+    def add(self, message: Message) -> None:
+        self._running.append(message)
+
+    async def settle(self, answer: Message) -> Sequence[Report]:
+        """Lets those reducers work that do so as messages are added."""
+        if not self._view.works_on_adding:
+            return ()
+        self.add(answer)
+        settled = replace(self._upcoming, running=(), moment="after_message_added")
+        await self._view.show(_chained(self._running_parts(), self._earlier()), settled)
+        return self._drained()
+
+    def _running_parts(self) -> list[Part]:
+        """The running round in parts; those it had already are not counted and encoded again."""
+        known = self._upcoming.running
+        parts = parts_of(self._running, self._number)
+        for n, (part, before) in enumerate(zip(parts, known, strict=False)):
+            if part.messages == before.messages:
+                parts[n] = before
+        return parts
+
+    def _encoded(self, part: Part) -> Sequence[bytes]:
+        if not part.encoded:
+            part.encoded = tuple(self._model.encode(message) for message in part.messages)
+        return part.encoded
+
+    def _drained(self) -> list[Report]:
+        reports = list(self._upcoming.reports)
+        self._upcoming.reports.clear()
+        return reports
+
+    def _reduction(self, shown: Shown, watch: Stopwatch) -> list[Report]:
+        """What is not sent, where something is not and that was not told before."""
+        if shown.whole:
+            return []
+        told = shown.told(self._upcoming)
+        if told == self._told:
+            return []
+        self._told = told
+        return [
+            Report(
+                name="view",
+                started_at=watch.started_at,
+                duration_ms=watch.milliseconds,
+                input={"reducers": self._view.names},
+                output=told,
+            )
+        ]
+
+
+async def _chained(first: Sequence[Part], then: AsyncIterator[Part]) -> AsyncIterator[Part]:
+    async for part in newest_first(first):
+        part.first = False
+        yield part
+    async for part in then:
+        yield part
+
+
+def context_note(user_context: dict[str, str]) -> str:
+    """What the caller's application says about this request, for the model."""
+    lines = "\n".join(f"- {name}: {value}" for name, value in user_context.items())
+    return f"Context of this request, given by the user's application:\n{lines}"
+
+
+def effects_note(head: Head) -> str | None:
+    """One note that names each tool call of requests without an answer, and what became of it."""
+    tools = lifecycle.effects_on_path(head)
+    if not tools:
+        return None
+    words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
+    lines = "\n".join(
+        f"- {tool.tool} {tool.arguments} ({tool.call_id}): {words[tool.outcome]}" for tool in tools
+    )
+    return (
+        "Earlier requests of this conversation ended without an answer after they had called tools. "
+        "Do not repeat these calls unless the user asks for it:\n" + lines
+    )

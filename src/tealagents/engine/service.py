@@ -1,0 +1,330 @@
+"""The front the api talks to: send, resume, cancel, follow, drain."""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+from msgspec import Struct
+
+from tealagents.domain.errors import PersistenceUnavailable, RequestInProgress, TealError
+from tealagents.domain.events import StreamEvent
+from tealagents.domain.models import (
+    ENDED,
+    Caller,
+    RequestRecord,
+)
+from tealagents.engine.admission import Admission
+from tealagents.engine.agent import Agent
+from tealagents.engine.following import follow
+from tealagents.engine.loop import Resumption
+from tealagents.engine.run import Recall, Run
+from tealagents.engine.toolbox import CallContext
+from tealagents.engine.turns import Turns
+from tealagents.state import keys
+from tealagents.state.beginning import (
+    Beginning,
+    BusyElsewhere,
+    Key,
+    NewMessage,
+    Replayed,
+    Waiting,
+)
+from tealagents.state.ledger import Ledger
+from tealagents.state.owners import Directory
+from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
+from tealagents.state.tenure import Tenure
+from tealagents.state.workers import Lease
+
+log = logging.getLogger(__name__)
+
+#: seconds between two looks of a request that waits its turn behind a task that runs elsewhere
+TURN_SECONDS = 0.25
+#: seconds that requests which are interrupted at the end of a drain get to store that they were
+LAST_WRITES_SECONDS = 5.0
+
+
+class Sent(Struct, frozen=True):
+    """A message that was taken, or whose outcome was known already."""
+
+    request: RequestRecord
+    partition: str
+    #: the key was used before: this is the first request's outcome
+    replayed: bool = False
+    #: the id of the last event before the part of the stream that this is about
+    after: int = 0
+
+
+class Service:
+    """One agent's requests in this process."""
+
+    def __init__(
+        self, agent: Agent, ledger: Ledger, lease: Lease, directory: Directory, tasks: Tasks
+    ) -> None:
+        self.agent = agent
+        self.ledger = ledger
+        self.lease = lease
+        self.directory = directory
+        self.tasks = tasks
+        self.turns = Turns(agent, tasks)
+        self.admission = Admission(
+            per_process=agent.limits.max_concurrent_requests, per_user=agent.limits.max_requests_per_user
+        )
+        #: the process has drained: followers of what goes on elsewhere are sent there
+        self.closed = False
+        self._beginning = Beginning(tasks, self.turns.witnesses)
+        self._runs: dict[str, Run] = {}
+        self._turns: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
+        lease.attach(on_lost=self._drop_all, on_signal=self._look_again, busy=lambda: bool(self._runs))
+
+    def run_of(self, request_id: str) -> Run | None:
+        """The run of a request, where it runs in this process."""
+        return self._runs.get(request_id)
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    async def send(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
+        """Stores a message and begins to answer it; the answer is followed by the request's id.
+
+        Raises every refusal of the contract's sections 2 and 3.
+        """
+        user = caller.user.key
+        self.admission.check(user)
+        self.admission.enter(user)
+        try:
+            sent = await self._begin(caller, message, key, streamed=streamed)
+        except BaseException:
+            self.admission.leave(user)
+            raise
+        if sent.replayed:
+            self.admission.leave(user)
+        return sent
+
+    async def _begin(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
+        while True:
+            begun = await self._beginning.begin(caller, message, key)
+            if isinstance(begun, Replayed):
+                return _replayed(begun)
+            if isinstance(begun, BusyElsewhere):
+                await self._give_way(begun, caller.user.key)
+                continue
+            if isinstance(begun, Waiting):
+                self._wait_turn(caller, begun, streamed=streamed)
+                return Sent(begun.request, begun.partition)
+            await self._start(caller, begun, streamed=streamed)
+            return Sent(begun.request, begun.partition)
+
+    async def _give_way(self, busy: BusyElsewhere, actor: str) -> None:
+        """Ends the running request for a newer message, here or elsewhere."""
+        run = self._runs.get(busy.request_id)
+        if run is None:
+            await self.tasks.cancel(busy.partition, busy.request_id, actor, SUPERSEDED)
+            return
+        run.cancel(SUPERSEDED, actor)
+        await asyncio.wait([run.done])
+        if isinstance(run.done.exception(), PersistenceUnavailable):
+            raise PersistenceUnavailable(
+                "The running request could not be ended, because the store is away. Send the message again.",
+                task_id=run.request.task_id,
+                session_id=run.request.session_id,
+            )
+
+    async def _start(self, caller: Caller, tenure: Tenure, *, streamed: bool) -> Run:
+        """Runs a request whose task was taken for it."""
+        run = self._new_run(caller, tenure, streamed=streamed)
+        message = tenure.message
+        if message is None:
+            raise ValueError("a run from a message needs the message")
+        run.start(lambda: self.turns.open(tenure, [message]))
+        return run
+
+    def resume_run(
+        self,
+        caller: Caller,
+        tenure: Tenure,
+        resumption: Resumption,
+        recall: Recall,
+        *,
+        streamed: bool,
+    ) -> None:
+        """Runs a decided request from where it paused.
+
+        Whoever calls has entered `admission`.
+        """
+        run = self._new_run(caller, tenure, streamed=streamed)
+        run.start(lambda: self.turns.open(tenure, run.messages, resumed=True), resumption, recall)
+
+    def _new_run(self, caller: Caller, tenure: Tenure, *, streamed: bool) -> Run:
+        request = tenure.request
+        context = CallContext(
+            session_id=request.session_id,
+            task_id=request.task_id,
+            request_id=request.request_id,
+            owner=tenure.head.owner,
+            actor=caller.user,
+            token=caller.token,
+            headers=caller.headers if caller.user == tenure.head.owner else {},
+            delegation=self.agent.delegation,
+            extra_data=dict(request.extra_data or {}),
+        )
+        run = Run(
+            self.agent, self.tasks, self.turns, tenure, context, streamed=streamed, actor=caller.user.key
+        )
+        self._runs[request.request_id] = run
+        user = caller.user.key
+        run.on_end(lambda: self._ended(run, user))
+        return run
+
+    def _ended(self, run: Run, user: str) -> None:
+        if self._runs.get(run.request_id) is run:  # else it was resumed in the same moment
+            del self._runs[run.request_id]
+        self.tasks.over(run.request_id)
+        self.admission.leave(user)
+        for waiting in self._turns.get(run.request.task_id, ()):
+            waiting.set()
+
+    # --- waiting for a turn ----------------------------------------------------------------------
+
+    def _wait_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+        request_id = waiting.request.request_id
+        task = asyncio.create_task(
+            self._take_turn(caller, waiting, streamed=streamed), name=f"turn {request_id}"
+        )
+        self._waiting[request_id] = (task, waiting.partition)
+        task.add_done_callback(lambda _: self._waiting.pop(request_id, None))
+
+    async def _take_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
+        """Starts a request when it is its turn; gives its place back where it never will be."""
+        wake = asyncio.Event()
+        task_id = waiting.request.task_id
+        self._turns[task_id].add(wake)
+        started = False
+        try:
+            while True:
+                wake.clear()
+                begun = await self._try_start(caller, waiting)
+                if isinstance(begun, Tenure):
+                    await self._start(caller, begun, streamed=streamed)
+                    started = True
+                    return
+                if begun is not None:
+                    return
+                try:
+                    async with asyncio.timeout(TURN_SECONDS):
+                        await wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._turns[task_id].discard(wake)
+            if not self._turns[task_id]:
+                del self._turns[task_id]
+            if not started:
+                self.tasks.over(waiting.request.request_id)
+                self.admission.leave(caller.user.key)
+
+    async def _try_start(self, caller: Caller, waiting: Waiting) -> Tenure | RequestRecord | None:
+        try:
+            return await self._beginning.try_start(caller.user.key, waiting)
+        except TealError as error:
+            log.warning("request %s waits: %s", waiting.request.request_id, error)
+            if error.code == "not_found":
+                return waiting.request
+            return None
+
+    # --- outcomes --------------------------------------------------------------------------------
+
+    async def outcome(self, sent: Sent) -> RequestRecord:
+        """The request as it ended or paused. Raises what kept its end from being stored."""
+        if sent.replayed:
+            return sent.request
+        request_id = sent.request.request_id
+        while True:
+            run = self._runs.get(request_id)
+            if run is not None:
+                return await asyncio.shield(run.done)
+            turn = self._waiting.get(request_id)
+            if turn is not None:
+                await asyncio.wait([turn[0]])
+                continue
+            return (await self.tasks.request(sent.partition, request_id)).value
+
+    def events(self, partition: str, request_id: str, after: int) -> AsyncIterator[Sequence[StreamEvent]]:
+        """The events of a request behind `after`, from wherever they are."""
+        return follow(self, partition, request_id, after)
+
+    # --- cancel ----------------------------------------------------------------------------------
+
+    async def cancel(self, partition: str, request_id: str, actor: str) -> RequestRecord:
+        """Ends a running, paused or waiting request `Canceled`; it is when this returns."""
+        while True:
+            run = self._runs.get(request_id)
+            if run is not None:
+                run.cancel(CANCELED, actor)
+                await asyncio.wait([run.done])
+            found = (await self.tasks.request(partition, request_id)).value
+            if found.status in ENDED:
+                return found
+            if run is not None and run.done.exception() is not None:
+                run.done.result()
+            await self.tasks.cancel(partition, request_id, actor)
+            for waiting in self._turns.get(found.task_id, ()):
+                waiting.set()
+
+    async def _look_again(self, request_id: str) -> None:
+        """Another process has decided something of a request that runs here."""
+        run = self._runs.get(request_id)
+        if run is None:
+            return
+        record = await self.ledger.get(run.partition, keys.request(request_id), RequestRecord)
+        if record is None or record.value.status != "Running":
+            run.cancel(CANCELED, "service")
+
+    # --- the process -----------------------------------------------------------------------------
+
+    def _drop_all(self) -> None:
+        """The lease is lost: whatever runs here is somebody else's to end."""
+        for run in list(self._runs.values()):
+            run.drop()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes nothing new, lets what runs end, and after `seconds` stores the rest as interrupted."""
+        self.admission.draining = True
+        log.info("draining: %d requests in flight", len(self._runs))
+        clock = self.ledger.clock
+        deadline = clock.monotonic() + seconds
+        while (self._runs or self._waiting) and clock.monotonic() < deadline:
+            ends = [*self._run_tasks(), *(task for task, _ in self._waiting.values())]
+            await asyncio.wait(
+                ends, timeout=max(0.0, deadline - clock.monotonic()), return_when=asyncio.FIRST_COMPLETED
+            )
+            await asyncio.sleep(0)
+        await self._interrupt_rest()
+        self.closed = True
+
+    def _run_tasks(self) -> list[asyncio.Task[None]]:
+        return [run.task for run in self._runs.values() if run.task is not None]
+
+    async def _interrupt_rest(self) -> None:
+        for request_id, (task, partition) in list(self._waiting.items()):
+            task.cancel()
+            with contextlib.suppress(TealError):
+                await self.tasks.cancel(partition, request_id, "service", INTERRUPTED)
+        for run in list(self._runs.values()):
+            run.cancel(INTERRUPTED, "service")
+        if ends := self._run_tasks():
+            await asyncio.wait(ends, timeout=LAST_WRITES_SECONDS)
+
+
+def _replayed(begun: Replayed) -> Sent:
+    request = begun.request.value
+    if request.status in ("Running", "Queued"):
+        raise RequestInProgress(
+            "The first request under this Idempotency-Key still runs. Follow it by its id, or ask later.",
+            retry_after=1,
+            request_id=request.request_id,
+            task_id=request.task_id,
+            session_id=request.session_id,
+        )
+    return Sent(request, begun.partition, replayed=True)

@@ -1,0 +1,12 @@
+"""Texts from models and tools, made such that every store can keep them."""
+
+
+def storable(text: str) -> str:
+    """`text` with U+FFFD in the place of lone surrogates, which no encoding has."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

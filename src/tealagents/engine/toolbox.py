@@ -1,0 +1,222 @@
+"""The tools one agent has, and how one call is made safely."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
+from tealagents.domain.models import TOOL_SEPARATOR, Json, ToolCall, User
+from tealagents.domain.ports import Delegation, Model, Tool, Toolset
+from tealagents.engine.texts import storable
+
+log = logging.getLogger(__name__)
+
+#: how many near names an unknown tool's error lists
+NAMES_LISTED = 40
+
+Outcome = Literal["done", "failed", "unknown"]
+
+
+class ToolResult(Struct, frozen=True):
+    """What became of one call; `output` is what the model is told."""
+
+    call: ToolCall
+    output: str
+    is_error: bool
+    duration_ms: float
+    #: whether it took effect cannot be told
+    unknown: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """What a later request is told of it, should this one end without an answer."""
+        if self.unknown:
+            return "unknown"
+        return "failed" if self.is_error else "done"
+
+
+class Deferred(Struct, frozen=True):
+    """A call that could not be made yet: it needs the owner's consent, or the owner's own token."""
+
+    call: ToolCall
+    #: `{server, url, scopes}` to visit, or None where only the owner's own resume is awaited
+    authorization: Json | None
+
+
+class CallContext:
+    """A tool's view of the request it serves (`ports.ToolContext`)."""
+
+    def __init__(
+        self,
+        *,
+        session_id: str,
+        task_id: str,
+        request_id: str,
+        owner: User,
+        actor: User,
+        token: str,
+        headers: Mapping[str, str],
+        delegation: Delegation | None,
+        extra_data: Json,
+    ) -> None:
+        self.session_id = session_id
+        self.task_id = task_id
+        self.request_id = request_id
+        self.tenant_id = owner.tid
+        self.user_id = owner.oid
+        self.headers = headers
+        self.extra_data = extra_data
+        self._owner = owner
+        self._actor = actor
+        self._token = token
+        self._delegation = delegation
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        """Adds to the answer's `extra_data`; the value must be JSON."""
+        self.extra_data[storable(key)] = msgspec.json.decode(msgspec.json.encode(value))
+
+    async def user_token(self, scopes: Sequence[str]) -> str:
+        """A token to act for the owner downstream; never for whoever approved."""
+        if self._delegation is None and scopes:
+            raise ToolFailed(
+                "this service cannot act for its users: on-behalf-of needs Entra ID and a client credential"
+            )
+        if self._actor != self._owner:
+            raise NeedsOwner("the owner's own token is needed")
+        if self._delegation is None or not scopes:
+            return self._token
+        return await self._delegation.token_for(self._owner, self._token, scopes)
+
+
+@runtime_checkable
+class Finding(Protocol):
+    """A toolset that knows tools it does not list."""
+
+    def find(self, name: str) -> Tool | None: ...
+
+
+class Toolbox:
+    """The tools by name, and their description to the model, encoded once."""
+
+    def __init__(self, model: Model, timeout_seconds: float) -> None:
+        self._model = model
+        self._timeout = timeout_seconds
+        self._toolsets: Sequence[Toolset] = ()
+        self._tools: dict[str, Tool] = {}
+        #: the tools' description, in the model client's own encoding; empty where there are none
+        self.encoded = b""
+
+    def with_tools(self, tools: Sequence[Tool]) -> "Toolbox":
+        """This toolbox as it is now, with some tools more, for one request."""
+        extended = Toolbox(self._model, self._timeout)
+        extended._toolsets = self._toolsets
+        extended._tools = {**{tool.spec.name: tool for tool in tools}, **self._tools}
+        extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])
+        return extended
+
+    def load(self, toolsets: Sequence[Toolset]) -> None:
+        """Takes the tools of opened toolsets."""
+        self._toolsets = toolsets
+        self.reload()
+
+    def reload(self) -> None:
+        """Asks the toolsets again: one of them offers other tools than before. Calls under way go on."""
+        tools = [tool for toolset in self._toolsets for tool in toolset.tools()]
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self.encoded = self._model.encode_tools([tool.spec for tool in tools])
+
+    def find(self, name: str) -> Tool | None:
+        """The tool of this name, also one that a server shows only to users who have consented."""
+        found = self._tools.get(name)
+        if found is not None:
+            return found
+        for toolset in self._toolsets:
+            if isinstance(toolset, Finding) and (hidden := toolset.find(name)) is not None:
+                return hidden
+        return None
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._tools)
+
+    @property
+    def tools(self) -> list[Tool]:
+        return list(self._tools.values())
+
+    def plugin_of(self, name: str) -> str:
+        """The plugin of a tool, where it is not what stands before the name's first hyphen."""
+        tool = self.find(name)
+        plugin = tool.spec.plugin if tool is not None else ""
+        return plugin if TOOL_SEPARATOR in plugin and name.startswith(plugin + TOOL_SEPARATOR) else ""
+
+    def governed(self, call: ToolCall) -> bool:
+        """Whether a human must approve the call. One that cannot run needs nobody: it is told back."""
+        tool = self.find(call.tool)
+        if tool is None or not tool.spec.governance.requires_hitl:
+            return False
+        return isinstance(_arguments(call), dict)
+
+    async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
+        """Makes one call. Whatever goes wrong with it is told to the model, and is no failure of ours."""
+        started = time.perf_counter()
+        is_error = unknown = False
+        try:
+            output = await self._attempt(call, context)
+        except Authorization as need:
+            where = {"server": need.server, "url": need.url, "scopes": list(need.scopes)}
+            return Deferred(call, where)
+        except NeedsOwner:
+            return Deferred(call, None)
+        except ToolFailed as failure:
+            output, is_error, unknown = f"Error: {failure}", True, failure.unknown
+        duration_ms = round((time.perf_counter() - started) * 1000, 3)
+        return ToolResult(call, storable(output), is_error, duration_ms, unknown)
+
+    async def _attempt(self, call: ToolCall, context: CallContext) -> str:
+        tool = self.find(call.tool)
+        if tool is None:
+            listed = ", ".join(sorted(self._tools)[:NAMES_LISTED]) or "none"
+            raise ToolFailed(f"there is no tool {call.tool!r}. The tools are: {listed}.")
+        arguments = _arguments(call)
+        if not isinstance(arguments, dict):
+            raise ToolFailed(f"the arguments are not a JSON object: {arguments}. Call the tool again.")
+        seconds = tool.spec.timeout or self._timeout
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                return await tool.call(context, arguments)
+        except (ToolFailed, Authorization, NeedsOwner):
+            raise
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise ToolFailed(
+                "it was canceled from within; whether it took effect is unknown.", unknown=True
+            ) from None
+        except SystemExit as error:
+            raise ToolFailed(f"it tried to end the process (exit {error.code}).", unknown=True) from None
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise ToolFailed(
+                    f"it gave no result within {seconds:g} seconds; whether it took effect is unknown.",
+                    unknown=True,
+                ) from None
+            log.exception("tool %s raised", call.tool)
+            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _arguments(call: ToolCall) -> Json | str:
+    """The parsed arguments, or in words why they are none."""
+    try:
+        parsed = msgspec.json.decode(call.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        return str(error)
+    return parsed if isinstance(parsed, dict) else f"got {type(parsed).__name__}"

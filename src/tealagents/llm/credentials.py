@@ -1,0 +1,298 @@
+"""Azure OpenAI without a key: bearer tokens from the identity this service runs as.
+
+Four ways, named in `TA_AZURE_CREDENTIAL`: a client secret, a certificate, a managed identity, a workload
+identity (a federated token that Kubernetes mounts). The first, second and fourth are one request of the
+client credentials grant (RFC 6749, 4.4; the assertions are RFC 7523) to the authority's token endpoint; a
+managed identity is left to `msal`, which knows the many places where one can be asked for.
+
+A token is kept, renewed in the background from five minutes before its end, by one request however many
+calls wait, and used as long as it is valid when the authority is down.
+"""
+
+import asyncio
+import base64
+import hashlib
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from tealagents.domain.errors import ModelFailed
+from tealagents.llm.failures import quoted
+
+_log = logging.getLogger(__name__)
+
+SCOPE = "https://cognitiveservices.azure.com/.default"
+AUTHORITY = "https://login.microsoftonline.com"
+
+#: seconds before a token's end from which it is renewed
+RENEW_BEFORE = 300.0
+#: seconds between two attempts while a renewal fails and the last token still holds
+RETRY_AFTER = 30.0
+#: seconds that one request to the authority may take
+TIMEOUT = 20.0
+
+_ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+
+Kind = Literal["client_secret", "certificate", "managed_identity", "workload_identity"]
+
+#: option → the environment variables it is read from, the first that is set
+ENVIRONMENT = {
+    "tenant_id": ("TA_AZURE_TENANT_ID", "AZURE_TENANT_ID"),
+    "client_id": ("TA_AZURE_CLIENT_ID", "AZURE_CLIENT_ID"),
+    "client_secret": ("TA_AZURE_CLIENT_SECRET",),
+    "certificate_path": ("TA_AZURE_CLIENT_CERTIFICATE",),
+    "federated_token_path": ("TA_AZURE_FEDERATED_TOKEN_FILE", "AZURE_FEDERATED_TOKEN_FILE"),
+    "authority": ("TA_AZURE_AUTHORITY", "AZURE_AUTHORITY_HOST"),
+    "scope": ("TA_AZURE_SCOPE",),
+}
+
+_NEEDED: Mapping[Kind, tuple[str, ...]] = {
+    "client_secret": ("tenant_id", "client_id", "client_secret"),
+    "certificate": ("tenant_id", "client_id", "certificate_path"),
+    "managed_identity": (),
+    "workload_identity": ("tenant_id", "client_id", "federated_token_path"),
+}
+
+
+class AzureCredentialOptions(BaseModel):
+    """Which identity asks for tokens, and where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Kind
+    tenant_id: str | None = None
+    #: of the application, or of a user-assigned managed identity
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    #: a PEM file that holds the private key and the certificate
+    certificate_path: Path | None = None
+    federated_token_path: Path | None = None
+    authority: str = AUTHORITY
+    scope: str = Field(default=SCOPE, min_length=1)
+
+    @field_validator("authority")
+    @classmethod
+    def _trusted_authority(cls, url: str) -> str:
+        parts = urlsplit(url)
+        loopback = parts.hostname in {"127.0.0.1", "::1", "localhost"}
+        if parts.scheme != "https" and not (parts.scheme == "http" and loopback):
+            raise ValueError("must be an https:// URL (plain http only to loopback)")
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        missing = [ENVIRONMENT[name][0] for name in _NEEDED[self.kind] if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"TA_AZURE_CREDENTIAL={self.kind} also needs {', '.join(missing)}")
+        return self
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
+        """What the environment chooses with `TA_AZURE_CREDENTIAL`, or None where it chooses nothing."""
+        kind = environment.get("TA_AZURE_CREDENTIAL")
+        if not kind:
+            return None
+        given = {
+            option: next((environment[name] for name in names if environment.get(name)), None)
+            for option, names in ENVIRONMENT.items()
+        }
+        return cls.model_validate(
+            {"kind": kind} | {option: value for option, value in given.items() if value is not None}
+        )
+
+
+class Token(NamedTuple):
+    """A bearer token and until when it is valid, in seconds since the epoch."""
+
+    value: str
+    expires_at: float
+
+
+class TokenRefused(Exception):
+    """The authority gave no token; the text is masked."""
+
+
+Acquire = Callable[[], Awaitable[Token]]
+
+
+class AzureCredential:
+    """Call it for a token that is valid now: what the option `token_provider` wants.
+
+    To be closed by leaving its async context. `acquire` asks for a new token; by default as the options say.
+    """
+
+    def __init__(
+        self,
+        options: AzureCredentialOptions,
+        *,
+        acquire: Acquire | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._acquire = acquire if acquire is not None else _acquirer(options)
+        self._now = now
+        self._token = Token("", 0)
+        self._renewal: asyncio.Task[None] | None = None
+        self._tried_at = float("-inf")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+
+    async def __call__(self) -> str:
+        """A token that is valid now. `ModelFailed` where there is none and the authority gives none."""
+        now = self._now()
+        left = self._token.expires_at - now
+        if left > 0:
+            if left < RENEW_BEFORE and now - self._tried_at >= RETRY_AFTER:
+                self._renew()
+            return self._token.value
+        try:
+            await asyncio.shield(self._renew())
+        except TokenRefused as refused:
+            raise ModelFailed(
+                f"No token for the model service: {refused} Check the TA_AZURE_… settings."
+            ) from None
+        return self._token.value
+
+    def _renew(self) -> "asyncio.Task[None]":
+        if self._renewal is None or self._renewal.done():
+            self._tried_at = self._now()
+            self._renewal = asyncio.create_task(self._fetch())
+            self._renewal.add_done_callback(_report)
+        return self._renewal
+
+    async def _fetch(self) -> None:
+        self._token = await self._acquire()
+
+
+def _report(renewal: "asyncio.Task[None]") -> None:
+    """A renewal that fails is told, whether or not somebody waits for it."""
+    if not renewal.cancelled() and (failure := renewal.exception()) is not None:
+        _log.warning("The Azure token could not be renewed: %s", quoted(str(failure)))
+
+
+def _acquirer(options: AzureCredentialOptions) -> Acquire:
+    if options.kind == "managed_identity":
+        return lambda: asyncio.to_thread(_managed_identity_token, options)
+    return lambda: _client_credentials_token(options)
+
+
+# --- the client credentials grant -----------------------------------------------------------------
+
+
+async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
+    import httpx
+
+    endpoint = f"{options.authority}/{options.tenant_id}/oauth2/v2.0/token"
+    form: dict[str, str | None] = {
+        "grant_type": "client_credentials",
+        "client_id": options.client_id,
+        "scope": options.scope,
+    }
+    try:
+        form.update(await asyncio.to_thread(_proof, options, endpoint))
+    except (OSError, ValueError) as failure:
+        raise TokenRefused(f"the credential cannot be read ({failure}).") from None
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+            answer = await client.post(endpoint, data=form, headers={"accept": "application/json"})
+            said = answer.json()
+    except httpx.HTTPError as failure:
+        raise TokenRefused(
+            f"{options.authority} cannot be reached ({type(failure).__name__}: {failure})."
+        ) from None
+    except ValueError:
+        raise TokenRefused(
+            f"{options.authority} answered {answer.status_code} with something other than JSON."
+        ) from None
+    return _token_of(said, options)
+
+
+def _proof(options: AzureCredentialOptions, endpoint: str) -> dict[str, str]:
+    """What proves the client's identity, as form fields (reads files: not for the event loop)."""
+    if options.kind == "client_secret":
+        assert options.client_secret is not None  # the options are checked to be complete
+        return {"client_secret": options.client_secret.get_secret_value()}
+    if options.kind == "certificate":
+        return _assertion(_certificate_assertion(options, endpoint))
+    assert options.federated_token_path is not None
+    # read anew each time: Kubernetes replaces the file before the token in it ends
+    return _assertion(options.federated_token_path.read_text("ascii").strip())
+
+
+def _assertion(jwt: str) -> dict[str, str]:
+    return {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": jwt}
+
+
+def _certificate_assertion(options: AzureCredentialOptions, endpoint: str) -> str:
+    """A signed statement that this client is asking
+    (https://learn.microsoft.com/entra/identity-platform/certificate-credentials)."""
+    import jwt
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+
+    assert options.certificate_path is not None
+    pem = options.certificate_path.read_bytes()
+    key: Any = load_pem_private_key(pem, password=None)
+    certificate = x509.load_pem_x509_certificate(pem)
+    digest = hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
+    now = int(time.time())
+    claims = {
+        "aud": endpoint,
+        "iss": options.client_id,
+        "sub": options.client_id,
+        "jti": str(uuid.uuid4()),
+        "iat": now,
+        "nbf": now,
+        "exp": now + 600,
+    }
+    thumbprint = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return jwt.encode(claims, key, algorithm="PS256", headers={"x5t#S256": thumbprint})
+
+
+# --- managed identity -------------------------------------------------------------------------------
+
+
+def _managed_identity_token(options: AzureCredentialOptions) -> Token:
+    """Asks the machine we run on: a virtual machine, App Service, Functions, Arc, … (blocking)."""
+    import httpx
+    import msal
+
+    identity = (
+        msal.UserAssignedManagedIdentity(client_id=options.client_id)
+        if options.client_id
+        else msal.SystemAssignedManagedIdentity()
+    )
+    # the endpoint is on this machine, whatever proxies the environment names
+    with httpx.Client(timeout=TIMEOUT, trust_env=False) as http:
+        client = msal.ManagedIdentityClient(identity, http_client=http)
+        try:
+            said = client.acquire_token_for_client(resource=options.scope.removesuffix("/.default"))
+        except (httpx.HTTPError, ValueError) as failure:
+            raise TokenRefused(f"the managed identity's endpoint does not answer ({failure}).") from None
+    return _token_of(said, options)
+
+
+# --- what the authority says --------------------------------------------------------------------------
+
+
+def _token_of(said: Any, options: AzureCredentialOptions) -> Token:
+    match said:
+        case {"access_token": str(value), "expires_in": int() | float() | str() as seconds} if value:
+            return Token(value, time.time() + float(seconds))
+        case {"error": error}:
+            secret = options.client_secret.get_secret_value() if options.client_secret else ""
+            why = quoted(f"{error}: {said.get('error_description', '')}", [secret] if secret else [])
+            raise TokenRefused(f"the authority refuses ({why}).")
+        case _:
+            raise TokenRefused("the authority's answer holds no token.")

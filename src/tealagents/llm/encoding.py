@@ -1,0 +1,76 @@
+"""JSON for a model service, written once to be kept, and JSON from it. No I/O."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from tealagents.domain.models import Json, Message, ToolCall
+
+Shape = TypeVar("Shape")
+
+
+def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
+    """A function that reads JSON into `shape`; `ValueError` for what is no JSON or has another shape."""
+    decode = msgspec.json.Decoder(shape, strict=False).decode
+
+    def read(data: bytes) -> Shape:
+        try:
+            return decode(data)
+        except msgspec.DecodeError:
+            # services that cut text by UTF-16 units send half characters, which only the standard
+            # library reads
+            return msgspec.convert(_whole_characters(json.loads(data)), shape, strict=False)
+
+    return read
+
+
+def compact(encoded: bytes) -> bytes:
+    """The same bytes in as much memory as they need: `orjson` over-allocates, 8 KB for half of one."""
+    return bytes(memoryview(encoded))
+
+
+def to_json(value: Any) -> bytes:
+    """The value as JSON. Half characters (lone surrogates), which JSON in UTF-8 cannot hold, become `?`."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(_whole_characters(value))
+
+
+def _whole_characters(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_whole_characters(item) for item in value]
+        case _:
+            return value
+
+
+def user_text(message: Message) -> str | None:
+    """A message of texts alone as one text, a line for each item; None where an image is among them."""
+    if any(item.content_type != "text" for item in message.items):
+        return None
+    return "\n".join(item.content for item in message.items)
+
+
+def arguments(call: ToolCall) -> str:
+    """A call's arguments as services take them back: a JSON object.
+
+    Many a service parses them and would refuse the conversation for ever after one call that the model wrote
+    wrongly; what it wrote is kept under `invalid_json`, so that it can see its mistake.
+    """
+    if not call.arguments.strip():
+        return "{}"
+    try:
+        if isinstance(orjson.loads(call.arguments), dict):
+            return call.arguments
+    except orjson.JSONDecodeError:
+        pass
+    wrapped: Json = {"invalid_json": call.arguments}
+    return to_json(wrapped).decode()

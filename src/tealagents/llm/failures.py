@@ -1,0 +1,186 @@
+"""What went wrong at the model service, told as one of our errors. No I/O.
+
+A detail quotes the service: its status, its own code, its message and its request id, on one line, bounded,
+with every secret masked; a page of HTML is only named. Somebody who reads it should know whether to
+wait, to fix a setting or to change the message.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from html import unescape
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain.errors import ModelFailed, RunFailure
+from tealagents.llm.retries import PASSING, PASSING_CODES, can_help
+
+#: of what is quoted; a longer message is cut
+MAX_QUOTE = 500
+
+_MASK = "***"
+_SECRETS = (
+    re.compile(r"\b(?:sk|rk|pk|sess)-[A-Za-z0-9_\-*.]{4,}"),
+    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*\.?[A-Za-z0-9_-]*"),
+    re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(
+        r"(?i)\b(api[-_]?key|client_secret|client_assertion|password)(\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"
+    ),
+)
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
+
+
+class AttemptFailed(Exception):
+    """One attempt of a call failed with `error`; between the wire and the retries, never seen by a user."""
+
+    def __init__(
+        self,
+        error: RunFailure,
+        *,
+        passing: bool = False,
+        retry_after: float | None = None,
+        complaint: "Complaint | None" = None,
+    ) -> None:
+        super().__init__(error.detail)
+        self.error = error
+        #: trying again can help
+        self.passing = passing
+        #: seconds that the service asks to wait
+        self.retry_after = retry_after
+        #: what the service said, where it said something
+        self.complaint = complaint
+
+
+class Complaint(Struct, frozen=True, kw_only=True):
+    """What the service says is wrong, in its own words (unmasked: not to be shown as it is)."""
+
+    status: int | None = None
+    code: str = ""
+    param: str = ""
+    message: str = ""
+    request_id: str = ""
+
+
+def complaint(said: Any, *, status: int | None = None, request_id: str = "", fallback: str = "") -> Complaint:
+    """The complaint in an error object: `{"error": {...}}`, `{"error": "text"}`, or one without the shell."""
+    error = said.get("error", said) if isinstance(said, dict) else said
+    if not isinstance(error, dict):
+        return Complaint(
+            status=status, message=error if isinstance(error, str) else fallback, request_id=request_id
+        )
+    message = error.get("message") or error.get("detail") or fallback
+    return Complaint(
+        status=status,
+        code=_word(error.get("code")) or _word(error.get("type")),
+        param=_word(error.get("param")),
+        message=message if isinstance(message, str) else _compact(message),
+        request_id=request_id,
+    )
+
+
+def complaint_of_body(body: bytes, *, status: int, content_type: str, request_id: str) -> Complaint:
+    """The complaint in the body of a refusal, whatever it is made of."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Complaint(status=status, message=_unparsed(body, content_type), request_id=request_id)
+    return complaint(said, status=status, request_id=request_id, fallback=_compact(said))
+
+
+def _unparsed(body: bytes, content_type: str) -> str:
+    text = body.decode("utf-8", "replace")
+    if is_html(body, content_type):
+        return page(text)
+    return text if text.strip() else "(an empty body)"
+
+
+def is_html(body: bytes, content_type: str) -> bool:
+    return "html" in content_type or body[:64].lstrip().lower().startswith((b"<!doctype html", b"<html"))
+
+
+def page(text: str) -> str:
+    """A page of HTML by its title."""
+    title = _TITLE.search(text)
+    return f"an HTML page titled {unescape(title[1]).strip()!r}" if title else "an HTML page"
+
+
+def quoted(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text on one line, cut, and without secrets."""
+    for secret in secrets:
+        text = text.replace(secret, _MASK)
+    for pattern in _SECRETS:
+        text = pattern.sub(_MASK, text)
+    text = _UNPRINTABLE.sub(" ", text).strip()
+    return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 1] + "…"
+
+
+def told(said: Complaint, secrets: Collection[str], *, url: str) -> str:
+    """The sentence for a refusal: what was said, and what to do where we can tell."""
+    status = f" with HTTP {said.status}" if said.status is not None else ""
+    code = f" ({quoted(said.code, secrets)})" if said.code else ""
+    message = quoted(said.message, secrets)
+    asked = f" [its request id: {quoted(said.request_id, secrets)}]" if said.request_id else ""
+    return f"The model service answered{status}{code}: {message}{asked}{_advice(said, url)}"
+
+
+def refused(
+    said: Complaint,
+    secrets: Collection[str],
+    *,
+    url: str,
+    advice: str | None = None,
+    retry_after: float | None = None,
+) -> AttemptFailed:
+    """A refusal with an HTTP status; `advice` is `x-should-retry`."""
+    return AttemptFailed(
+        ModelFailed(told(said, secrets, url=url), retry_after=retry_after),
+        passing=can_help(said.status or 0, said.code, advice),
+        retry_after=retry_after,
+        complaint=said,
+    )
+
+
+def _advice(said: Complaint, url: str) -> str:
+    match said.status:
+        case 401 | 403:
+            return f" — {url} refuses this service's own credentials; check TA_API_KEY and TA_BASE_URL."
+        case 404:
+            return f" — check the model's name and TA_BASE_URL ({url})."
+        case 429:
+            return " — the model service's rate limit or quota is used up; try again later."
+        case _:
+            return ""
+
+
+def failed_midway(said: Complaint, secrets: Collection[str]) -> AttemptFailed:
+    """An error that came in place of an answer, or of its rest, though the service had said 200."""
+    code = f" ({quoted(said.code, secrets)})" if said.code else ""
+    return AttemptFailed(
+        ModelFailed(f"The model service failed while answering{code}: {quoted(said.message, secrets)}"),
+        passing=said.code in PASSING_CODES or (said.code.isdecimal() and int(said.code) in PASSING),
+        complaint=said,
+    )
+
+
+def cut(what: str) -> AttemptFailed:
+    """The answer ended before the service said that it was finished."""
+    return AttemptFailed(
+        ModelFailed(f"The model service's answer was cut: {what}. What came of it is no answer; try again."),
+        passing=True,
+    )
+
+
+def unusable(what: str, body: bytes, secrets: Iterable[str] = ()) -> AttemptFailed:
+    """The service said something that we cannot read."""
+    said = quoted(body[:2000].decode("utf-8", "replace"), secrets)
+    return AttemptFailed(ModelFailed(f"The model service sent {what}: {said}"))
+
+
+def _word(value: object) -> str:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def _compact(value: object) -> str:
+    return msgspec.json.encode(value).decode("utf-8", "replace")

@@ -1,0 +1,64 @@
+"""Server-sent events, cut out of the bytes of a response. No I/O.
+
+The format: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation.
+Only `data` matters to us: the services repeat the event's name in their JSON.
+"""
+
+#: far above any answer's event; bounds what a service that never ends one can make us keep
+MAX_FRAME_BYTES = 32 * 1024 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class FrameTooLong(Exception):
+    """An event that grows beyond `MAX_FRAME_BYTES`."""
+
+
+class EventFrames:
+    """Takes the bytes in whatever pieces they come and gives the data of each event that is complete."""
+
+    def __init__(self) -> None:
+        #: what has come of the event that is not yet complete; never holds an empty line
+        self._parts: list[bytes] = []
+        self._size = 0
+        #: the bytes so far end in CR, so that a LF that follows belongs to it
+        self._after_cr = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        data = self._with_plain_newlines(data)
+        if self._parts:
+            if b"\n\n" not in self._parts[-1][-1:] + data:
+                self._keep(data)
+                return []
+            data = b"".join(self._parts) + data
+            self._parts.clear()
+            self._size = 0
+        *blocks, rest = data.split(b"\n\n")
+        if rest:
+            self._keep(rest)
+        return [payload for block in blocks if (payload := _payload(block)) is not None]
+
+    def _keep(self, data: bytes) -> None:
+        if not data:
+            return
+        self._size += len(data)
+        if self._size > MAX_FRAME_BYTES:
+            raise FrameTooLong
+        self._parts.append(data)
+
+    def _with_plain_newlines(self, data: bytes) -> bytes:
+        if self._after_cr and data:
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if b"\r" not in data:
+            return data
+        self._after_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _payload(block: bytes) -> bytes | None:
+    """The data of one event, or None for one without (a comment, an empty line more)."""
+    if block.startswith(b"data: ") and b"\n" not in block:
+        return block[6:] or None
+    lines = block.removeprefix(_BOM).split(b"\n")
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")) or None

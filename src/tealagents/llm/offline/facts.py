@@ -1,0 +1,102 @@
+"""What the built-in model remembers: facts that were told in so many words.
+
+"My name is Ada", "call me Ada", "my favourite colour is green", "I live in Oslo", "remember that …"; and,
+so that a memory that is handed over in the instructions is found as well, "the user's name is Ada" and
+lines such as "favourite colour: green". A later fact replaces an earlier one about the same thing.
+Of instructions only what they say of the user counts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: A fact ends at a full stop, at the end of its line, or where the next one begins; longer ones are no facts.
+_END = r"(?=[.!;,]{0,9}\s{0,9}(?:$|\n|[.!;]\s|,?\s{1,9}(?:and|but)\s{1,9}(?:my|i|call)\b|,\s{1,9}(?:my|i)\b))"
+_SENTENCE_END = r"(?=[.!]{0,9}\s{0,9}(?:$|\n|[.!]\s))"
+_VALUE = r"\S.{0,200}?"
+_THING = r"(?P<thing>[a-z][\w -]{0,40}?)"
+_NAME = r"[\w'’-]*(?:[ ](?-i:[A-Z])[\w'’-]*)*"
+
+_TOLD = re.compile(
+    rf"\b(?:my|(?:the )?user['’]s)\s+{_THING}\s+(?:is|are|=)\s+(?P<value>{_VALUE}){_END}"
+    rf"|\b(?:call me|i am called)\s+(?P<name>[^\W\d_]{_NAME})"
+    rf"|\b(?:i am|i['’]m)\s+(?P<capital>(?-i:[A-Z]){_NAME})"
+    rf"|\b(?:i|the user)\s+(?P<verb>live|work)s?\s+(?P<place>(?:in|at|for|as)\s+{_VALUE}){_END}"
+    rf"|\b(?:the user asked to )?remember(?:\s+that|:|,)\s*(?P<note>{_VALUE}){_SENTENCE_END}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_OF_USER = re.compile(r"(?:the )?user\b", re.IGNORECASE)
+#: Facts are looked for in the first characters of a message: what is longer is a document, not a chat.
+_READ = 8_000
+_SPELLINGS = str.maketrans({"_": " ", "-": " "})
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    #: What it is about, spelled in one way.
+    about: str
+    #: As it is said to the user, and of the user; both continue a sentence.
+    to_user: str
+    of_user: str
+
+
+class Told(NamedTuple):
+    text: str
+    #: False: it stands in the instructions.
+    by_user: bool
+
+
+def facts_in(told: Iterable[Told]) -> list[Fact]:
+    """What was told, in the order in which it was told last."""
+    facts: dict[str, Fact] = {}
+    for text, by_user in told:
+        for fact in _facts(text, by_user):
+            facts.pop(fact.about, None)
+            facts[fact.about] = fact
+    return list(facts.values())
+
+
+def known(thing: str, told: Sequence[Told]) -> str | None:
+    """The sentence that answers "what is my {thing}?", without its capital and its full stop."""
+    about = _key(thing)
+    found = next((fact.to_user for fact in facts_in(told) if fact.about == about), None)
+    return found or _listed(thing, about, told)
+
+
+def _facts(text: str, by_user: bool) -> Iterator[Fact]:
+    for found in _TOLD.finditer(text, 0, _READ):
+        said = found.group()
+        if not said.endswith("?") and (by_user or _OF_USER.match(said)):
+            yield _fact(found)
+            if found["note"]:
+                yield from _facts(found["note"], True)
+
+
+def _fact(found: re.Match[str]) -> Fact:
+    if thing := found["thing"]:
+        return Fact(_key(thing), *(f"{whose} {thing} is {found['value']}" for whose in _WHOSE))
+    if name := found["name"] or found["capital"]:
+        return Fact("name", *(f"{whose} name is {name}" for whose in _WHOSE))
+    if found["verb"]:
+        verb = found["verb"].lower()
+        return Fact(verb, f"you {verb} {found['place']}", f"the user {verb}s {found['place']}")
+    return Fact(_key(found["note"]), found["note"], f"the user asked to remember that {found['note']}")
+
+
+_WHOSE = ("your", "the user's")
+
+
+def _listed(thing: str, about: str, told: Sequence[Told]) -> str | None:
+    """A line of its own, as instructions have it: `favourite colour: green`."""
+    for text, _ in reversed(told):
+        for line in reversed(text.splitlines()):
+            key, colon, value = line.partition(":")
+            if colon and value.strip() and _key(key.strip(" -*•\"'")) == about:
+                return f"your {thing} is {value.strip()}"
+    return None
+
+
+def _key(thing: str) -> str:
+    spelled = thing.lower().translate(_SPELLINGS)
+    return " ".join(spelled.replace("favourite", "favorite").replace("colour", "color").split())

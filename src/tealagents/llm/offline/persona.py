@@ -1,0 +1,220 @@
+"""The built-in answers: short, deterministic, made from the messages that were sent and nothing else.
+
+`ANSWERS` is asked in order; the first that has something to say says it. docs/offline-model.md shows each.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from tealagents.llm.offline.answer import Answer, Pacing, ToolCall, saying
+from tealagents.llm.offline.facts import Told, facts_in, known
+from tealagents.llm.offline.prompt import Image, Prompt
+
+#: The longest part of what somebody else has said that is quoted.
+_QUOTED = 200
+_RESULT_QUOTED = 1_000
+_MOST_PIECES = 100_000
+
+_PIECES = re.compile(r"\bpieces-(\d{1,6})(?:@(\d{1,6})ms)?(?!\w)")
+_CALL = re.compile(r"\bcall\s+(?P<tool>[\w.-]+)[ \t]*(?P<arguments>\{)?", re.IGNORECASE)
+_QUESTION = re.compile(
+    r"\b(?:what(?:'s|’s|s| is| was| are| were)|tell me|do you (?:know|remember)|say)\s+my\s+"
+    r"(?P<thing>[^?.!\n]{1,80}?)(?:\s+again)?\s*(?:[?.!\n]|$)",
+    re.IGNORECASE,
+)
+_WHO = re.compile(r"\bwho am i\b", re.IGNORECASE)
+_WHERE = re.compile(r"\bwhere do i (?P<thing>live|work)\b", re.IGNORECASE)
+_EVERYTHING = re.compile(
+    r"\bwhat (?:do|can) you (?:remember|know)(?: about me)?\b"
+    r"|\bwhat did i (?:ask|tell) you(?: to remember)?\s*\?",
+    re.IGNORECASE,
+)
+_SUMMARY = re.compile(r"^\s*(?:please\s+)?summari[sz]e\b", re.IGNORECASE)
+_FIRST = re.compile(
+    r"\bwhat (?:did i (?:say|ask|write|tell you) first|was my first (?:message|question))\b", re.IGNORECASE
+)
+_PREVIOUS = re.compile(
+    r"\bwhat (?:did i (?:just )?(?:say|ask|write) (?:before|last|previously)"
+    r"|was my (?:last|previous) (?:message|question))\b",
+    re.IGNORECASE,
+)
+_HOW_MANY = re.compile(r"\bhow many (?:messages|questions) (?:have|did) i\b", re.IGNORECASE)
+_GREETING = re.compile(r"^\s*(?:hi|hello|hey|good (?:morning|evening|day)|greetings)\b", re.IGNORECASE)
+_THANKS = re.compile(r"^\s*(?:thanks|thank you|cheers)\b", re.IGNORECASE)
+_FAREWELL = re.compile(r"^\s*(?:good)?bye\b|^\s*see you\b", re.IGNORECASE)
+
+
+def built_in_answer(prompt: Prompt) -> Answer:
+    return next(answer for say in ANSWERS if (answer := say(prompt)) is not None)
+
+
+def counted_pieces(prompt: Prompt) -> Answer | None:
+    """`pieces-64` or `pieces-64@5ms`, as the model's name or in the text: the numbers from 1 on."""
+    asked = _PIECES.search(prompt.model) or _PIECES.search(prompt.text)
+    if asked is None:
+        return None
+    return _numbers(min(int(asked[1]), _MOST_PIECES), int(asked[2] or 0) / 1000)
+
+
+@lru_cache(maxsize=16)
+def _numbers(count: int, gap: float) -> Answer:
+    pieces = tuple(f" {n}" if n > 1 else "1" for n in range(1, count + 1))
+    return Answer(pieces=pieces, pacing=Pacing(piece=gap))
+
+
+def results_of_tools(prompt: Prompt) -> Answer | None:
+    if not prompt.tool_results:
+        return None
+    said = (f"{r.tool} said: {_shortened(r.output, _RESULT_QUOTED)}" for r in prompt.tool_results)
+    return saying("\n".join(said))
+
+
+def requested_calls(prompt: Prompt) -> Answer | None:
+    """`call Shell-delete {"path": "/data/x"}`, once or several times, for tools that are offered."""
+    asked = list(_calls_in(prompt.text))
+    calls = tuple(call for call in asked if call.name in prompt.tools)
+    if calls:
+        return Answer(tool_calls=calls)
+    if any(call.arguments != "{}" for call in asked):
+        offered = ", ".join(prompt.tools) or "none at all"
+        return saying(f"There is no tool {asked[0].name}. What I may call: {offered}.")
+    return None
+
+
+def _calls_in(text: str) -> Iterator[ToolCall]:
+    position = 0
+    while found := _CALL.search(text, position):
+        position = found.end()
+        arguments = "{}"
+        if found["arguments"]:
+            arguments, position = _arguments_at(text, found.start("arguments"))
+        yield ToolCall(None, found["tool"].rstrip("."), arguments)
+
+
+def _arguments_at(text: str, start: int) -> tuple[str, int]:
+    """The JSON object that starts there, or, where it is broken, the rest of its line as it stands."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+    except ValueError:
+        end = len(text) if (newline := text.find("\n", start)) < 0 else newline
+    return text[start:end], end
+
+
+def sight(prompt: Prompt) -> Answer | None:
+    if not prompt.images:
+        return None
+    count = len(prompt.images)
+    seen = "; ".join(map(_described, prompt.images))
+    said = f" You said: “{_shortened(prompt.text, _QUOTED)}”" if prompt.text else ""
+    return saying(f"I see {count} image{'s' if count > 1 else ''} ({seen}).{said}")
+
+
+def _described(image: Image) -> str:
+    return (
+        "a link, which I do not open" if image.mime_type is None else f"{image.mime_type}, {image.size} bytes"
+    )
+
+
+def looking_back(prompt: Prompt) -> Answer | None:
+    """The first message, the one before, how many there were."""
+    if _FIRST.search(prompt.text):
+        return saying(f"You first said: “{_shortened(prompt.user_texts[0], _QUOTED)}”")
+    if _PREVIOUS.search(prompt.text):
+        earlier = prompt.user_texts[:-1]
+        if not earlier:
+            return saying("This is the first thing you say to me.")
+        return saying(f"Before that you said: “{_shortened(earlier[-1], _QUOTED)}”")
+    if _HOW_MANY.search(prompt.text):
+        count = len(prompt.user_texts)
+        return saying(f"You have sent {count} message{'s' if count > 1 else ''}.")
+    return None
+
+
+def recollection(prompt: Prompt) -> Answer | None:
+    """What was told before, when it is asked for."""
+    if _EVERYTHING.search(prompt.text):
+        told = facts_in(prompt.told)
+        said = "; ".join(fact.to_user for fact in told)
+        return saying(f"You told me: {said}." if told else "You have told me nothing yet.")
+    thing = _asked_for(prompt.text)
+    if thing is None:
+        return None
+    fact = known(thing, prompt.told)
+    return saying(f"{_capitalised(fact)}." if fact else f"You have not told me {_unknown(thing)}.")
+
+
+def _asked_for(text: str) -> str | None:
+    if _WHO.search(text):
+        return "name"
+    if found := _WHERE.search(text):
+        return found["thing"].lower()
+    found = _QUESTION.search(text)
+    return found["thing"] if found else None
+
+
+def _unknown(thing: str) -> str:
+    return f"where you {thing}" if thing in ("live", "work") else f"your {thing}"
+
+
+def summary(prompt: Prompt) -> Answer | None:
+    """In words in which the facts are found again."""
+    if not _SUMMARY.search(prompt.text):
+        return None
+    told = "; ".join(fact.of_user for fact in facts_in(prompt.told))
+    return saying(f"{_capitalised(told)}." if told else "Nothing to remember was said.")
+
+
+def acknowledgement(prompt: Prompt) -> Answer | None:
+    """Something was told just now."""
+    told = facts_in([Told(prompt.text, by_user=True)])
+    if not told:
+        return None
+    if [fact.about for fact in told] == ["name"]:
+        return saying(f"Nice to meet you, {_bare_name(told[0].to_user)}.")
+    return saying(f"Noted: {'; '.join(fact.to_user for fact in told)}.")
+
+
+def _bare_name(sentence: str) -> str:
+    return sentence.removeprefix("your name is ")
+
+
+def courtesy(prompt: Prompt) -> Answer | None:
+    if _GREETING.match(prompt.text):
+        name = known("name", prompt.told)
+        called = f", {_bare_name(name)}" if name else ""
+        return saying(f"Hello{called}! How can I help?")
+    if _THANKS.match(prompt.text):
+        return saying("You are welcome.")
+    if _FAREWELL.match(prompt.text):
+        return saying("Goodbye!")
+    return None
+
+
+def echo(prompt: Prompt) -> Answer:
+    if not prompt.text.strip():
+        return saying("You said nothing, and I agree.")
+    return saying(f"You said: “{_shortened(prompt.text, _QUOTED)}”")
+
+
+ANSWERS: Sequence[Callable[[Prompt], Answer | None]] = (
+    results_of_tools,
+    counted_pieces,
+    requested_calls,
+    sight,
+    looking_back,
+    summary,
+    recollection,
+    acknowledgement,
+    courtesy,
+    echo,
+)
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,152 @@
+"""What the model is asked, whichever API it came by: chat messages, as the chat completions API has them.
+
+Nothing is computed before somebody asks for it: most answers need the last message only, and a request
+with four hundred messages must not cost four hundred times as much.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tealagents.llm.offline.answer import IMAGE_TOKENS, count_tokens
+from tealagents.llm.offline.facts import Told
+
+Message = dict[str, Any]
+
+_DATA_URI = re.compile(r"data:([^;,]*)(;[^,]*)?,")
+_INSTRUCTING = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as it was seen; `mime_type` is None where only a URL was given, which is not opened."""
+
+    mime_type: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    tool: str
+    output: str
+
+
+class Prompt:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str,
+        tools: Sequence[str] = (),
+        max_tokens: int | None = None,
+    ) -> None:
+        self.messages = messages
+        self.model = model
+        #: The names of the tools that may be called.
+        self.tools = tools
+        self.max_tokens = max_tokens
+
+    @cached_property
+    def last_user(self) -> Message | None:
+        return next((m for m in reversed(self.messages) if m.get("role") == "user"), None)
+
+    @cached_property
+    def text(self) -> str:
+        """The text of the last user message."""
+        return text_of(self.last_user)
+
+    @cached_property
+    def images(self) -> list[Image]:
+        """The images of the last user message."""
+        return images_of(self.last_user)
+
+    @cached_property
+    def system(self) -> str:
+        return "\n".join(text_of(m) for m in self.messages if m.get("role") in _INSTRUCTING)
+
+    @cached_property
+    def user_texts(self) -> list[str]:
+        return [text_of(m) for m in self.messages if m.get("role") == "user"]
+
+    @cached_property
+    def told(self) -> list[Told]:
+        """What users and instructions have said, in order: where facts are looked for."""
+        roles = ("user", *_INSTRUCTING)
+        return [Told(text_of(m), role == "user") for m in self.messages if (role := m.get("role")) in roles]
+
+    @cached_property
+    def tool_results(self) -> list[ToolResult]:
+        """The results that the model is now asked to go on from; empty when it is a user's turn to be
+        answered."""
+        return list(self._trailing_results())[::-1]
+
+    def _trailing_results(self) -> Iterator[ToolResult]:
+        outputs: list[Message] = []
+        for message in reversed(self.messages):
+            role = message.get("role")
+            if role == "tool":
+                outputs.append(message)
+            elif role == "assistant":
+                names = {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
+                for output in outputs:
+                    yield ToolResult(names.get(output.get("tool_call_id"), "A tool"), text_of(output))
+                return
+            elif role not in _INSTRUCTING:
+                return
+
+    @cached_property
+    def tokens(self) -> int:
+        return sum(map(message_tokens, self.messages))
+
+
+def text_of(message: Message | None) -> str:
+    """The text of a message, whether its content is a string or a list of parts."""
+    content = message.get("content") if message else None
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "\n".join(_part_texts(content))
+
+
+def _part_texts(parts: list[Any]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, dict):
+            text = part.get("text") or part.get("refusal")
+            if isinstance(text, str):
+                yield text
+
+
+def images_of(message: Message | None) -> list[Image]:
+    content = message.get("content") if message else None
+    if not isinstance(content, list):
+        return []
+    return [_image(part) for part in content if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS]
+
+
+#: The kinds of content parts that are images: of chat completions, of responses.
+_IMAGE_PARTS = ("image_url", "input_image")
+
+
+def _image(part: dict[str, Any]) -> Image:
+    given = part.get("image_url")
+    url = given.get("url", "") if isinstance(given, dict) else given or ""
+    found = _DATA_URI.match(url) if isinstance(url, str) else None
+    if found is None:
+        return Image(None, 0)
+    data = url[found.end() :]
+    size = len(data) * 3 // 4 - data[-2:].count("=") if "base64" in (found[2] or "") else len(data)
+    return Image(found[1] or "text/plain", size)
+
+
+def message_tokens(message: Message) -> int:
+    content = message.get("content")
+    if isinstance(content, str):
+        counted = count_tokens(content)
+    else:
+        counted = count_tokens(text_of(message)) + IMAGE_TOKENS * len(images_of(message))
+    if (calls := message.get("tool_calls")) and message["role"] == "assistant":
+        counted += sum(1 + count_tokens(call["function"]["arguments"]) for call in calls)
+    return counted

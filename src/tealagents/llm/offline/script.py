@@ -1,0 +1,282 @@
+"""Scripts: what the model shall do, in YAML. The keys are explained, with examples, in docs/offline-model.md.
+
+A script is an ordered list of rules. The first rule whose `when` holds and which is not used up gives the
+reply; where none does, `otherwise` does, or the built-in answer.
+"""
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from tealagents.llm.offline.answer import FaultKind, FinishReason
+
+
+class ScriptError(ValueError):
+    """A script that cannot be used: says where, and what is wrong there."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _pattern(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return re.compile(value, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+
+
+def _short_for(key: str) -> BeforeValidator:
+    """A bare string stands for a mapping with that one key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+def _as_sent(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _header_value(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+HeaderValue = Annotated[str, BeforeValidator(_header_value)]
+Pattern = Annotated[re.Pattern[str], BeforeValidator(_pattern)]
+Milliseconds = Annotated[float, Field(ge=0, strict=False)]
+Count = Annotated[int, Field(ge=0)]
+Ordinal = Annotated[int, Field(ge=1)]
+
+
+class When(_Part):
+    """What must hold for a rule; all that is given must. Texts are found anywhere, in any case."""
+
+    #: In the last user message; not while the model is asked to go on from tool results.
+    text: str | None = None
+    regex: Pattern | None = None
+    #: In the system prompt, which is all system and developer messages and the `instructions`.
+    system: str | None = None
+    system_regex: Pattern | None = None
+    #: Whether the model is asked to go on from tool results.
+    tool_result: bool | None = None
+    #: One of these results is that tool's.
+    result_of: str | None = None
+    #: In one of these results.
+    result_text: str | None = None
+    #: The nth model call since the script was put in place, from 1.
+    call: Ordinal | None = None
+    #: The nth user message of the conversation, from 1.
+    turn: Ordinal | None = None
+    #: Exactly the model's name.
+    model: str | None = None
+
+    @property
+    def about_results(self) -> bool | None:
+        """Whether tool results must, or must not, be waiting; None where it does not matter."""
+        if self.tool_result is not None:
+            return self.tool_result
+        if self.result_of is not None or self.result_text is not None:
+            return True
+        return False if self.text is not None or self.regex is not None else None
+
+
+class ScriptedPiece(_Part):
+    text: str
+    delay_ms: Milliseconds | None = None
+
+
+class ScriptedCall(_Part):
+    name: str
+    #: A mapping, or text that is sent as it is, broken or not.
+    arguments: Annotated[str, BeforeValidator(_as_sent)] = "{}"
+    id: str | None = None
+
+
+class ScriptedUsage(_Part):
+    prompt_tokens: Count
+    completion_tokens: Count
+
+
+class ScriptedError(_Part):
+    """An HTTP status in place of an answer."""
+
+    status: Annotated[int, Field(ge=200, le=599)] = 500
+    message: str | None = None
+    type: str | None = None
+    code: str | None = None
+    headers: dict[str, HeaderValue] = Field(default_factory=dict)
+    #: In place of the usual error object: a mapping, sent as JSON, or text.
+    body: dict[str, Any] | str | None = None
+    content_type: str | None = None
+
+
+class ScriptedFault(_Part):
+    kind: FaultKind
+    after_pieces: Count | None = None
+    after_bytes: Count | None = None
+    message: str | None = None
+    code: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.after_pieces is not None and self.after_bytes is not None:
+            raise ValueError("after_pieces and after_bytes exclude each other")
+        if self.kind != "error" and (self.message is not None or self.code is not None):
+            raise ValueError(f"message and code belong to the kind 'error', not to {self.kind!r}")
+        if self.kind == "error" and self.after_bytes is not None:
+            raise ValueError("an error comes between pieces: use after_pieces")
+        return self
+
+
+class Dribble(_Part):
+    bytes: Ordinal = 1
+    delay_ms: Milliseconds = 0.0
+
+
+class Reply(_Part):
+    """What is answered. Where it says nothing of text, tool calls, refusal or error, the built-in answer
+    is given, with the delays and faults of this reply."""
+
+    text: str | None = None
+    #: In place of `text`: exactly these pieces.
+    pieces: list[Annotated[ScriptedPiece, _short_for("text")]] | None = None
+    tool_calls: list[ScriptedCall] = Field(default_factory=list)
+    refusal: str | None = None
+    finish_reason: FinishReason | None = None
+    #: In place of the counted one.
+    usage: ScriptedUsage | None = None
+    report_usage: bool = True
+    headers_delay_ms: Milliseconds = 0.0
+    first_delay_ms: Milliseconds = 0.0
+    piece_delay_ms: Milliseconds = 0.0
+    dribble: Dribble | None = None
+    fault: Annotated[ScriptedFault | None, _short_for("kind")] = None
+    error: ScriptedError | None = None
+
+    @property
+    def is_built_in(self) -> bool:
+        given = (self.text, self.pieces, self.refusal, self.error)
+        return not self.tool_calls and all(part is None for part in given)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.text is not None and self.pieces is not None:
+            raise ValueError("text and pieces exclude each other")
+        if self.error is not None and not self.model_fields_set <= {"error", "headers_delay_ms"}:
+            raise ValueError("an error is the whole reply: only headers_delay_ms goes with it")
+        if self.refusal is not None and (self.text or self.pieces or self.tool_calls):
+            raise ValueError("a refusal excludes text, pieces and tool_calls")
+        return self
+
+
+ReplyField = Annotated[Reply, _short_for("text")]
+
+
+class Rule(_Part):
+    when: Annotated[When, _short_for("text")] = Field(default_factory=When)
+    reply: ReplyField
+    #: How often the rule can be used; without it, for ever.
+    times: Ordinal | None = None
+
+
+class Script(_Part):
+    description: str = ""
+    rules: list[Rule] = Field(default_factory=list)
+    #: Where no rule holds; without it, the built-in answer.
+    otherwise: Annotated[Reply | None, _short_for("text")] = None
+
+    @classmethod
+    def from_yaml(cls, text_or_path: str | Path) -> "Script":
+        """A script from YAML text or from a file.
+
+        A string of one line that ends in `.yaml` or `.yml` is a path. Raises `ScriptError`, and `OSError`
+        where the file cannot be read.
+        """
+        if isinstance(text_or_path, str) and not _names_a_file(text_or_path):
+            return cls.from_text(text_or_path)
+        path = Path(text_or_path)
+        return _parse(path.read_text(encoding="utf-8"), str(path))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Script":
+        """A script from YAML, or JSON, which is YAML. Raises `ScriptError`."""
+        return _parse(text, "script")
+
+    @classmethod
+    def of(cls, given: "Script | dict[str, Any] | Path | str | None") -> "Script":
+        """A script, from whatever stands for one; None is the empty script."""
+        match given:
+            case None:
+                return cls()
+            case Script():
+                return given
+            case dict():
+                return _validated(given, "script", None)
+            case _:
+                return cls.from_yaml(given)
+
+
+def _names_a_file(text: str) -> bool:
+    return "\n" not in text and text.endswith((".yaml", ".yml"))
+
+
+def _parse(text: str, source: str) -> Script:
+    try:
+        data = yaml.safe_load(text)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ScriptError(f"{source}: not YAML: {error}") from error
+    return _validated({} if data is None else data, source, tree)
+
+
+def _validated(data: Any, source: str, tree: yaml.Node | None) -> Script:
+    try:
+        return Script.model_validate(data)
+    except ValidationError as error:
+        raise ScriptError("\n".join(_complaint(e, source, tree) for e in error.errors())) from error
+
+
+def _complaint(error: ErrorDetails, source: str, tree: yaml.Node | None) -> str:
+    where = error["loc"]
+    line = _line(tree, where)
+    place = f"{source}, line {line}" if line else source
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        return f"{place}: {path}: there is no such key{_suggestion(str(where[-1]))}"
+    return f"{place}: {path or 'the whole script'}: {error['msg']}"
+
+
+def _suggestion(key: str) -> str:
+    near = difflib.get_close_matches(key, _all_keys(), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _all_keys() -> set[str]:
+    parts = (Script, Rule, When, Reply, ScriptedPiece, ScriptedCall, ScriptedUsage, ScriptedError)
+    return {key for part in (*parts, ScriptedFault, Dribble) for key in part.model_fields}
+
+
+def _line(node: yaml.Node | None, where: tuple[int | str, ...]) -> int | None:
+    """The line of the deepest node on that path."""
+    if node is None:
+        return None
+    for part in where:
+        child = _child(node, part)
+        if child is None:
+            break
+        node = child
+    return int(node.start_mark.line) + 1
+
+
+def _child(node: yaml.Node, part: int | str) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        return node.value[part] if part < len(node.value) else None
+    if isinstance(node, yaml.MappingNode):
+        return next((value for key, value in node.value if key.value == part), None)
+    return None

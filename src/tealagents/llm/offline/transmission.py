@@ -1,0 +1,100 @@
+"""Sending a delivery to the client, for as long as the client is there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from tealagents.llm.offline.delivery import Delivery, Ending
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+#: An ASGI extension of the server that this package brings: closes the connection, without a word.
+CLOSE_EXTENSION = "tealagents.close_connection"
+
+#: Shorter pauses are slept through; a client that leaves is noticed after them.
+_SHORT = 0.05
+
+
+class Client:
+    """The other side of a request, which may leave at any time."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watch: asyncio.Task[None] | None = None
+
+    async def stays(self, seconds: float) -> bool:
+        """Waits; whether the client is still there then."""
+        watch = self._watching()
+        if seconds < _SHORT:
+            await asyncio.sleep(seconds)
+            return not watch.done()
+        done, _ = await asyncio.wait({watch}, timeout=seconds)
+        return not done
+
+    async def leaves(self) -> None:
+        await self._watching()
+
+    def forget(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _watching(self) -> asyncio.Task[None]:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._until_gone())
+        return self._watch
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+async def transmit(delivery: Delivery, scope: Scope, receive: Receive, send: Send) -> str:
+    """Returns how it ended, as the journal says it: `answered`, `broken` or `left`."""
+    client = Client(receive)
+    try:
+        return await _transmit(delivery, scope, client, send)
+    finally:
+        client.forget()
+
+
+async def _transmit(delivery: Delivery, scope: Scope, client: Client, send: Send) -> str:
+    if delivery.is_mute:
+        await client.leaves()
+        return "broken"
+    if delivery.headers_delay and not await client.stays(delivery.headers_delay):
+        return "left"
+    await send({"type": "http.response.start", "status": delivery.status, "headers": delivery.headers})
+    if not await _sent(delivery, client, send):
+        return "left"
+    if delivery.ending is Ending.COMPLETE:
+        return "answered"
+    if delivery.ending is Ending.CUT and not _close(scope):
+        return "broken"
+    await client.leaves()
+    return "broken"
+
+
+async def _sent(delivery: Delivery, client: Client, send: Send) -> bool:
+    """Sends the body; whether the client stayed."""
+    steps = delivery.steps or ((0.0, b""),)
+    is_complete = delivery.ending is Ending.COMPLETE
+    for position, (delay, data) in enumerate(steps, start=1):
+        if (delay or position > 1) and not await client.stays(delay):
+            return False
+        is_last = is_complete and position == len(steps)
+        if is_last and delivery.commit is not None:
+            delivery.commit()
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+    return True
+
+
+def _close(scope: Scope) -> bool:
+    """Whether the server could be told to. Others close the connection, and complain, when an answer is
+    left without its end."""
+    close = (scope.get("extensions") or {}).get(CLOSE_EXTENSION)
+    if close is not None:
+        close()
+    return close is not None

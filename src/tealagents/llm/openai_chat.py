@@ -1,0 +1,339 @@
+"""Chat completions: `POST /chat/completions`, as OpenAI, Azure OpenAI and compatible services speak it."""
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import orjson
+from msgspec import Struct
+
+from tealagents.domain.events import FinishReason, ModelDone, ModelEvent, Piece, Refused
+from tealagents.domain.models import Json, Message, ToolCall, Usage
+from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
+from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, unusable
+from tealagents.llm.options import OpenAIOptions
+from tealagents.llm.service import Question, Service
+
+#: models that reason refuse `max_tokens` and want `max_completion_tokens`
+_REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
+
+#: reasons with which a service says that it failed, not that it finished
+_FAILURES = frozenset({"error", "insufficient_system_resource"})
+
+
+class OpenAIChatOptions(OpenAIOptions):
+    #: which field `max_tokens` is sent in; by default as the model's family wants it
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+
+
+class OpenAIChat:
+    """A model behind chat completions. A `tealagents.domain.ports.Model`."""
+
+    Options: ClassVar = OpenAIChatOptions
+
+    supports_remote_threads = False
+
+    def __init__(self, options: OpenAIChatOptions) -> None:
+        self.name = options.model
+        self.provider: str = options.provider
+        self._secrets = options.secrets()
+        self._service = Service(options, deployment=options.azure_deployment or options.model)
+        self._head = b'{"model":' + to_json(options.model) + b',"messages":['
+        self._tail = _settings(options)
+
+    def encode_system(self, text: str) -> bytes:
+        return compact(to_json({"role": "system", "content": text}))
+
+    def encode(self, message: Message) -> bytes:
+        return compact(to_json(_message(message)))
+
+    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
+        return compact(to_json([_tool(tool) for tool in tools])) if tools else b""
+
+    def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        return self._service.events(
+            Question("/chat/completions", self._body(call), call.headers, call.stream),
+            reading=lambda: ChatReading(self._secrets),
+            meaning=self._meaning,
+        )
+
+    async def __aenter__(self) -> "OpenAIChat":
+        await self._service.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._service.__aexit__(*exc)
+
+    def _body(self, call: ModelCall) -> bytes:
+        tools = b',"tools":' + call.tools if call.tools else b""
+        follow = b',"stream":true,"stream_options":{"include_usage":true}' if call.stream else b""
+        return b"".join((self._head, b",".join(call.prompt), b"]", tools, self._tail, follow, b"}"))
+
+    def _meaning(self, said: Complaint) -> ModelDone | None:
+        """Azure refuses a message that its filter catches with 400; to us that is a way to end."""
+        if said.code == "content_filter":
+            return ModelDone(finish_reason="content_filter", model=self.name)
+        return None
+
+
+# --- what is sent -----------------------------------------------------------------------------------
+
+
+def _settings(options: OpenAIChatOptions) -> bytes:
+    """What every body ends with: the settings that are set."""
+    settings = {
+        "temperature": options.temperature,
+        _max_tokens_field(options): options.max_tokens,
+        "reasoning_effort": options.reasoning_effort,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return b"," + to_json(given)[1:-1] if given else b""
+
+
+def _max_tokens_field(options: OpenAIChatOptions) -> str:
+    if options.max_tokens_field is not None:
+        return options.max_tokens_field
+    reasons = options.reasoning_effort is not None or _REASONING_FAMILY.match(options.model)
+    return "max_completion_tokens" if reasons else "max_tokens"
+
+
+def _message(message: Message) -> Json:
+    match message.role:
+        case "user":
+            text = user_text(message)
+            return {"role": "user", "content": text if text is not None else _parts(message)}
+        case "assistant" if message.tool_calls:
+            calls = [_call(call) for call in message.tool_calls]
+            return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+        case "assistant":
+            return {"role": "assistant", "content": message.text}
+        case "tool":
+            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+
+
+def _parts(message: Message) -> list[Json]:
+    return [
+        {"type": "text", "text": item.content}
+        if item.content_type == "text"
+        else {"type": "image_url", "image_url": {"url": item.content}}
+        for item in message.items
+    ]
+
+
+def _call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": arguments(call)}}
+
+
+def _tool(tool: ToolSpec) -> Json:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+# --- what comes back ----------------------------------------------------------------------------------
+
+
+class _Function(Struct, gc=False):
+    name: str | None = None
+    #: a string; an object from services that do not encode it
+    arguments: Any = None
+
+
+class _Call(Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Part(Struct, gc=False):
+    type: str | None = None
+    text: Any = None
+
+
+class _Said(Struct, gc=False):
+    """A message, or what is new of it."""
+
+    #: a string; parts from services whose model shows its thoughts apart
+    content: str | list[_Part] | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+    #: thoughts, by the two names that services give them
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _Choice(Struct, gc=False):
+    index: int | None = None
+    delta: _Said | None = None
+    message: _Said | None = None
+    finish_reason: str | None = None
+
+
+class _Tokens(Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Completion(Struct, gc=False):
+    """A completion, or a chunk of one: of all its fields those that we need."""
+
+    id: str | None = None
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Tokens | None = None
+    error: Any = None
+    #: `error` where a service sends the error without a shell
+    object: Any = None
+
+
+_read = reader(_Completion)
+
+
+class _Assembled:
+    """A tool call whose fragments are still coming."""
+
+    __slots__ = ("arguments", "id", "index", "name")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.arguments: list[str] = []
+
+
+class ChatReading:
+    """Reads one answer, whole or in chunks."""
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
+        self.begun = False
+        self._secrets = secrets
+        self._finish: str | None = None
+        self._refused = False
+        self._calls: list[_Assembled] = []
+        self._usage = Usage()
+        self._model = ""
+        self._id: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._finish is not None
+
+    def whole(self, body: bytes) -> Iterable[ModelEvent]:
+        """A completion, which is a single chunk that calls what is new in it `message`."""
+        return self.take(body)
+
+    def take(self, data: bytes) -> Iterator[ModelEvent]:
+        try:
+            chunk = _read(data)
+        except ValueError:
+            raise unusable("what is no completion", data, self._secrets) from None
+        if chunk.error or chunk.object == "error":
+            raise failed_midway(complaint(orjson.loads(data)), self._secrets)
+        self._id = self._id or chunk.id
+        self._model = self._model or chunk.model or ""
+        if chunk.usage is not None:
+            self._usage = _usage(chunk.usage)
+        for choice in chunk.choices or ():
+            if not choice.index:
+                yield from self._choice(choice)
+
+    def _choice(self, choice: _Choice) -> Iterator[ModelEvent]:
+        said = choice.delta or choice.message
+        if choice.finish_reason:
+            self.begun = True
+            self._finish = choice.finish_reason
+        if said is None:
+            return
+        if text := _text(said.content):
+            self.begun = True
+            yield Piece(text)
+        if said.refusal:
+            self.begun = self._refused = True
+            yield Refused(said.refusal)
+        if said.tool_calls:
+            self.begun = True
+            for fragment in said.tool_calls:
+                self._assemble(fragment)
+        if said.reasoning_content or said.reasoning:
+            self.begun = True
+
+    def _assemble(self, fragment: _Call) -> None:
+        call = self._call_of(fragment)
+        call.id = call.id or fragment.id or ""
+        function = fragment.function
+        if function is not None:
+            call.name = call.name or function.name or ""
+            if function.arguments:
+                call.arguments.append(_argument_text(function.arguments))
+
+    def _call_of(self, fragment: _Call) -> _Assembled:
+        """The call a fragment belongs to: the last one with its index, or a new one.
+
+        Some services number no calls, or all of them 0; a name under another id is another call.
+        """
+        index = fragment.index if fragment.index is not None else self._next_index(fragment)
+        names_another = fragment.function is not None and bool(fragment.function.name)
+        for call in reversed(self._calls):
+            if call.index == index:
+                if names_another and fragment.id and call.id and fragment.id != call.id:
+                    break
+                return call
+        self._calls.append(_Assembled(index))
+        return self._calls[-1]
+
+    def _next_index(self, fragment: _Call) -> int:
+        last = self._calls[-1].index if self._calls else -1
+        names_one = fragment.function is not None and bool(fragment.function.name)
+        return last + 1 if names_one or last < 0 else last
+
+    def done(self) -> ModelDone:
+        if self._finish is None:
+            raise cut("it ended without a finish reason")
+        if self._finish in _FAILURES:
+            raise cut(f"the service gave it up ({self._finish})")
+        reason = self._finish_reason()
+        return ModelDone(
+            finish_reason=reason,
+            tool_calls=tuple(self._tool_calls()) if reason == "tool_calls" else (),
+            usage=self._usage,
+            model=self._model,
+            response_id=self._id,
+        )
+
+    def _finish_reason(self) -> FinishReason:
+        """One of ours. A call that was cut short must not run, however well its arguments parse: an answer
+        that did not end by itself has none."""
+        if self._finish == "length":
+            return "length"
+        if self._finish == "content_filter":
+            return "content_filter"
+        if self._calls:
+            return "tool_calls"
+        return "refusal" if self._refused else "stop"
+
+    def _tool_calls(self) -> Iterator[ToolCall]:
+        for place, call in enumerate(self._calls):
+            written = "".join(call.arguments)
+            yield ToolCall(call.id or self._made_id(place, call.name, written), call.name, written)
+
+    def _made_id(self, place: int, name: str, written: str) -> str:
+        """An id for a call that came without one: the same for the same answer, another in the next one."""
+        seed = "\0".join((self._id or "", str(place), name, written))
+        return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
+
+
+def _usage(tokens: _Tokens) -> Usage:
+    prompt, completion = tokens.prompt_tokens or 0, tokens.completion_tokens or 0
+    return Usage(prompt, completion, tokens.total_tokens or prompt + completion)
+
+
+def _text(content: str | list[_Part] | None) -> str:
+    if isinstance(content, list):
+        return "".join(part.text for part in content if part.type == "text" and isinstance(part.text, str))
+    return content or ""
+
+
+def _argument_text(written: Any) -> str:
+    return written if isinstance(written, str) else to_json(written).decode()

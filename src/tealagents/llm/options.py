@@ -1,0 +1,147 @@
+"""What a model client can be told. Third parties' clients subclass `ModelOptions`."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+#: gives a bearer token that is valid now; raises `ModelFailed`
+TokenProvider = Callable[[], Awaitable[str]]
+
+OPENAI_URL = "https://api.openai.com/v1"
+
+#: hosts of Azure OpenAI and Azure AI Foundry, in the public and the national clouds
+_AZURE_HOSTS = (
+    ".openai.azure.com",
+    ".openai.azure.us",
+    ".openai.azure.cn",
+    ".cognitiveservices.azure.com",
+    ".services.ai.azure.com",
+)
+
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class ModelOptions(BaseModel):
+    """What every model client is told by the config file and the environment.
+
+    A client of your own declares `class Options(ModelOptions)` with what it needs besides; an option
+    that is not declared is an error that names it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: the model's name, or the deployment's at Azure
+    model: str = Field(min_length=1)
+    #: sent as a bearer token, or as `api-key` to Azure; None where the service asks for none
+    api_key: SecretStr | None = None
+    #: the root of the API, with its `/v1`; at Azure the resource's endpoint alone is enough
+    base_url: str = OPENAI_URL
+    #: 0 is sent; None is not
+    temperature: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    reasoning_effort: str | None = None
+    #: the whole call, its retries included
+    model_timeout_seconds: Seconds = 300
+    #: from the call to the first piece: connecting, headers and retries included; of an answer that is
+    #: asked for whole, all of it
+    first_piece_timeout_seconds: Seconds = 60
+    #: between two pieces
+    piece_timeout_seconds: Seconds = 60
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _default_url(cls, url: object) -> object:
+        return OPENAI_URL if url is None or url == "" else url
+
+    @field_validator("base_url")
+    @classmethod
+    def _plain_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError("must be an http:// or https:// URL, such as " + OPENAI_URL)
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("must not hold credentials; give the key in TA_API_KEY")
+        if parts.query or parts.fragment:
+            raise ValueError("must have no query and no fragment; an Azure api-version has its own option")
+        return url.rstrip("/")
+
+
+class OpenAIOptions(ModelOptions):
+    """What both clients of the `openai` SDK share."""
+
+    organization: str | None = None
+    project: str | None = None
+    #: sent with every call, besides those of the SDK
+    headers: dict[str, str] = {}
+    #: Azure's dated API (`/openai/deployments/…?api-version=…`); without it Azure's `/openai/v1/` is used
+    azure_api_version: str | None = None
+    #: the deployment where it is not called like the model
+    azure_deployment: str | None = None
+    #: called for a bearer token before each request, instead of a key; see `credentials`
+    token_provider: TokenProvider | None = Field(default=None, repr=False)
+    #: retries of one call, only before its first piece
+    max_retries: int = Field(default=2, ge=0, le=10)
+    #: the wait before the first retry, where the service names none; doubled for each further one
+    retry_delay_seconds: float = Field(default=0.25, ge=0)
+    #: how many retries all calls of the process may make together, for each call…
+    retry_ratio: float = Field(default=0.1, ge=0, le=1)
+    #: …and how many at once, after a quiet time
+    retry_burst: int = Field(default=10, ge=0)
+
+    @model_validator(mode="after")
+    def _authorized(self) -> Self:
+        if self.api_key is None and self.token_provider is None:
+            if self.is_azure:
+                raise ValueError("Azure needs a key (TA_API_KEY) or an identity (TA_AZURE_CREDENTIAL)")
+            if self.base_url == OPENAI_URL:
+                raise ValueError("OpenAI needs a key: set TA_API_KEY, or TA_BASE_URL to another service")
+        if self.token_provider is not None and not has_private_way(self.base_url):
+            raise ValueError("tokens are only sent over https://, or to loopback")
+        return self
+
+    @property
+    def is_azure(self) -> bool:
+        host = urlsplit(self.base_url).hostname or ""
+        return self.azure_api_version is not None or host.endswith(_AZURE_HOSTS)
+
+    @property
+    def provider(self) -> Literal["openai", "azure.ai.openai"]:
+        """As the semantic conventions for `gen_ai.provider.name` call it."""
+        return "azure.ai.openai" if self.is_azure else "openai"
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must never be seen in an error, however the service quotes it."""
+        key = self.api_key.get_secret_value() if self.api_key is not None else ""
+        return tuple(secret for secret in (key, *self.headers.values()) if len(secret) >= 8)
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for the URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, …).
+
+    Never one for loopback. `ValueError` for a kind that we cannot speak to.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host in _LOOPBACK or proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if urlsplit(proxy).scheme not in {"http", "https"}:
+        raise ValueError(
+            f"the proxy for {parts.scheme}:// URLs must be an HTTP proxy, not {urlsplit(proxy).scheme}"
+        )
+    return proxy
+
+
+def has_private_way(url: str) -> bool:
+    """Whether what is sent there cannot be read on the way: over TLS, or within this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or parts.hostname in _LOOPBACK

@@ -1,0 +1,57 @@
+"""The deadlines of one call of the model, on the event loop's clock. No I/O."""
+
+from typing import Protocol
+
+from tealagents.domain.errors import ModelTimeout
+
+
+class Deadlines(Protocol):
+    """Seconds; see `ModelOptions`."""
+
+    @property
+    def model_timeout_seconds(self) -> float: ...
+
+    @property
+    def first_piece_timeout_seconds(self) -> float: ...
+
+    @property
+    def piece_timeout_seconds(self) -> float: ...
+
+
+class Patience:
+    """How long one call is waited for: in all, for its first piece, and then for each next one."""
+
+    def __init__(self, deadlines: Deadlines, now: float) -> None:
+        self._deadlines = deadlines
+        self._total_at = now + deadlines.model_timeout_seconds
+        self._first_at = now + deadlines.first_piece_timeout_seconds
+        #: a piece has come: nothing is tried again, and the wait is for the next one
+        self.begun = False
+
+    def due(self, waiting_since: float) -> float:
+        """When a wait that began at `waiting_since` has lasted too long."""
+        if not self.begun:
+            return min(self._first_at, self._total_at)
+        return min(waiting_since + self._deadlines.piece_timeout_seconds, self._total_at)
+
+    def recheck(self, now: float) -> float:
+        """When to look again, at the latest, while nobody waits."""
+        return now + self._deadlines.piece_timeout_seconds
+
+    def overdue(self, now: float) -> ModelTimeout:
+        """The error for a wait that lasted beyond `due`; it says which deadline that was."""
+        if now >= self._total_at:
+            seconds = self._deadlines.model_timeout_seconds
+            return ModelTimeout(
+                f"The model service was not done within {seconds:g} s (model_timeout_seconds)."
+            )
+        if not self.begun:
+            seconds = self._deadlines.first_piece_timeout_seconds
+            return ModelTimeout(
+                f"The model service did not begin to answer in {seconds:g} s (first_piece_timeout_seconds)."
+            )
+        seconds = self._deadlines.piece_timeout_seconds
+        return ModelTimeout(
+            f"The model service fell silent in the middle of its answer for {seconds:g} s"
+            " (piece_timeout_seconds)."
+        )

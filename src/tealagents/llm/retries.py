@@ -1,0 +1,97 @@
+"""When a call of the model is tried again. No I/O.
+
+Only before the first piece, only where it can help, at most a few times for one call, and never so
+often by all calls together that a service in trouble is hit harder for it: the budget of the process
+grows by a fraction of a retry with each call.
+"""
+
+import random
+from email.utils import parsedate_to_datetime
+from math import isfinite
+
+#: HTTP statuses after which the same request can succeed a moment later (529: overloaded)
+PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
+#: error codes that come with such a status and last all the same
+LASTING_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
+#: error codes inside of an answer that was begun with 200
+PASSING_CODES = frozenset(
+    {"server_error", "internal_error", "overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
+)
+
+
+class RetryBudget:
+    """What all calls of a process may spend on retries together."""
+
+    def __init__(self, *, ratio: float, burst: int) -> None:
+        self._ratio = ratio
+        self._burst = float(burst)
+        self._tokens = float(burst)
+
+    def earn(self) -> None:
+        """A call begins."""
+        self._tokens = min(self._burst, self._tokens + self._ratio)
+
+    def spend(self) -> bool:
+        """True where a retry is allowed; it is then counted."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Retries:
+    """Decides whether a call that failed is tried again, and after how long."""
+
+    def __init__(self, budget: RetryBudget, *, limit: int, delay: float) -> None:
+        self._budget = budget
+        self._limit = limit
+        self._delay = delay
+
+    def begin(self) -> None:
+        """To be called once for each call, before its first attempt."""
+        self._budget.earn()
+
+    def pause(self, retry: int, *, asked: float | None, remaining: float) -> float | None:
+        """Seconds to wait before the `retry`-th retry (from 1), or None where there shall be none.
+
+        `asked` is what the service asks for (`Retry-After`), `remaining` what the deadline leaves: a wait
+        that would use it up is not begun.
+        """
+        if retry > self._limit:
+            return None
+        wait = asked if asked is not None else self._delay * 2 ** (retry - 1) * random.uniform(0.75, 1)
+        if wait >= remaining or not self._budget.spend():
+            return None
+        return wait
+
+
+def can_help(status: int, code: str, advice: str | None) -> bool:
+    """Whether a refusal with this status and error code passes by itself; `advice` is `x-should-retry`."""
+    if advice in {"true", "false"}:
+        return advice == "true"
+    return status in PASSING and code not in LASTING_CODES
+
+
+def seconds_of(retry_after_ms: str | None, retry_after: str | None, now: float) -> float | None:
+    """What `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3: seconds or a date) asks for.
+
+    None where nothing usable is said; never negative. `now` is the wall clock.
+    """
+    for text, unit in ((retry_after_ms, 1000), (retry_after, 1)):
+        seconds = _number(text)
+        if seconds is not None:
+            return max(0.0, seconds / unit)
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        number = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return number if number is not None and isfinite(number) else None

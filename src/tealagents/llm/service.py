@@ -1,0 +1,196 @@
+"""One call of the model service, from the encoded request to our events.
+
+The clients differ in what they send (a path and a body) and in how an answer is read (a `Reading`, which does
+no I/O); deadlines, retries and failures are the same, and live here.
+"""
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
+from tealagents.domain.events import ModelDone, ModelEvent
+from tealagents.llm.failures import AttemptFailed, Complaint, is_html, page, quoted
+from tealagents.llm.options import OpenAIOptions, has_private_way, proxy_for
+from tealagents.llm.patience import Patience
+from tealagents.llm.retries import Retries, RetryBudget
+
+if TYPE_CHECKING:
+    from tealagents.llm.wire import Answer, Connection
+
+_log = logging.getLogger(__name__)
+
+#: what ends a stream of chat completions
+_END = b"[DONE]"
+#: of a page that came instead of an answer, to find its title in
+MAX_PAGE_BYTES = 16 * 1024
+
+
+class Question(NamedTuple):
+    """What is posted."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+    #: a stream is asked for
+    stream: bool
+
+
+class Reading(Protocol):
+    """Turns what the service sends for one attempt into events. No I/O; raises `AttemptFailed`."""
+
+    #: something of the answer has come, if only a thought that is not shown
+    begun: bool
+
+    @property
+    def finished(self) -> bool:
+        """The service has said how the answer ended; what may still come is its accounts."""
+        ...
+
+    def take(self, data: bytes) -> Iterable[ModelEvent]:
+        """The pieces in one event of a stream."""
+        ...
+
+    def whole(self, body: bytes) -> Iterable[ModelEvent]:
+        """The pieces in an answer that came in one."""
+        ...
+
+    def done(self) -> ModelDone:
+        """To be called when nothing more comes."""
+        ...
+
+
+#: what a refusal means where it is no plain failure: an error to raise, or the end of an answer
+Meaning = Callable[[Complaint], RunFailure | ModelDone | None]
+
+
+class Service:
+    """A model service, opened by entering its async context, one a process."""
+
+    def __init__(self, options: OpenAIOptions, *, deployment: str | None = None) -> None:
+        self._options = options
+        self._deployment = deployment
+        self._proxy = proxy_for(options.base_url)
+        self._secrets = options.secrets()
+        budget = RetryBudget(ratio=options.retry_ratio, burst=options.retry_burst)
+        self._retries = Retries(budget, limit=options.max_retries, delay=options.retry_delay_seconds)
+        self._connecting: asyncio.Task[Connection] | None = None
+
+    async def __aenter__(self) -> "Service":
+        if self._options.api_key is not None and not has_private_way(self._options.base_url):
+            _log.warning("The model service's key is sent over plain http to %s.", self._options.base_url)
+        self._connecting = asyncio.create_task(self._connect())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._connecting is not None:
+            await (await self._connecting).aclose()
+
+    async def connection(self) -> "Connection":
+        assert self._connecting is not None, "the model client has not been entered"
+        # several calls may wait here, and one that is canceled must not take the connection from the others
+        return await asyncio.shield(self._connecting)
+
+    def patience(self) -> Patience:
+        return Patience(self._options, asyncio.get_running_loop().time())
+
+    async def events(
+        self, question: Question, *, reading: Callable[[], Reading], meaning: Meaning
+    ) -> AsyncGenerator[ModelEvent, None]:
+        """The events of one call, as `Model.stream` promises; tried again only before the first piece."""
+        connection = await self.connection()
+        patience = self.patience()
+        self._retries.begin()
+        for retry in count(1):
+            attempt = self._attempt(connection, question, reading(), patience)
+            try:
+                async with aclosing(attempt) as events:
+                    async for event in events:
+                        yield event
+                return
+            except AttemptFailed as failed:
+                ending = failed.complaint and meaning(failed.complaint)
+                following = ending or self._pause(failed, retry, patience)
+            if isinstance(following, ModelDone):
+                yield following
+                return
+            if isinstance(following, RunFailure):
+                raise following
+            await asyncio.sleep(following)
+
+    async def _attempt(
+        self, connection: "Connection", question: Question, reading: Reading, patience: Patience
+    ) -> AsyncGenerator[ModelEvent, None]:
+        answer = await connection.ask(question.path, question.body, question.headers, patience)
+        try:
+            if answer.is_stream(asked=question.stream):
+                while frames := await _next(answer, reading):
+                    for data in frames:
+                        if data != _END:
+                            for event in reading.take(data):
+                                yield event
+                    patience.begun = reading.begun
+                    if frames[-1] == _END:
+                        break
+                await answer.linger()
+            else:
+                for event in reading.whole(await self._json(answer)):
+                    yield event
+            yield reading.done()
+        finally:
+            patience.begun = reading.begun
+            answer.close()
+
+    def _pause(self, failed: AttemptFailed, retry: int, patience: Patience) -> float | RunFailure:
+        """Seconds until the next attempt, or the error that the call ends with."""
+        now = asyncio.get_running_loop().time()
+        if not failed.passing or patience.begun:
+            return failed.error
+        pause = self._retries.pause(retry, asked=failed.retry_after, remaining=patience.due(now) - now)
+        if pause is None:
+            return failed.error
+        # without what the service said, which may quote the conversation
+        status = failed.complaint.status if failed.complaint is not None else None
+        _log.info("Trying the model service again in %.2f s (HTTP status %s).", pause, status or "none")
+        return pause
+
+    async def _json(self, answer: "Answer") -> bytes:
+        """The body of an answer that came in one; a page of HTML is told apart from broken JSON."""
+        body = await answer.whole()
+        if is_html(body, answer.content_type):
+            what = quoted(page(body[:MAX_PAGE_BYTES].decode("utf-8", "replace")), self._secrets)
+            raise AttemptFailed(
+                ModelFailed(
+                    f"The model service at {self._options.base_url} answered with {what} instead of JSON; "
+                    "check TA_BASE_URL."
+                )
+            )
+        return body
+
+    async def get(self, path: str) -> bytes:
+        """The body of what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
+        return await (await self.connection()).get(path, self.patience())
+
+    async def delete(self, path: str) -> bytes:
+        """Deletes what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
+        return await (await self.connection()).delete(path, self.patience())
+
+    async def _connect(self) -> "Connection":
+        """Connects off the event loop's way: importing the SDK takes most of a second."""
+        wire = await asyncio.to_thread(importlib.import_module, "tealagents.llm.wire")
+        connection: Connection = wire.Connection(self._options, self._proxy, self._deployment)
+        return connection
+
+
+async def _next(answer: "Answer", reading: Reading) -> list[bytes]:
+    """What comes next; a service that says no more after the end of its answer is forgiven."""
+    try:
+        return await answer.frames()
+    except (AttemptFailed, ModelTimeout):
+        if reading.finished:
+            return []
+        raise

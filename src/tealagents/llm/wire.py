@@ -1,0 +1,380 @@
+"""The way to the service and back: the `openai` SDK's client on a plain HTTP client of our own.
+
+The SDK addresses, signs and sends a request that is already encoded, and hands back the response as it came.
+Importing it takes most of a second, so this module is imported while the service starts (see `service`).
+
+Under it lies `aiohttp` without what `httpx2` does for each request besides: redirects are not followed (a
+model service that moves is told to the operator, not sent the conversation and the key), cookies are not
+kept (calls of different users share this client), and the deadlines are the call's own. Measured in CPU
+milliseconds on one core, a whole answer and 64 pieces in a burst: the SDK's `create()` 2.5 and 16, the same
+bytes through the SDK over `httpx2` 1.4 and 2.1, here 0.7 and 1.1.
+"""
+
+import asyncio
+import io
+import logging
+import time
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import httpx2
+import openai
+from aiohttp.payload import TOO_LARGE_BYTES_BODY
+
+from tealagents.domain.errors import ModelFailed, ModelTimeout
+from tealagents.llm.failures import AttemptFailed, complaint_of_body, cut, quoted, refused
+from tealagents.llm.frames import EventFrames, FrameTooLong
+from tealagents.llm.options import OpenAIOptions
+from tealagents.llm.patience import Patience
+from tealagents.llm.retries import seconds_of
+
+_log = logging.getLogger(__name__)
+
+#: of an answer that is asked for whole; far above any model's
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+#: of the body of a refusal
+MAX_REFUSAL_BYTES = 64 * 1024
+#: seconds to wait for the end of a response whose last event has come, so that its connection can be reused
+LINGER = 0.25
+
+_NO_TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+
+
+class Wire(httpx2.AsyncClient):
+    """The HTTP client that the SDK is given: one connection pool for one service.
+
+    Raises `AttemptFailed` for whatever is not a 2xx with a body still to be read.
+    """
+
+    def __init__(self, base_url: str, proxy: str | None, secrets: tuple[str, ...]) -> None:
+        # a transport that is never used: the default one would make a TLS context and a pool of its own
+        super().__init__(transport=httpx2.AsyncBaseTransport(), trust_env=False)
+        self._root = base_url
+        self._secrets = (*secrets, *_credentials_of(proxy))
+        tls = httpx2.create_ssl_context() if base_url.startswith("https:") else True
+        self._session = aiohttp.ClientSession(
+            # how many calls run at once is the engine's to limit
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # a compressor on the way would hold pieces back until it has enough of them
+            headers={"accept-encoding": "identity"},
+            timeout=_NO_TIMEOUTS,
+            proxy=proxy,
+        )
+
+    def build_request(self, method: str, url: httpx2.URL | str, **parts: Any) -> httpx2.Request:
+        """As the SDK asks for it; there is nothing of the client's own to merge in."""
+        return httpx2.Request(
+            method,
+            _parsed(url),
+            content=parts.get("content"),
+            headers=parts.get("headers"),
+            params=parts.get("params"),
+        )
+
+    async def send(self, request: httpx2.Request, **_how: Any) -> httpx2.Response:
+        """Sends it and returns when the headers have come."""
+        try:
+            response = await self._session.request(
+                request.method,
+                str(request.url),
+                headers=request.headers,
+                data=_payload(request.content),
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            raise self._unreachable(failure) from None
+        if response.status < 300:
+            return httpx2.Response(response.status, stream=Body(response), request=request)
+        try:
+            raise await self._refusal(response)
+        finally:
+            response.close()
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._session.close()
+
+    def _unreachable(self, failure: Exception) -> AttemptFailed:
+        trust = isinstance(failure, aiohttp.ClientSSLError)
+        why = quoted(f"{type(failure).__name__}: {failure}", self._secrets)
+        return AttemptFailed(
+            ModelFailed(f"The model service at {self._root} cannot be reached ({why}); check TA_BASE_URL."),
+            # a certificate does not become valid by asking again, nor a URL
+            passing=not trust and isinstance(failure, aiohttp.ClientConnectionError | OSError),
+        )
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> AttemptFailed:
+        headers = response.headers
+        try:
+            body = await response.content.read(MAX_REFUSAL_BYTES)
+            while len(body) < MAX_REFUSAL_BYTES and (more := await response.content.readany()):
+                body += more
+        except (aiohttp.ClientError, OSError):
+            body = b"(its explanation broke off)"
+        if response.status < 400:
+            where = quoted(headers.get("location", ""), self._secrets)
+            return AttemptFailed(
+                ModelFailed(f"The model service redirects to {where}; set TA_BASE_URL to where it is.")
+            )
+        return refused(
+            complaint_of_body(
+                body,
+                status=response.status,
+                content_type=headers.get("content-type", ""),
+                request_id=headers.get("x-request-id") or headers.get("apim-request-id") or "",
+            ),
+            self._secrets,
+            url=self._root,
+            advice=headers.get("x-should-retry"),
+            retry_after=seconds_of(headers.get("retry-after-ms"), headers.get("retry-after"), time.time()),
+        )
+
+
+class Body(httpx2.AsyncByteStream):
+    """The body of a response, still on the wire."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def aclose(self) -> None:
+        self.response.close()
+
+
+class Answer:
+    """A response that is being read, under its call's deadlines. To be closed."""
+
+    def __init__(self, response: aiohttp.ClientResponse, patience: Patience) -> None:
+        self.content_type = response.headers.get("content-type", "").lower()
+        self._response = response
+        self._patience = patience
+        self._frames = EventFrames()
+        self._loop = asyncio.get_running_loop()
+        #: when the reader began to wait for what is next; None while nobody waits
+        self._waiting_since: float | None = None
+        self._looks_at = patience.due(self._loop.time())
+        self._timer = self._loop.call_at(self._looks_at, self._look)
+
+    def is_stream(self, *, asked: bool) -> bool:
+        """Whether events are sent. Some services stream though they were not asked to, some do not though
+        they were, and some name a stream's type wrongly."""
+        if "event-stream" in self.content_type:
+            return True
+        return asked and not any(word in self.content_type for word in ("json", "html"))
+
+    async def frames(self) -> list[bytes]:
+        """The data of the events that have come: one or more, or none when the response is at its end.
+
+        The wait ends with a whole event: a service that dribbles, or sends comments, is as good as silent.
+        """
+        self._wait()
+        try:
+            while data := await self._read():
+                if frames := self._frames.feed(data):
+                    return frames
+            return []
+        except FrameTooLong:
+            raise AttemptFailed(ModelFailed("The model service sent an event that has no end.")) from None
+        finally:
+            self._waiting_since = None
+
+    async def whole(self) -> bytes:
+        """All of the body."""
+        self._wait()
+        parts = []
+        size = 0
+        while data := await self._read():
+            parts.append(data)
+            size += len(data)
+            if size > MAX_ANSWER_BYTES:
+                raise AttemptFailed(
+                    ModelFailed(f"The model's answer is larger than {MAX_ANSWER_BYTES} bytes.")
+                )
+        return b"".join(parts)
+
+    async def linger(self) -> None:
+        """Waits for the very end, a moment at most: a connection is used again only from there."""
+        if not self._response.content.is_eof():
+            with suppress(TimeoutError, AttemptFailed, ModelTimeout):
+                async with asyncio.timeout(LINGER):
+                    while await self._read():
+                        pass
+
+    def close(self) -> None:
+        """Gives the connection back where the response is at its end, and closes it otherwise."""
+        self._timer.cancel()
+        self._response.release() if self._response.content.is_eof() else self._response.close()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as failure:
+            raise cut(f"the connection broke off ({quoted(str(failure))})") from None
+
+    def _wait(self) -> None:
+        """A wait begins. The next look is brought forward where it would come too late for it, as after the
+        first piece, from when on the deadlines are others."""
+        self._waiting_since = now = self._loop.time()
+        due = self._patience.due(now)
+        if due < self._looks_at:
+            self._timer.cancel()
+            self._looks_at = due
+            self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        """Ends the wait when it has lasted too long. One timer serves all waits of a response: setting one
+        for each piece was measured at a sixth of what a slow stream costs."""
+        now = self._loop.time()
+        if self._waiting_since is None:
+            again = self._patience.recheck(now)
+        else:
+            again = self._patience.due(self._waiting_since)
+            if now >= again:
+                self._response.content.set_exception(self._patience.overdue(now))
+                return
+        self._looks_at = again
+        self._timer = self._loop.call_at(again, self._look)
+
+
+class Connection:
+    """One service, through one client of the SDK.
+
+    `deployment` is the part of the path that Azure's dated API wants for chat completions.
+    """
+
+    def __init__(self, options: OpenAIOptions, proxy: str | None, deployment: str | None) -> None:
+        wire = Wire(options.base_url, proxy, options.secrets())
+        self._client = _sdk_client(options, wire, deployment)
+        #: the SDK takes a path apart and puts it together anew for each request, but not a whole URL
+        self._root = str(self._client.base_url).rstrip("/")
+        self._headers = _own_authorization(options)
+
+    async def ask(self, path: str, body: bytes, headers: Mapping[str, str], patience: Patience) -> Answer:
+        """Posts the body, and returns when an answer has begun. `AttemptFailed`, `ModelTimeout`."""
+        response = await _in_time(
+            self._client.post(
+                self._root + path,
+                cast_to=httpx2.Response,
+                content=body,
+                options={"headers": {**self._headers, **headers}},
+            ),
+            patience,
+        )
+        return Answer(_response(response), patience)
+
+    async def get(self, path: str, patience: Patience) -> bytes:
+        """The body of what is at the path. `AttemptFailed`, `ModelTimeout`."""
+        response = await _in_time(
+            self._client.get(self._root + path, cast_to=httpx2.Response, options={"headers": self._headers}),
+            patience,
+        )
+        return await _whole(response, patience)
+
+    async def delete(self, path: str, patience: Patience) -> bytes:
+        """Deletes what is at the path. `AttemptFailed`, `ModelTimeout`."""
+        response = await _in_time(
+            self._client.delete(
+                self._root + path, cast_to=httpx2.Response, options={"headers": self._headers}
+            ),
+            patience,
+        )
+        return await _whole(response, patience)
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+
+async def _in_time(response: Awaitable[httpx2.Response], patience: Patience) -> httpx2.Response:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout_at(patience.due(loop.time())):
+            return await response
+    except TimeoutError:
+        raise patience.overdue(loop.time()) from None
+
+
+async def _whole(response: httpx2.Response, patience: Patience) -> bytes:
+    answer = Answer(_response(response), patience)
+    try:
+        return await answer.whole()
+    finally:
+        answer.close()
+
+
+def _response(response: httpx2.Response) -> aiohttp.ClientResponse:
+    assert isinstance(response.stream, Body)  # it is our wire that made it
+    return response.stream.response
+
+
+def _sdk_client(options: OpenAIOptions, wire: Wire, deployment: str | None) -> openai.AsyncOpenAI:
+    """The SDK's client for the service: without retries and deadlines, which are ours."""
+    key = options.api_key.get_secret_value() if options.api_key is not None else None
+    if options.azure_api_version is not None:
+        return openai.AsyncAzureOpenAI(
+            base_url=_dated_azure_url(options.base_url, deployment),
+            api_version=options.azure_api_version,
+            api_key=None if options.token_provider is not None else key,
+            azure_ad_token_provider=options.token_provider,
+            organization=options.organization,
+            project=options.project,
+            default_headers=options.headers,
+            http_client=wire,
+            max_retries=0,
+            timeout=None,
+        )
+    return openai.AsyncOpenAI(
+        base_url=_azure_url(options.base_url) if options.is_azure else options.base_url,
+        # never None: the SDK would take OPENAI_API_KEY from the environment, whoever the service is
+        api_key=options.token_provider or key or "none",
+        organization=options.organization,
+        project=options.project,
+        default_headers=options.headers,
+        http_client=wire,
+        max_retries=0,
+        timeout=None,
+    )
+
+
+def _own_authorization(options: OpenAIOptions) -> dict[str, str | openai.Omit]:
+    """The headers with which the key is sent where it is not as the SDK does by itself."""
+    if options.azure_api_version is not None or options.token_provider is not None:
+        return {}
+    if options.api_key is None:
+        return {"Authorization": openai.Omit()}
+    if options.is_azure:
+        return {"Authorization": openai.Omit(), "api-key": options.api_key.get_secret_value()}
+    return {}
+
+
+def _azure_url(endpoint: str) -> str:
+    """The root of Azure's undated API (https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle)."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint}/openai/v1"
+
+
+def _dated_azure_url(endpoint: str, deployment: str | None) -> str:
+    if urlsplit(endpoint).path.strip("/"):
+        return endpoint
+    return (
+        f"{endpoint}/openai/deployments/{quote(deployment, safe='')}" if deployment else f"{endpoint}/openai"
+    )
+
+
+def _credentials_of(proxy: str | None) -> tuple[str, ...]:
+    """What of a proxy's URL is secret."""
+    password = urlsplit(proxy).password if proxy is not None else None
+    return (password,) if password else ()
+
+
+def _payload(content: bytes) -> bytes | io.BytesIO | None:
+    """A large body goes out in pieces, so that other requests are served between them."""
+    return io.BytesIO(content) if len(content) > TOO_LARGE_BYTES_BODY else content or None
+
+
+@lru_cache(maxsize=64)
+def _parsed(url: httpx2.URL | str) -> httpx2.URL:
+    """Parsing a URL takes as long as building the rest of the request; a service has few of them."""
+    return httpx2.URL(url)

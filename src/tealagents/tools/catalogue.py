@@ -1,0 +1,268 @@
+"""The catalogue: what the operator says of each tool, and what follows for its calls.
+
+It decides. With a catalogue, a tool it does not name needs approval, wherever the tool comes from:
+what nobody has looked at is not trusted. Without one, the toolsets' own rules hold.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, Self, runtime_checkable
+
+from msgspec.structs import replace
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Governance, Tool, ToolContext, Toolset, ToolSpec
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.naming import suggestion
+from tealagents.tools.oauth import Consents, authorized
+
+Cost = Literal["low", "medium", "high"]
+Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
+
+
+class GovernanceEntry(BaseModel):
+    """Unknown keys are an error: a misspelt `requires_hitl` must not let a call through."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requires_hitl: bool = False
+    cost: Cost = "low"
+    data_sensitivity: Sensitivity = "public"
+
+    def governance(self) -> Governance:
+        return Governance(
+            requires_hitl=self.requires_hitl, cost=self.cost, data_sensitivity=self.data_sensitivity
+        )
+
+
+class GovernanceOverride(BaseModel):
+    """Part of a tool's governance, as an MCP server's entry in the config says it; the rest stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requires_hitl: bool | None = None
+    cost: Cost | None = None
+    data_sensitivity: Sensitivity | None = None
+
+    def over(self, governance: Governance) -> Governance:
+        return replace(governance, **self.model_dump(exclude_none=True))
+
+
+class OAuthEntry(BaseModel):
+    """A tool that needs the user's own authorization at `auth_server`."""
+
+    auth_type: Literal["oauth2"]
+    auth_server: str
+    scopes: list[str] = []
+
+
+class ToolEntry(BaseModel):
+    #: `Plugin-function`
+    tool_id: str = Field(min_length=1)
+    name: str = ""
+    description: str = ""
+    governance: GovernanceEntry
+    auth: OAuthEntry | None = None
+
+
+class PluginType(BaseModel):
+    type_name: Literal["code", "mcp", "openapi"]
+
+
+class PluginEntry(BaseModel):
+    plugin_id: str = Field(min_length=1)
+    name: str = ""
+    description: str = ""
+    version: str = ""
+    owner: str = ""
+    plugin_type: PluginType | None = None
+    tools: list[ToolEntry]
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _written_as_a_number(cls, version: object) -> object:
+        return str(version) if isinstance(version, int | float) else version
+
+
+class Catalogue(BaseModel):
+    """The file that `TA_PLUGIN_CATALOG_FILE` names."""
+
+    plugins: list[PluginEntry]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises `ToolsetError` that names the file, the key and the reason."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ToolsetError(f"The catalogue {path} cannot be read: {error}") from error
+        except json.JSONDecodeError as error:
+            raise ToolsetError(
+                f"The catalogue {path} is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."
+            ) from error
+        try:
+            catalogue = cls.model_validate(document)
+        except ValidationError as error:
+            raise ToolsetError(f"The catalogue {path} is not as it should be:\n{_places(error)}") from error
+        catalogue._check_unique(path)
+        return catalogue
+
+    def entries(self) -> Iterator[ToolEntry]:
+        for plugin in self.plugins:
+            yield from plugin.tools
+
+    def _check_unique(self, path: Path) -> None:
+        seen: set[str] = set()
+        for entry in self.entries():
+            if entry.tool_id in seen:
+                raise ToolsetError(f"The catalogue {path} names the tool {entry.tool_id!r} twice.")
+            seen.add(entry.tool_id)
+
+
+def _places(error: ValidationError) -> str:
+    lines = []
+    for detail in error.errors(include_url=False):
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
+        lines.append(f"- {place.lstrip('.') or 'the document'}: {detail['msg']}")
+    return "\n".join(lines)
+
+
+# --- governing -----------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Overridden(Protocol):
+    """A tool whose own configuration says something of its governance (MCP)."""
+
+    override: GovernanceOverride | None
+
+
+@runtime_checkable
+class Finding(Protocol):
+    """A toolset that may have tools it cannot list yet."""
+
+    def find(self, name: str) -> Tool | None: ...
+
+
+class GovernedTool:
+    """A tool under the governance that holds for it.
+
+    Where the catalogue says that the tool needs the user's authorization, the call has it: as
+    `context.user_token(scopes)`, and for an OpenAPI tool in the request. (An MCP server asks by itself.)
+    """
+
+    def __init__(self, tool: Tool, spec: ToolSpec, consents: Consents | None) -> None:
+        self.spec = spec
+        self.inner = tool
+        self._consents = consents
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        if (
+            self.spec.auth is not None
+            and self._consents is not None
+            and not isinstance(self.inner, Overridden)
+        ):
+            context = await authorized(context, self._consents, self.spec.auth)
+        return await self.inner.call(context, arguments)
+
+
+def govern(
+    tools: Sequence[Tool], catalogue: Catalogue | None, consents: Consents | None = None
+) -> list[Tool]:
+    """The tools under the governance that holds for each, in order.
+
+    1. What the catalogue says of the tool, if it names it.
+    2. With a catalogue that does not name it: approval, unless the override of an MCP server's entry
+       clears it.
+    3. Without a catalogue: what the toolset says (an MCP server's trust level, `@tool(requires_hitl=…)`).
+    """
+    entries = {entry.tool_id: entry for entry in catalogue.entries()} if catalogue else None
+    return [GovernedTool(tool, _governed(tool, entries), consents) for tool in tools]
+
+
+def _governed(tool: Tool, entries: dict[str, ToolEntry] | None) -> ToolSpec:
+    entry = entries.get(tool.spec.name) if entries is not None else None
+    if entry is not None:
+        auth = entry.auth.model_dump() if entry.auth else tool.spec.auth
+        return replace(tool.spec, governance=entry.governance.governance(), auth=auth)
+    if entries is not None and not _is_cleared(tool):
+        return replace(tool.spec, governance=replace(tool.spec.governance, requires_hitl=True))
+    return tool.spec
+
+
+def _is_cleared(tool: Tool) -> bool:
+    return isinstance(tool, Overridden) and tool.override is not None and tool.override.requires_hitl is False
+
+
+class GovernedToolset:
+    """A toolset seen through the catalogue. The toolset has been opened by somebody else, who closes it."""
+
+    def __init__(
+        self, toolset: Toolset, catalogue: Catalogue | None, consents: Consents | None = None
+    ) -> None:
+        self._toolset = toolset
+        self._consents = consents
+        self._catalogue = catalogue
+        self._seen: Sequence[Tool] | None = None
+        self._governed: Sequence[Tool] = ()
+
+    def tools(self) -> Sequence[Tool]:
+        """Built anew only when the toolset's own list is another one: an MCP server may change it."""
+        tools = self._toolset.tools()
+        if tools is not self._seen:
+            self._governed = tuple(govern(tools, self._catalogue, self._consents))
+            self._seen = tools
+        return self._governed
+
+    def find(self, name: str) -> Tool | None:
+        """The tool of this name, also where its server will tell of it only to a user who has consented."""
+        for tool in self.tools():
+            if tool.spec.name == name:
+                return tool
+        found = self._toolset.find(name) if isinstance(self._toolset, Finding) else None
+        return govern([found], self._catalogue, self._consents)[0] if found else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+
+def check_unique(toolsets: Sequence[Toolset]) -> None:
+    """`ToolsetError` where two tools have one name: a decision about one would be one about the other."""
+    seen: set[str] = set()
+    for toolset in toolsets:
+        for tool in toolset.tools():
+            if tool.spec.name in seen:
+                raise ToolsetError(
+                    f"Two tools are called {tool.spec.name!r}. Give one plugin or server another name."
+                )
+            seen.add(tool.spec.name)
+
+
+def report(tools: Sequence[Tool], catalogue: Catalogue | None) -> list[str]:
+    """What an operator should know of catalogue and tools that do not fit: one sentence each."""
+    if catalogue is None:
+        return []
+    tools = govern(tools, catalogue)
+    there = [tool.spec.name for tool in tools]
+    named = [entry.tool_id for entry in catalogue.entries()]
+    missing = [
+        f"The catalogue names {name!r}, which is no tool of this agent.{suggestion(name, there)}"
+        for name in named
+        if name not in there
+    ]
+    unnamed = [
+        f"The catalogue does not name {name!r}: each call of it needs approval."
+        for name, tool in zip(there, tools, strict=True)
+        if name not in named and tool.spec.governance.requires_hitl
+    ]
+    cleared = [
+        f"The catalogue does not name {name!r}, but its server's entry in the config clears it."
+        for name, tool in zip(there, tools, strict=True)
+        if name not in named and not tool.spec.governance.requires_hitl
+    ]
+    return missing + unnamed + cleared

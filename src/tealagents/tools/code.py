@@ -1,0 +1,226 @@
+"""Code plugins: the classes of one Python file whose methods are tools.
+
+The file runs with the service's own rights; whoever may change it may do what the service may do.
+"""
+
+import importlib.util
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
+from tealagents.tools import semantic_kernel
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.methods import check_method, method_name, run_method
+from tealagents.tools.naming import suggestion
+from tealagents.tools.results import DONE
+from tealagents.tools.signature import Signature
+from tealagents.tools.threads import Threads
+
+logger = logging.getLogger(__name__)
+
+#: blocking tools that may run at once, over all plugins of a file
+MAX_THREADS = 64
+
+
+def load_plugins(module_file: Path, names: Sequence[str], *, max_threads: int = MAX_THREADS) -> "CodePlugins":
+    """The plugins `names` of a Python file, one instance of each, made now.
+
+    Raises `ToolsetError` that names file, class, method and reason.
+    """
+    module = _imported(module_file)
+    threads = Threads(max_threads)
+    plugins: list[Plugin] = []
+    tools: list[Tool] = []
+    for name in names:
+        kind = _plugin_class(module, name, module_file)
+        if issubclass(kind, Plugin):
+            plugin = _instance(kind, f"{module_file.name}: {name}")
+            plugins.append(plugin)
+            tools += _tools_of(plugin, name, f"{module_file.name}: {name}", threads)
+        else:
+            tools += semantic_kernel.tools_of(kind, name, f"{module_file.name}: {name}", threads)
+    return CodePlugins(plugins, tools)
+
+
+class CodePlugins:
+    """The tools of a plugin file. Entering it enters those plugins that are async context managers."""
+
+    def __init__(self, plugins: Sequence[Plugin], tools: Sequence[Tool]) -> None:
+        self._plugins = plugins
+        self._tools = tuple(tools)
+        self._entered = AsyncExitStack()
+
+    def tools(self) -> Sequence[Tool]:
+        return self._tools
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for plugin in self._plugins:
+                if isinstance(plugin, AbstractAsyncContextManager):
+                    await stack.enter_async_context(plugin)
+            self._entered = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._entered.aclose()
+
+
+class CodeTool:
+    """One decorated method of a plugin's instance."""
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        method: Callable[..., Any],
+        signature: Signature,
+        plugin: Plugin,
+        threads: Threads,
+    ) -> None:
+        self.spec = spec
+        self._method = method
+        self._signature = signature
+        self._scopes = tuple(plugin.on_behalf_of_scopes)
+        self._threads = threads
+        self._nothing = DONE if signature.returns_nothing else "null"
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        checked = self._signature.check(arguments)
+        if self._scopes:
+            # asked before anything is done, so that a missing consent leaves no half of a side effect
+            await context.user_token(self._scopes)
+        if self._signature.context_parameter is not None:
+            checked[self._signature.context_parameter] = context
+        return await run_method(self._method, checked, self._threads, self.spec.name, nothing=self._nothing)
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+def _imported(file: Path) -> ModuleType:
+    """The file as a module of its own, under a name that no import statement can reach by accident.
+
+    Its folder goes to the end of `sys.path`, so that modules beside it can be imported but hide none.
+    """
+    file = file.resolve()
+    if not file.is_file():
+        raise ToolsetError(
+            f"The plugin file {file} does not exist. Put custom_plugins.py beside the config file, "
+            "or name the file in TA_PLUGIN_MODULE."
+        )
+    name = "tealagents_plugins_" + sha256(str(file).encode()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ToolsetError(f"The plugin file {file} is no Python file: its name has to end in .py.")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses and pydantic look their module up while it is still being run
+    sys.modules[name] = module
+    try:
+        with semantic_kernel.earlier_framework():
+            spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ToolsetError(_import_failure(file, error)) from error
+    return module
+
+
+def _import_failure(file: Path, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        hint = semantic_kernel.missing_package(error.name)
+        if hint:
+            return f"{file.name}: {hint}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        lines.append(error.lineno)
+    place = f"{file.name}, line {lines[-1]}" if lines else file.name
+    return f"{place}: the plugin file cannot be loaded: {type(error).__name__}: {error}"
+
+
+def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
+    found: dict[str, type[Any]] = {
+        key: value for key, value in vars(module).items() if _is_plugin_class(value)
+    }
+    if name in found:
+        return found[name]
+    there = ", ".join(sorted(found)) or "none"
+    if inspect.isclass(getattr(module, name, None)):
+        raise ToolsetError(
+            f"{file.name}: the class {name} is no plugin: derive it from tealagents.plugins.Plugin."
+        )
+    raise ToolsetError(
+        f"{file.name}: there is no plugin {name!r}; found: {there}.{suggestion(name, sorted(found))}"
+    )
+
+
+def _is_plugin_class(value: Any) -> bool:
+    if not inspect.isclass(value):
+        return False
+    if issubclass(value, Plugin):
+        return value is not Plugin
+    return semantic_kernel.is_plugin_class(value)
+
+
+def _instance(kind: type[Plugin], where: str) -> Plugin:
+    try:
+        return kind()
+    except Exception as error:
+        raise ToolsetError(
+            f"{where}: the plugin cannot be made without arguments: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _tools_of(plugin: Plugin, name: str, where: str, threads: Threads) -> list[Tool]:
+    marked = dict(_marked(type(plugin)))
+    tools: list[Tool] = [
+        _tool(plugin, name, attribute, marked[attribute], where, threads) for attribute in marked
+    ]
+    if not tools:
+        raise ToolsetError(f"{where}: the plugin has no tool: mark a method with @tool.")
+    return tools
+
+
+def _marked(kind: type[Any]) -> Iterator[tuple[str, ToolOptions]]:
+    """The attributes marked with `@tool`, in the order of their definition, base classes first.
+
+    An override without the decorator is no tool.
+    """
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+    for name in names:
+        attribute = inspect.getattr_static(kind, name)
+        function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+        options = getattr(function, TOOL_MARK, None) or getattr(attribute, TOOL_MARK, None)
+        if isinstance(options, ToolOptions):
+            yield name, options
+
+
+def _tool(
+    plugin: Plugin, plugin_name: str, attribute: str, options: ToolOptions, where: str, threads: Threads
+) -> CodeTool:
+    where = f"{where}.{attribute}"
+    method = getattr(plugin, attribute)
+    check_method(method, where)
+    if options.timeout is not None and options.timeout <= 0:
+        raise ToolsetError(f"{where}: the timeout has to be more than 0 seconds.")
+    signature = Signature(method, where)
+    spec = ToolSpec(
+        name=method_name(plugin_name, options.name or attribute, where),
+        description=options.description or signature.description,
+        parameters=signature.schema,
+        governance=Governance(requires_hitl=options.requires_hitl),
+        timeout=options.timeout,
+    )
+    if not spec.description:
+        logger.warning("%s: the tool has no docstring, so the model is not told what it does", where)
+    return CodeTool(spec, method, signature, plugin, threads)

@@ -1,0 +1,418 @@
+"""Tools of MCP servers: child processes that speak over stdio, and servers over streamable HTTP.
+
+::
+
+    MCPServer (a Toolset) ── Connection, shared                    where the server wants no user
+                          └─ Connection, one for each user         where it wants the user's token
+
+A *connection* is one session with the server. The SDK's context managers have to be entered and left in
+one task, so each connection has a task of its own, which connects, lists the tools, lists them again when
+the server says so, and connects again after the session is lost. Calls come from any task.
+
+A call that was under way when the connection broke is never repeated: whether it was done is unknown, and
+the model is told so. One that surely never reached the server is told as not done.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+from weakref import WeakValueDictionary
+
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, URL_ELICITATION_REQUIRED
+from pydantic import ValidationError
+
+from tealagents.domain.errors import Authorization, ToolFailed
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools.catalogue import GovernanceOverride
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.mcp_connection import Connection, Unreachable, described
+from tealagents.tools.mcp_results import result_text
+from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, Bearer
+from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
+from tealagents.tools.oauth import Consents, owner_key
+from tealagents.tools.oauth_servers import Challenge, ProtectedServer
+from tealagents.tools.options import MCPServerOptions, TrustLevel, is_http_url, shown
+from tealagents.tools.results import bounded
+
+logger = logging.getLogger(__name__)
+
+#: users whose connections to one server are kept open, and seconds one is kept unused
+MAX_USERS, IDLE_SECONDS = 200, 600.0
+#: characters of a description that the model is told
+MAX_DESCRIPTION = 4_000
+#: the function offered where a server lists its tools only for users who have authorized it
+CONNECT = "connect"
+
+
+class MCPTool:
+    """One tool of a server."""
+
+    def __init__(self, server: "MCPServer", spec: ToolSpec, override: GovernanceOverride | None) -> None:
+        self.spec = spec
+        self.override = override
+        self._server = server
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return await self._server.call(context, self.spec.name, arguments)
+
+
+class ConnectTool:
+    """Stands for the tools of a server that tells of them only once a user has authorized it."""
+
+    #: it does nothing but ask the user
+    override: GovernanceOverride | None = GovernanceOverride(requires_hitl=False)
+
+    def __init__(self, server: "MCPServer", spec: ToolSpec) -> None:
+        self.spec = spec
+        self._server = server
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return await self._server.connect(context)
+
+
+class MCPServer:
+    """The tools of one server. Entering it connects and lists them, or finds that a user is wanted first."""
+
+    def __init__(
+        self,
+        options: MCPServerOptions,
+        consents: Consents | None = None,
+        changed: Callable[[], None] | None = None,
+    ) -> None:
+        self.options = options
+        self._consents = consents
+        #: told when the server lists other tools than before
+        self._changed = changed
+        self._shared: Connection | None = None
+        self._users = _UserConnections(options, self._add_listed)
+        #: the server's own names by ours; None while they are not known
+        self._functions: dict[str, str] | None = None
+        self._tools: tuple[Tool, ...] = ()
+        self._wants_user = options.transport == "http" and bool(
+            options.auth_server or options.scopes or options.on_behalf_of_scopes
+        )
+        self._protected = ProtectedServer(
+            name=options.name,
+            resource=options.canonical_uri or options.url,
+            issuer=options.auth_server,
+            scopes=tuple(options.scopes),
+            client_id=options.oauth_client_id,
+            client_secret=options.oauth_client_secret,
+            register=options.enable_dynamic_registration,
+        )
+
+    def tools(self) -> Sequence[Tool]:
+        return self._tools
+
+    def find(self, name: str) -> Tool | None:
+        """While the listing is not known, any name of this server's is taken at its word, and tried."""
+        prefix = prefix_of(self.options.name)
+        known = next((tool for tool in self._tools if tool.spec.name == name), None)
+        if (
+            known
+            or self._functions is not None
+            or not name.startswith(prefix)
+            or not VALID_NAME.fullmatch(name)
+        ):
+            return known
+        return self._tool(types.Tool(name=name.removeprefix(prefix), input_schema={}), name)
+
+    async def __aenter__(self) -> Self:
+        connection = Connection(self.options, self._set_listed)
+        try:
+            await connection.start()
+        except ToolFailed:
+            raise
+        except Exception as error:
+            if not (isinstance(error, MCPError) and error.code == UNAUTHORIZED and self._can_ask()):
+                raise ToolsetError(self._at_start(described(error))) from error
+            logger.info("MCP server %s tells of its tools only to users", self.options.name)
+            self._wants_user = True
+            self._tools = (self._connect_tool(),)
+        else:
+            self._shared = connection
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._shared is not None:
+            await self._shared.close()
+        await self._users.close()
+
+    def _at_start(self, reason: str) -> str:
+        # arguments of a command may be secret
+        where = shown(self.options.url or self.options.command or "")
+        return f"MCP server {self.options.name} ({where}) cannot be used: {reason}"
+
+    # --- what is listed ---
+
+    def _set_listed(self, tools: Sequence[types.Tool]) -> None:
+        self._take_over(tools, {}, {})
+
+    def _add_listed(self, tools: Sequence[types.Tool]) -> None:
+        """A listing made for one user adds to what others were shown: a server may tell each his own."""
+        known = {} if self._functions is None else {tool.spec.name: tool for tool in self._tools}
+        self._take_over(tools, known, self._functions or {})
+
+    def _take_over(
+        self, tools: Sequence[types.Tool], known: Mapping[str, Tool], functions_known: Mapping[str, str]
+    ) -> None:
+        functions = [tool.name for tool in tools]
+        names = tool_names(self.options.name, functions)
+        new: dict[str, Tool] = {name: self._tool(tool, name) for name, tool in zip(names, tools, strict=True)}
+        self._functions = {**functions_known, **dict(zip(names, functions, strict=True))}
+        before, self._tools = self._tools, tuple({**known, **new}.values())
+        if [tool.spec for tool in before] == [tool.spec for tool in self._tools]:
+            return
+        logger.info("MCP server %s has these tools: %s", self.options.name, ", ".join(functions))
+        self._report_overrides(functions)
+        if before and self._changed:
+            self._changed()
+
+    def _report_overrides(self, functions: list[str]) -> None:
+        for name in self.options.tool_governance_overrides:
+            if name not in functions:
+                logger.warning(
+                    "MCP server %s: tool_governance_overrides names %r, which the server does not list.%s",
+                    self.options.name,
+                    name,
+                    suggestion(name, functions),
+                )
+
+    def _tool(self, tool: types.Tool, name: str) -> MCPTool:
+        override = self.options.tool_governance_overrides.get(tool.name)
+        governance = _governance(self.options.trust_level, tool.annotations)
+        spec = ToolSpec(
+            name=name,
+            description=bounded(tool.description or tool.title or "", MAX_DESCRIPTION),
+            parameters=_parameters(tool.input_schema),
+            governance=override.over(governance) if override else governance,
+            auth=self._auth(),
+            timeout=self.options.request_timeout,
+            plugin=plugin_of(self.options.name),
+        )
+        return MCPTool(self, spec, override)
+
+    def _connect_tool(self) -> ConnectTool:
+        spec = ToolSpec(
+            name=tool_names(self.options.name, [CONNECT])[0],
+            description=(
+                f"Connects the user to {self.options.name}, whose tools are known only once the user has "
+                "authorized it. Answers with the names of the tools that can be called from then on."
+            ),
+            parameters={"type": "object", "properties": {}},
+            governance=Governance(),
+            auth=self._auth(),
+            timeout=self.options.request_timeout,
+            plugin=plugin_of(self.options.name),
+        )
+        return ConnectTool(self, spec)
+
+    def _auth(self) -> Json | None:
+        if not self.options.auth_server:
+            return None
+        scopes = list(self.options.scopes)
+        return {"auth_type": "oauth2", "auth_server": self.options.auth_server, "scopes": scopes}
+
+    # --- calls ---
+
+    async def call(self, context: ToolContext, name: str, arguments: Json) -> str:
+        """What the model is told of a call of the tool `name`."""
+        try:
+            result = await self._called(context, name, arguments)
+        except Unreachable as error:
+            raise ToolFailed(f"{self.options.name} cannot be reached: {error}. Nothing was done.") from error
+        except MCPError as error:
+            raise self._failure(error) from error
+        except (RuntimeError, ValidationError) as error:
+            reason = bounded(described(error), 1_000)
+            raise ToolFailed(
+                f"{self.options.name} took the call, but its answer breaks the rules of MCP: {reason}"
+            ) from error
+        text = result_text(result)
+        if result.is_error:
+            raise ToolFailed(text)
+        return text
+
+    async def connect(self, context: ToolContext) -> str:
+        """Connects for the owner, who is asked first if need be, and tells of the tools."""
+        try:
+            await self._for_user(context, None, {})
+        except Unreachable as error:
+            raise ToolFailed(f"{self.options.name} cannot be reached: {error}.") from error
+        except MCPError as error:
+            raise self._failure(error) from error
+        lines = [f"- {tool.spec.name}: {tool.spec.description.partition(chr(10))[0]}" for tool in self._tools]
+        return bounded("Connected. These tools can be called now:\n" + "\n".join(lines))
+
+    async def _called(self, context: ToolContext, name: str, arguments: Json) -> types.CallToolResult:
+        if self._shared is not None and not self._wants_user:
+            try:
+                return await self._shared.call(self._function(name), arguments)
+            except MCPError as error:
+                if error.code != UNAUTHORIZED or not self._can_ask():
+                    raise
+            # it lists its tools for everybody and runs them for users only
+            self._wants_user = True
+        result = await self._for_user(context, name, arguments)
+        assert result is not None, "a call has a result"
+        return result
+
+    async def _for_user(
+        self, context: ToolContext, name: str | None, arguments: Json
+    ) -> types.CallToolResult | None:
+        """The call with the owner's token; with `name` None, only the connecting."""
+        token = await self._token(context)
+        try:
+            return await self._with_token(context, token, name, arguments)
+        except MCPError as error:
+            if error.code != UNAUTHORIZED:
+                raise
+            # refused, so nothing was done: a renewed token may try once
+            token = await self._other_token(context, token, error)
+        return await self._with_token(context, token, name, arguments)
+
+    async def _with_token(
+        self, context: ToolContext, token: str, name: str | None, arguments: Json
+    ) -> types.CallToolResult | None:
+        connection = await self._users.of(owner_key(context), token)
+        return await connection.call(self._function(name), arguments) if name else None
+
+    def _function(self, name: str) -> str:
+        functions = self._functions or {}
+        if name not in functions:
+            there = ", ".join(functions) or "none"
+            raise ToolFailed(f"There is no tool {name!r} (any more); {self.options.name} has: {there}.")
+        return functions[name]
+
+    # --- tokens ---
+
+    def _can_ask(self) -> bool:
+        """Whether a 401 can be helped: not where the operator has configured the credentials."""
+        fixed = any(header.lower() == "authorization" for header in self.options.headers)
+        return not fixed and (self._consents is not None or bool(self.options.on_behalf_of_scopes))
+
+    async def _token(self, context: ToolContext) -> str:
+        if self.options.on_behalf_of_scopes:
+            return await context.user_token(self.options.on_behalf_of_scopes)
+        consents = self._asking()
+        token = await consents.token(context, self._protected)
+        if token is None:
+            raise await consents.ask(context, self._protected)
+        return token
+
+    async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
+        """A token in place of the one that was refused; `Authorization` where the user has to be asked."""
+        if self.options.on_behalf_of_scopes:
+            raise self._failure(error) from error
+        consents = self._asking()
+        data = error.data if isinstance(error.data, dict) else {}
+        challenge = Challenge.of(str(data.get("challenge", "")))
+        await consents.refused(context, self._protected, token)
+        # 403 says that the token is good, and not good for enough
+        renewed = None if error.message.startswith("403") else await consents.token(context, self._protected)
+        if renewed is None or renewed == token:
+            raise await consents.ask(context, self._protected, challenge)
+        return renewed
+
+    def _asking(self) -> Consents:
+        if self._consents is None:
+            raise ToolFailed(
+                f"{self.options.name} needs the user's authorization, and this service is not set up to ask."
+            )
+        return self._consents
+
+    def _failure(self, error: MCPError) -> Exception:
+        """What the model, or the user, is told of an error."""
+        name = self.options.name
+        if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
+            return Authorization(name, url)
+        if error.code == NOT_SENT:
+            return ToolFailed(f"{name} cannot be reached: {error.message}. Nothing was done.")
+        if _is_without_answer(error):
+            return ToolFailed(
+                f"{name} gave no answer: {error.message}. Whether the call was carried out is unknown; "
+                "find out before it is made again."
+            )
+        if error.code in (UNAUTHORIZED, SESSION_LOST):
+            return ToolFailed(f"{name} refused the call: {error.message}. Nothing was done.")
+        return ToolFailed(f"{name}: {bounded(error.message, 4_000)}")
+
+
+class _UserConnections:
+    """One connection for each user, closed when it has not been used for long."""
+
+    def __init__(self, options: MCPServerOptions, listed: Callable[[Sequence[types.Tool]], None]) -> None:
+        self._options = options
+        self._listed = listed
+        #: least recently used first
+        self._open: dict[str, Connection] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def of(self, user_key: str, token: str) -> Connection:
+        async with self._locks.setdefault(user_key, asyncio.Lock()):
+            connection = self._open.pop(user_key, None)
+            if connection is None:
+                connection = Connection(self._options, self._listed, Bearer(token))
+                await connection.start()
+            connection.bearer.token = token
+            connection.idle_since = time.monotonic()
+            self._open[user_key] = connection
+            self._close_unused()
+            return connection
+
+    def _close_unused(self) -> None:
+        now = time.monotonic()
+        for user_key, connection in list(self._open.items())[:-1]:
+            old = now - connection.idle_since > IDLE_SECONDS
+            if connection.busy == 0 and (old or len(self._open) > MAX_USERS):
+                del self._open[user_key]
+                task = asyncio.create_task(connection.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        connections, self._open = list(self._open.values()), {}
+        await asyncio.gather(*(connection.close() for connection in connections), *self._closing)
+
+
+def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) -> Governance:
+    """By trust level. What an untrusted server says of its own tools is not believed."""
+    if trust == "trusted":
+        return Governance()
+    harmless = (
+        annotations is not None
+        and annotations.read_only_hint is True
+        and annotations.destructive_hint is not True
+    )
+    return Governance(requires_hitl=not (trust == "sandboxed" and harmless))
+
+
+def _parameters(schema: Json) -> Json:
+    """The server's schema as model services take it: an object with properties, without its dialect."""
+    parameters = {key: value for key, value in schema.items() if key != "$schema"}
+    return {"type": "object", "properties": {}, **parameters}
+
+
+def _is_without_answer(error: MCPError) -> bool:
+    """Whether nothing came back. Servers use the SDK's codes for errors of their own: its texts decide."""
+    if error.code == CONNECTION_CLOSED:
+        return error.message.startswith(("Connection closed", "SSE stream"))
+    if error.code == REQUEST_TIMEOUT:
+        return error.message.startswith("Request ") and error.message.endswith("timed out")
+    return error.code == OUTCOME_UNKNOWN
+
+
+def _elicited(error: MCPError) -> str | None:
+    """The first URL that a server sends the user to before it goes on (`URL_ELICITATION_REQUIRED`)."""
+    elicitations = error.data.get("elicitations") if isinstance(error.data, dict) else None
+    for elicitation in elicitations if isinstance(elicitations, list) else []:
+        url = elicitation.get("url") if isinstance(elicitation, dict) else None
+        if isinstance(url, str) and is_http_url(url):
+            return url
+    return None

@@ -1,0 +1,341 @@
+"""One session with an MCP server, kept up by a task of its own."""
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Self
+
+import anyio
+import mcp_types as types
+from mcp.client import Client, IncomingMessage
+from mcp.client._transport import ReadStream, TransportStreams
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+
+from tealagents import __version__
+from tealagents.domain.models import Json
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.mcp_transport import SESSION_LOST, Bearer, http_transport, stdio_transport
+from tealagents.tools.options import MCPServerOptions
+
+logger = logging.getLogger(__name__)
+
+#: seconds before the first attempt to connect again, and the most between two attempts
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+#: pages of a listing, and tools of a server
+MAX_PAGES, MAX_TOOLS = 200, 2_000
+#: seconds a call may take where the configuration says nothing: whoever calls has a limit of their own
+_NO_LIMIT = 86_400.0
+#: lines of standard error that are told when a child process does not start
+LAST_WORDS = 8
+
+
+class Unreachable(Exception):
+    """There is no session, so that the call was not made. The text says why."""
+
+
+class Connection:
+    """A session that is made again whenever it is lost.
+
+    `start` returns once the server's tools are known, and raises what prevented it. From then on
+    `listed` is called with each new listing, and `call` waits for a session if there is none just now.
+    """
+
+    def __init__(
+        self,
+        options: MCPServerOptions,
+        listed: Callable[[Sequence[types.Tool]], None],
+        bearer: Bearer | None = None,
+    ) -> None:
+        self._options = options
+        self._listed = listed
+        self.bearer = bearer or Bearer()
+        #: calls under way, and when the last one ended
+        self.busy = 0
+        self.idle_since = time.monotonic()
+        self._client: Client | None = None
+        self._up = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._over = False
+        self._changed = False
+        self._failure: Exception | None = None
+        self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._scope = anyio.CancelScope()
+        self._owner: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # an empty context: the session outlives the request whose span and ids are current here
+        self._owner = asyncio.create_task(
+            self._own(started), name=f"mcp {self._options.name}", context=contextvars.Context()
+        )
+        try:
+            await asyncio.shield(started)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def call(self, tool: str, arguments: Json) -> types.CallToolResult:
+        """Raises `Unreachable`, or what the SDK raises (`MCPError` with its code, most of the time)."""
+        self.busy += 1
+        try:
+            client = await self._session()
+            try:
+                return await self._call(client, tool, arguments)
+            except MCPError as error:
+                if error.code != SESSION_LOST:
+                    raise
+            # the server refused a session it has forgotten: nothing was done, so it can be asked again
+            self._renew(client)
+            return await self._call(await self._session(), tool, arguments)
+        finally:
+            self.busy -= 1
+            self.idle_since = time.monotonic()
+
+    async def close(self) -> None:
+        """Ends the session and, with it, a child process. Returns when that is done."""
+        self._scope.cancel()
+        if self._owner is not None:
+            await asyncio.wait({self._owner})
+
+    async def _call(self, client: Client, tool: str, arguments: Json) -> types.CallToolResult:
+        timeout = self._options.request_timeout or _NO_LIMIT
+        return await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
+
+    async def _session(self) -> Client:
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                await self._up.wait()
+        except TimeoutError:
+            raise Unreachable(self._why()) from self._failure
+        if self._client is None:
+            raise Unreachable("the connection is closed")
+        return self._client
+
+    def _renew(self, client: Client) -> None:
+        if self._client is client:
+            self._lose()
+
+    def _why(self) -> str:
+        return described(self._failure) if self._failure else "there is no session"
+
+    # --- in the connection's own task ---
+
+    async def _own(self, started: "asyncio.Future[None]") -> None:
+        with self._scope:
+            pause = FIRST_PAUSE
+            while True:
+                begun = time.monotonic()
+                try:
+                    await self._live(started)
+                    self._failure = Unreachable("the session was lost")
+                except Exception as error:  # noqa: BLE001 - the SDK's groups of errors of all kinds
+                    self._failure = cause(error)
+                    if not started.done():
+                        started.set_exception(self._told_at_start(self._failure))
+                        return
+                logger.warning("MCP server %s: %s; connecting again", self._options.name, self._why())
+                if time.monotonic() - begun > LONGEST_PAUSE:
+                    pause = FIRST_PAUSE
+                await anyio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _live(self, started: "asyncio.Future[None]") -> None:
+        """One session, from connecting to its loss."""
+        self._over = False
+        client = Client(
+            _Watched(self._transport(), self._lose),
+            mode=_mode(self._options.protocol_version),
+            read_timeout_seconds=self._options.timeout,
+            client_info=types.Implementation(name="tealagents", version=__version__),
+            message_handler=self._on_message,
+            cache=None,
+        )
+        async with client:
+            self._listed(await _listing(client))
+            self._client = client
+            self._up.set()
+            if not started.done():
+                started.set_result(None)
+            try:
+                async with anyio.create_task_group() as group:
+                    if _announces(client):
+                        group.start_soon(self._listen, client)
+                    await self._watch(client)
+                    group.cancel_scope.cancel()
+            finally:
+                self._client = None
+                self._up.clear()
+
+    def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
+        if self._options.transport == "stdio":
+            return stdio_transport(self._options, self._last_words)
+        return http_transport(self._options, self.bearer)
+
+    async def _watch(self, client: Client) -> None:
+        while not self._over:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._changed and not self._over:
+                self._changed = False
+                await self._list(client)
+
+    async def _list(self, client: Client) -> None:
+        """Takes the new listing over. One that cannot be had is no reason to end calls under way."""
+        try:
+            self._listed(await _listing(client))
+        except MCPError as error:
+            if error.code in (CONNECTION_CLOSED, SESSION_LOST):
+                self._lose()
+            else:
+                logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)
+
+    def _lose(self) -> None:
+        """Makes `_watch` return. New calls wait for the next session from here on."""
+        self._over = True
+        self._up.clear()
+        self._wake.set()
+
+    def _list_again(self) -> None:
+        self._changed = True
+        self._wake.set()
+
+    async def _on_message(self, message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self._list_again()
+
+    async def _listen(self, client: Client) -> None:
+        """From 2026-07-28 on, changes are told only to those who ask for them."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    # what changed before we listened, or between two subscriptions, is not told
+                    self._list_again()
+                    async for _ in changes:
+                        self._list_again()
+            except ListenNotSupportedError:
+                return
+            except (MCPError, SubscriptionLost, TimeoutError) as error:
+                logger.debug("MCP server %s: not told of changes: %s", self._options.name, error)
+            await anyio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _told_at_start(self, error: Exception) -> Exception:
+        """What a child process said last, which is why it did not start, most of the time."""
+        if isinstance(error, ToolsetError) or not self._last_words:
+            return error
+        return Unreachable(described(error) + ". Its last words:\n" + "\n".join(self._last_words))
+
+
+class _Watched:
+    """A transport that tells when its incoming side has ended: that is when a session is lost."""
+
+    def __init__(
+        self, transport: AbstractAsyncContextManager[TransportStreams], ended: Callable[[], None]
+    ) -> None:
+        self._transport = transport
+        self._ended = ended
+
+    async def __aenter__(self) -> TransportStreams:
+        reading, writing = await self._transport.__aenter__()
+        return _WatchedStream(reading, self._ended), writing
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._transport.__aexit__(kind, error, trace)
+
+
+class _WatchedStream:
+    def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: Callable[[], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+
+    @property
+    def last_context(self) -> contextvars.Context | None:
+        return getattr(self._stream, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        return await self._stream.receive()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self._stream.__anext__()
+        except BaseException:
+            self._ended()
+            raise
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stream.__aexit__(kind, error, trace)
+
+
+def _mode(version: str | None) -> str:
+    if version is None:
+        return "auto"
+    if version in HANDSHAKE_PROTOCOL_VERSIONS:
+        return "legacy"
+    if version not in MODERN_PROTOCOL_VERSIONS:
+        known = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
+        raise ToolsetError(f"protocol_version {version!r} is not known; known: {known}.")
+    return version
+
+
+def _announces(client: Client) -> bool:
+    tools = client.server_capabilities.tools
+    return (
+        client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)
+    )
+
+
+async def _listing(client: Client) -> list[types.Tool]:
+    """All pages of the server's tools."""
+    tools: list[types.Tool] = []
+    if client.server_capabilities.tools is None:
+        return tools
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += [tool for tool in page.tools if not _needs_a_task(tool)]
+        cursor = page.next_cursor
+        if cursor is None or len(tools) >= MAX_TOOLS:
+            break
+    if cursor is not None or len(tools) > MAX_TOOLS:
+        logger.warning("an MCP server lists more than %d tools; the rest is left out", MAX_TOOLS)
+    return tools[:MAX_TOOLS]
+
+
+def _needs_a_task(tool: types.Tool) -> bool:
+    """Tools that only run as tasks of the server's (2025-11-25) cannot be called for a result."""
+    return tool.execution is not None and tool.execution.task_support == "required"
+
+
+def cause(error: BaseException) -> Exception:
+    """The first error within groups of errors: the one that made the others."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else Unreachable(repr(error))
+
+
+def described(error: Exception) -> str:
+    return str(error) or type(error).__name__

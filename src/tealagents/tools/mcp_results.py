@@ -1,0 +1,60 @@
+"""The text a model is given for what an MCP tool answered."""
+
+import json
+from typing import Any
+
+import mcp_types as types
+
+from tealagents.tools.results import DONE, bounded
+
+
+def result_text(result: types.CallToolResult) -> str:
+    """Text and text resources as they are, what is no text described, structured content as JSON.
+
+    Servers repeat structured content as text; it is told once.
+    """
+    parts = [_block_text(block) for block in result.content]
+    if result.structured_content is not None and not _is_repeated(result.structured_content, result.content):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return bounded("\n".join(part for part in parts if part) or DONE)
+
+
+def _block_text(block: types.ContentBlock) -> str:
+    match block:
+        case types.TextContent():
+            return block.text
+        case types.ImageContent() | types.AudioContent():
+            return f"[{block.type}, {block.mime_type}, {_decoded_size(block.data):,} bytes: not shown]"
+        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
+            return f"[resource {resource.uri}]\n{resource.text}"
+        case types.EmbeddedResource(resource=types.BlobResourceContents() as resource):
+            kind = resource.mime_type or "application/octet-stream"
+            return f"[resource {resource.uri}, {kind}, {_decoded_size(resource.blob):,} bytes: not shown]"
+        case types.ResourceLink():
+            about = ": ".join(part for part in (block.title or block.name, block.description) if part)
+            return f"[link to resource {block.uri}] {about}"
+        case _:
+            return f"[{type(block).__name__}: not shown]"
+
+
+def _decoded_size(base64: str) -> int:
+    return len(base64) * 3 // 4 - base64[-2:].count("=")
+
+
+def _is_repeated(structured: Any, content: list[types.ContentBlock]) -> bool:
+    """Whether the blocks say it already: one of them, or all of them as a list.
+
+    The SDK wraps a result that is no object as `{"result": …}`.
+    """
+    if isinstance(structured, dict) and list(structured) == ["result"]:
+        structured = structured["result"]
+    told = [_value(block.text) for block in content if isinstance(block, types.TextContent)]
+    texts = [block.text for block in content if isinstance(block, types.TextContent)]
+    return structured in told or structured in texts or structured in (told, texts)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

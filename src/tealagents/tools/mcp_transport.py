@@ -1,0 +1,206 @@
+"""The two ways to reach an MCP server: a child process on a leash, and HTTP that tells what went wrong."""
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from mcp.client._transport import TransportStreams
+from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.options import MCPServerOptions
+
+logger = logging.getLogger(__name__)
+
+# Codes of our own for what happened below MCP; outside of what JSON-RPC reserves.
+#: the request did not reach the server
+NOT_SENT = 4501
+#: the request went out, and its answer was lost
+OUTCOME_UNKNOWN = 4502
+#: the server answered with an HTTP error
+REFUSED = 4503
+#: the server wants a token, another token, or one for more scopes; `data.challenge` is what it said
+UNAUTHORIZED = 4504
+#: the server does not know our session (any more)
+SESSION_LOST = 4505
+
+#: bytes of one answer
+MAX_ANSWER = 32_000_000
+#: characters of an HTTP error's body that are told
+MAX_REASON = 2_000
+_LEASH = Path(__file__).with_name("leash.py")
+
+
+# --- HTTP ----------------------------------------------------------------------------------------
+
+
+class Bearer:
+    """The token that the requests of a connection carry; it may be replaced while the connection lasts."""
+
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token
+
+
+@asynccontextmanager
+async def http_transport(options: MCPServerOptions, bearer: Bearer) -> AsyncGenerator[TransportStreams]:
+    read = max(options.sse_read_timeout, options.request_timeout or 0)
+    client = _TellingClient(
+        bearer,
+        headers=options.headers,
+        timeout=httpx2.Timeout(options.timeout, read=read),
+        verify=options.verify_ssl,
+    )
+    async with (
+        client,
+        streamable_http_client(
+            options.url or "", http_client=client, max_sse_event_size=MAX_ANSWER
+        ) as streams,
+    ):
+        yield streams
+
+
+class _TellingClient(httpx2.AsyncClient):
+    """Answers each failed request with a JSON-RPC error that says what is known of it.
+
+    Otherwise one failed request would end the session with all its other calls, and an HTTP status
+    would be lost on the way.
+    """
+
+    def __init__(self, bearer: Bearer, **options: Any) -> None:
+        super().__init__(**options)
+        self._bearer = bearer
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        if self._bearer.token is not None:
+            request.headers["Authorization"] = f"Bearer {self._bearer.token}"
+        try:
+            response = await super().send(request, **options)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
+            return _told(request, NOT_SENT, _reason(error))
+        except httpx2.TransportError as error:
+            return _told(request, OUTCOME_UNKNOWN, _reason(error))
+        if response.status_code >= 400:
+            return await _refused(request, response)
+        if response.headers.get("content-type", "").startswith("application/json"):
+            response.stream = _Bounded(response)
+        return response
+
+
+async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+    status = f"{response.status_code} {response.reason_phrase}".strip()
+    challenge = response.headers.get("www-authenticate", "")
+    if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
+        await response.aclose()
+        return _told(request, UNAUTHORIZED, status, challenge=challenge)
+    if response.headers.get("content-type", "").startswith("application/json"):
+        response.stream = _Bounded(response)
+    body = await response.aread()
+    text = body.decode(errors="replace")
+    if "mcp-session-id" in request.headers and _is_lost_session(response.status_code, text):
+        return _told(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
+    if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
+        return response
+    # these three also come when the call has reached the server and its answer has not come back
+    code = OUTCOME_UNKNOWN if response.status_code in (500, 502, 504) else REFUSED
+    return _told(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
+
+
+def _is_lost_session(status: int, body: str) -> bool:
+    """404 as the specification says; 400 as widespread servers do it."""
+    return status == 404 or (status == 400 and "session" in body.lower())
+
+
+def _told(request: httpx2.Request, code: int, message: str, **data: str) -> httpx2.Response:
+    error = {"code": code, "message": message, "data": data}
+    return httpx2.Response(400, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The body of a response, up to `MAX_ANSWER` bytes."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self._stream = response.stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        if not isinstance(self._stream, httpx2.AsyncByteStream):
+            raise TypeError("the response has been read already")
+        async for piece in self._stream:
+            size += len(piece)
+            if size > MAX_ANSWER:
+                raise httpx2.StreamError(f"the answer is larger than {MAX_ANSWER:,} bytes")
+            yield piece
+
+    async def aclose(self) -> None:
+        if isinstance(self._stream, httpx2.AsyncByteStream):
+            await self._stream.aclose()
+
+
+# --- stdio ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stdio_transport(
+    options: MCPServerOptions, last_words: deque[str]
+) -> AsyncGenerator[TransportStreams]:
+    """Starts the command with a minimal environment, and ends it with all its children.
+
+    What it writes to standard error is logged at debug; the last lines are left in `last_words`.
+    """
+    command = _found(options)
+    parameters = StdioServerParameters(
+        command=command[0],
+        args=command[1:],
+        env=options.env,
+        cwd=options.cwd,
+        encoding_error_handler="replace",
+    )
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as errors:
+        threading.Thread(
+            target=_log_lines,
+            args=(reading, options.name, last_words),
+            name=f"stderr {options.name}",
+            daemon=True,
+        ).start()
+        async with stdio_client(parameters, errlog=errors) as streams:
+            # the child has its own copy by now; ours would hide its end
+            errors.close()
+            yield streams
+
+
+def _found(options: MCPServerOptions) -> list[str]:
+    """The command line, behind the leash where there can be one."""
+    command = options.command or ""
+    path = options.env.get("PATH") or get_default_environment().get("PATH")
+    located = Path(options.cwd or ".", command) if os.sep in command else None
+    if not (os.access(located, os.X_OK) if located else shutil.which(command, path=path)):
+        raise ToolsetError(
+            f"MCP server {options.name}: the command {command!r} is not there. "
+            "Install it, or give its full path."
+        )
+    if os.name != "posix" or not sys.executable:
+        # on Windows the SDK's job object does the same
+        return [command, *options.args]
+    return [sys.executable, "-I", "-S", str(_LEASH), command, *options.args]
+
+
+def _log_lines(descriptor: int, name: str, last_words: deque[str]) -> None:
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            text = line.rstrip()[:MAX_REASON]
+            last_words.append(text)
+            logger.debug("MCP server %s: %s", name, text)

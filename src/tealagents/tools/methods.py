@@ -1,0 +1,68 @@
+"""Python methods as tools: what code plugins and those of the earlier framework have in common."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from tealagents.domain.errors import ToolFailed
+from tealagents.domain.models import TOOL_SEPARATOR
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.naming import VALID_NAME
+from tealagents.tools.results import to_text
+from tealagents.tools.threads import Threads
+
+
+async def run_method(
+    method: Callable[..., Any], arguments: dict[str, Any], threads: Threads, name: str, *, nothing: str
+) -> str:
+    """The text of what a method returns: awaited if it is async, else run in a thread.
+
+    What the method raises is raised, except what would be mistaken for the end of the process or of
+    the call: that becomes `ToolFailed`.
+    """
+    try:
+        if inspect.iscoroutinefunction(inspect.unwrap(method)):
+            return to_text(await method(**arguments), nothing=nothing)
+        # turning a large result into text takes time as well, so it is done in the thread
+        result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
+        return result if isinstance(result, str) else to_text(await result, nothing=nothing)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise ToolFailed(f"The tool tried to end the process ({type(error).__name__}).") from error
+    except asyncio.CancelledError as error:
+        if _is_canceled():
+            raise
+        raise ToolFailed("The tool gave up: something it waited for was canceled.") from error
+
+
+def _text_or_awaitable(
+    method: Callable[..., Any], arguments: dict[str, Any], nothing: str
+) -> str | Awaitable[Any]:
+    """A function that is not async can still return a coroutine; the loop has to await that."""
+    result = method(**arguments)
+    return result if inspect.isawaitable(result) else to_text(result, nothing=nothing)
+
+
+def _is_canceled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def check_method(method: Any, where: str) -> None:
+    """`ToolsetError` where it is nothing that can be called once for one result."""
+    if not inspect.isroutine(method):
+        raise ToolsetError(f"{where}: @tool marks methods; this is a {type(method).__name__}.")
+    function = inspect.unwrap(method)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ToolsetError(f"{where}: a tool returns one result; a generator cannot be a tool.")
+
+
+def method_name(plugin: str, function: str, where: str) -> str:
+    name = f"{plugin}{TOOL_SEPARATOR}{function}"
+    if not VALID_NAME.fullmatch(name):
+        raise ToolsetError(
+            f"{where}: the name {name!r} cannot be told to a model: letters, digits, _ and - only, "
+            "at most 64 together. Give the tool another one with @tool(name=…)."
+        )
+    return name

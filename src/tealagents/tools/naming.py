@@ -1,0 +1,58 @@
+"""The names tools have towards the model: `Plugin-function`, within ``[A-Za-z0-9_-]{1,64}``."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from tealagents.domain.models import TOOL_SEPARATOR
+
+#: what model services accept
+MAX_NAME = 64
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)
+VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+def tool_names(plugin: str, functions: Sequence[str]) -> list[str]:
+    """One name for each of `functions`, in order, each different from all others.
+
+    Characters that are not allowed become `_`. A name that had to be cut, or that only so became
+    equal to another's, ends in a digest of the original, so that it does not depend on the order.
+    """
+    plain = [_sanitised(plugin, function) for function in functions]
+    count = Counter(plain)
+    return [
+        name if _is_free(name, plugin, function, count) else _with_digest(name, f"{plugin}\0{function}")
+        for name, function in zip(plain, functions, strict=True)
+    ]
+
+
+def _is_free(name: str, plugin: str, function: str, count: Counter[str]) -> bool:
+    untouched = name == f"{plugin}{TOOL_SEPARATOR}{function}"
+    return len(name) <= MAX_NAME and (untouched or count[name] == 1)
+
+
+def plugin_of(plugin: str) -> str:
+    """A plugin's name as it stands in those of its tools."""
+    return _FORBIDDEN.sub("_", plugin)
+
+
+def prefix_of(plugin: str) -> str:
+    """How the names of a plugin's tools begin."""
+    return plugin_of(plugin) + TOOL_SEPARATOR
+
+
+def _sanitised(plugin: str, function: str) -> str:
+    return prefix_of(plugin) + (_FORBIDDEN.sub("_", function) or "_")
+
+
+def _with_digest(name: str, original: str) -> str:
+    digest = hashlib.sha256(original.encode()).hexdigest()[:8]
+    return f"{name[: MAX_NAME - 9]}_{digest}"
+
+
+def suggestion(wrong: str, known: Sequence[str]) -> str:
+    """` Did you mean …?`, or nothing."""
+    close = get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

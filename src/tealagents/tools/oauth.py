@@ -1,0 +1,424 @@
+"""A user's own authorization at somebody else's server: OAuth 2.1 with PKCE, by way of the user's browser.
+
+A tool that lacks the user's token raises the `Authorization` that `Consents.ask` makes. The user visits
+its URL; the authorization server sends the browser back to `GET …/oauth/callback`, which hands state and
+code to `Consents.complete`. The next call of the tool finds the token.
+
+What is kept: access tokens in memory; refresh tokens, and what is needed to complete a pending
+authorization on another replica or after a restart, only in a `TokenVault`, if there is one.
+
+Followed: RFC 6749 and 7636 (code and PKCE, S256 only), 8414 (server metadata, its issuer compared
+exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9728
+(metadata of the protected resource).
+"""
+
+import asyncio
+import base64
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlencode
+from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
+from tealagents.domain.models import Json, User
+from tealagents.domain.ports import ToolContext
+from tealagents.tools.oauth_servers import (
+    Challenge,
+    OAuthClient,
+    ProtectedServer,
+    checked_url,
+    json_request,
+    resource_metadata,
+    same_issuer,
+    scopes_to_ask,
+    secret_method,
+    server_metadata,
+    token_request,
+)
+
+logger = logging.getLogger(__name__)
+
+#: seconds for which the URL of an `Authorization` can be used
+PENDING_SECONDS = 3600
+#: authorizations that may be pending at once; beyond it the oldest is forgotten
+MAX_PENDING = 10_000
+#: an access token that expires this soon is renewed before it is used
+LEEWAY_SECONDS = 30
+#: what is assumed where the authorization server does not say when an access token expires
+DEFAULT_LIFETIME_SECONDS = 3600
+#: in the vault, the "user" under which pending authorizations are kept
+_PENDING_OWNER = "oauth-pending"
+
+
+class TokenVault(Protocol):
+    """Secrets that outlive the process, one text for each user and server. Encrypted where they rest.
+
+    Shared by the replicas. The service gives one only when its store is encrypted.
+    """
+
+    async def get(self, user_key: str, server: str) -> str | None: ...
+
+    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
+        """Replaces what is there. May be forgotten after `ttl` seconds."""
+        ...
+
+    async def delete(self, user_key: str, server: str) -> None: ...
+
+
+class _Grant(Struct, frozen=True, kw_only=True):
+    """What is needed to renew a user's access token."""
+
+    issuer: str
+    token_endpoint: str
+    client: OAuthClient
+    resource: str | None
+    scopes: tuple[str, ...]
+    refresh_token: str
+
+
+class _Pending(Struct, frozen=True, kw_only=True):
+    """An authorization that waits for the user's browser."""
+
+    user_key: str
+    request_id: str
+    server_name: str
+    server_key: str
+    issuer: str
+    token_endpoint: str
+    client: OAuthClient
+    resource: str | None
+    scopes: tuple[str, ...]
+    verifier: str
+    expires_at: float
+    #: the server promised to name itself in the callback (RFC 9207)
+    must_name_issuer: bool
+
+
+@dataclass(frozen=True)
+class _Access:
+    token: str
+    expires_at: float
+    scopes: tuple[str, ...]
+
+
+class Consents:
+    """What users have consented to, and are being asked to consent to.
+
+    `callback_url` is the absolute URL of `GET …/oauth/callback` as browsers reach it.
+    """
+
+    def __init__(
+        self,
+        callback_url: str | None,
+        *,
+        vault: TokenVault | None = None,
+        now: Callable[[], float] = time.time,
+        pending_seconds: float = PENDING_SECONDS,
+    ) -> None:
+        self._callback_url = callback_url
+        self._vault = vault
+        self._now = now
+        self._pending_seconds = pending_seconds
+        self._access: dict[tuple[str, str], _Access] = {}
+        #: state → what it stands for, oldest first
+        self._pending: dict[str, _Pending] = {}
+        #: (user, server, request) → the URL that was made for it
+        self._asked: dict[tuple[str, str, str], tuple[str, Authorization]] = {}
+        #: issuer → the client we registered as
+        self._registered: dict[str, OAuthClient] = {}
+        #: what is done once for several callers, by what it is about
+        self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
+
+    # --- tokens ---
+
+    async def token(self, context: ToolContext, server: ProtectedServer) -> str | None:
+        """A valid access token of the owner for `server`, renewed if need be, or None: then `ask`."""
+        user_key = owner_key(context)
+        key = (user_key, server.key)
+        # one renewal at a time: a refresh token may be good for one use only
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            access = self._access.get(key)
+            if access and access.expires_at > self._now() + LEEWAY_SECONDS and _covers(access.scopes, server):
+                return access.token
+            grant = await self._grant(user_key, server)
+            return await self._renewed(user_key, server, grant) if grant else None
+
+    async def refused(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
+        """The server did not take this token: it is forgotten, unless another has replaced it."""
+        key = (owner_key(context), server.key)
+        access = self._access.get(key)
+        if access is not None and access.token == token:
+            del self._access[key]
+
+    async def _grant(self, user_key: str, server: ProtectedServer) -> _Grant | None:
+        stored = await self._vault.get(user_key, server.key) if self._vault else None
+        if stored is None:
+            return None
+        grant = msgspec.json.decode(stored, type=_Grant)
+        # the configuration may have changed since: a token never goes to another authorization server
+        if server.issuer is not None and not same_issuer(server.issuer, grant.issuer):
+            return None
+        return grant if _covers(grant.scopes, server) else None
+
+    async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
+        form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
+        status, answer = await token_request(grant.token_endpoint, grant.client, form, grant.resource)
+        if status != 200 or "access_token" not in answer:
+            logger.info("%s did not renew a user's token: %s", grant.issuer, answer.get("error", status))
+            if self._vault:
+                await self._vault.delete(user_key, server.key)
+            return None
+        scopes = tuple(str(answer["scope"]).split()) if answer.get("scope") else grant.scopes
+        grant = msgspec.structs.replace(
+            grant, refresh_token=answer.get("refresh_token") or grant.refresh_token, scopes=scopes
+        )
+        return await self._keep(user_key, server.key, answer, grant)
+
+    async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> str:
+        token = str(answer["access_token"])
+        lifetime = float(answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS)
+        now = self._now()
+        self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
+        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
+        if self._vault and grant.refresh_token:
+            await self._vault.put(user_key, server_key, msgspec.json.encode(grant).decode())
+        return token
+
+    # --- asking ---
+
+    async def ask(
+        self, context: ToolContext, server: ProtectedServer, challenge: Challenge | None = None
+    ) -> Authorization:
+        """The exception that asks the owner to consent, with a URL made for this owner and request.
+
+        The same URL again while it can be used: a round of several calls asks once. Raises
+        `ToolFailed` where nobody can be asked.
+        """
+        challenge = challenge or Challenge()
+        asked = (owner_key(context), server.key, context.request_id)
+        if self._callback_url is None:
+            raise ToolFailed(
+                f"{server.name} needs the user's authorization, and this service has no public URL that "
+                "the user could be sent back to. Its operator has to set one."
+            )
+        async with self._locks.setdefault(asked, asyncio.Lock()):
+            known = self._asked.get(asked)
+            if known and self._is_usable(known[0]) and set(challenge.scopes) <= set(known[1].scopes):
+                return known[1]
+            state, pending, url = await self._begun(context, server, challenge)
+            await self._remember(state, pending)
+            authorization = Authorization(server.name, url, pending.scopes)
+            self._asked[asked] = (state, authorization)
+            return authorization
+
+    def _is_usable(self, state: str) -> bool:
+        pending = self._pending.get(state)
+        return pending is not None and pending.expires_at > self._now()
+
+    async def _begun(
+        self, context: ToolContext, server: ProtectedServer, challenge: Challenge
+    ) -> tuple[str, _Pending, str]:
+        resource = await resource_metadata(server, challenge)
+        metadata = await server_metadata(server, resource)
+        client = await self._client(server, metadata)
+        scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._vault is not None)
+        state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
+        pending = _Pending(
+            user_key=owner_key(context),
+            request_id=context.request_id,
+            server_name=server.name,
+            server_key=server.key,
+            issuer=metadata["issuer"],
+            token_endpoint=metadata["token_endpoint"],
+            client=client,
+            resource=resource.get("resource") or server.resource,
+            scopes=scopes,
+            verifier=verifier,
+            expires_at=self._now() + self._pending_seconds,
+            must_name_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
+        )
+        return state, pending, self._url(metadata["authorization_endpoint"], state, pending)
+
+    def _url(self, endpoint: str, state: str, pending: _Pending) -> str:
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=")
+        query = {
+            "response_type": "code",
+            "client_id": pending.client.id,
+            "redirect_uri": self._callback_url,
+            "state": state,
+            "code_challenge": challenge.decode(),
+            "code_challenge_method": "S256",
+        }
+        if pending.scopes:
+            query["scope"] = " ".join(pending.scopes)
+        if "offline_access" in pending.scopes:
+            # OpenID Connect Core, section 11
+            query["prompt"] = "consent"
+        if pending.resource:
+            query["resource"] = pending.resource
+        return endpoint + ("&" if "?" in endpoint else "?") + urlencode(query)
+
+    async def _client(self, server: ProtectedServer, metadata: Json) -> OAuthClient:
+        if server.client_id:
+            method = secret_method(metadata) if server.client_secret else "none"
+            return OAuthClient(server.client_id, server.client_secret, method)
+        issuer = metadata["issuer"]
+        endpoint = metadata.get("registration_endpoint")
+        async with self._locks.setdefault((issuer,), asyncio.Lock()):
+            if issuer not in self._registered:
+                if not server.register or not endpoint:
+                    raise ToolFailed(
+                        f"{server.name} needs the user's authorization at {issuer}, where this service is "
+                        "not known. Its operator has to register it and set oauth_client_id."
+                    )
+                self._registered[issuer] = await self._register(str(endpoint))
+            return self._registered[issuer]
+
+    async def _register(self, endpoint: str) -> OAuthClient:
+        body = {
+            "client_name": "tealagents",
+            "redirect_uris": [self._callback_url],
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "token_endpoint_auth_method": "none",
+            "application_type": "web",
+        }
+        status, answer = await json_request("POST", checked_url(endpoint), json=body)
+        if status not in (200, 201) or not isinstance(answer.get("client_id"), str):
+            raise ToolFailed(f"{endpoint} did not register this service as a client (status {status}).")
+        secret = answer.get("client_secret")
+        method = answer.get("token_endpoint_auth_method") or ("client_secret_basic" if secret else "none")
+        if method not in ("none", "client_secret_basic", "client_secret_post"):
+            raise ToolFailed(f"{endpoint} wants clients to identify by {method}, which is not supported.")
+        return OAuthClient(answer["client_id"], secret, method)
+
+    # --- the way back ---
+
+    async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
+        """Turns the code that the browser brought back into the owner's token.
+
+        Returns the name of the server it is for. A state can be used once. `iss` is the callback's
+        parameter of this name, if it has one. Raises `InvalidRequest` that says what to do.
+        """
+        pending = await self._taken(state)
+        if iss is None and pending.must_name_issuer:
+            raise InvalidRequest("iss", f"{pending.issuer} has to name itself in this callback and did not")
+        if iss is not None and iss != pending.issuer:
+            raise InvalidRequest("iss", "this answer comes from another authorization server than was asked")
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._callback_url or "",
+            "code_verifier": pending.verifier,
+        }
+        try:
+            status, answer = await token_request(
+                pending.token_endpoint, pending.client, form, pending.resource
+            )
+        except ToolFailed as error:
+            raise InvalidRequest("code", f"{error} Resume the request for a new link.") from error
+        if status not in (200, 201) or not isinstance(answer.get("access_token"), str):
+            reason = answer.get("error_description") or answer.get("error") or f"status {status}"
+            raise InvalidRequest(
+                "code", f"{pending.issuer} refused it ({reason}). Resume the request for a new link."
+            )
+        granted = tuple(str(answer["scope"]).split()) if answer.get("scope") else pending.scopes
+        grant = _Grant(
+            issuer=pending.issuer,
+            token_endpoint=pending.token_endpoint,
+            client=pending.client,
+            resource=pending.resource,
+            scopes=granted,
+            refresh_token=answer.get("refresh_token") or "",
+        )
+        await self._keep(pending.user_key, pending.server_key, answer, grant)
+        logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
+        return pending.server_name
+
+    async def refuse(self, state: str) -> None:
+        """The browser came back without a code: the user said no. The state is used up."""
+        await self._taken(state)
+
+    async def _remember(self, state: str, pending: _Pending) -> None:
+        now = self._now()
+        for old in [key for key, value in self._pending.items() if value.expires_at <= now]:
+            del self._pending[old]
+        while len(self._pending) >= MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._asked = {key: value for key, value in self._asked.items() if value[0] in self._pending}
+        self._pending[state] = pending
+        if self._vault:
+            secret = msgspec.json.encode(pending).decode()
+            await self._vault.put(_PENDING_OWNER, _digest(state), secret, ttl=self._pending_seconds)
+
+    async def _taken(self, state: str) -> _Pending:
+        pending = self._pending.pop(state, None)
+        if self._vault:
+            stored = await self._vault.get(_PENDING_OWNER, _digest(state))
+            await self._vault.delete(_PENDING_OWNER, _digest(state))
+            # where there is a vault, it decides: another replica may have used the state
+            pending = msgspec.json.decode(stored, type=_Pending) if stored else None
+        if pending is None or pending.expires_at <= self._now():
+            raise InvalidRequest(
+                "state", "this link has been used, or is too old. Resume the request for a new one"
+            )
+        return pending
+
+
+def owner_key(context: ToolContext) -> str:
+    """The one text that names the owner everywhere (`User.key`)."""
+    return User(context.tenant_id, context.user_id).key
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()
+
+
+def _covers(scopes: Sequence[str], server: ProtectedServer) -> bool:
+    return set(server.scopes) <= set(scopes) or not scopes
+
+
+# --- tools that the catalogue protects -----------------------------------------------------------
+
+
+class AuthorizedContext:
+    """A call's context that also has the token the catalogue's `auth` asked for."""
+
+    def __init__(self, context: ToolContext, token: str, scopes: Sequence[str]) -> None:
+        self._context = context
+        self._scopes = frozenset(scopes)
+        self.granted_token = token
+        self.session_id = context.session_id
+        self.task_id = context.task_id
+        self.request_id = context.request_id
+        self.user_id = context.user_id
+        self.tenant_id = context.tenant_id
+        self.headers = context.headers
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        self._context.add_extra_data(key, value)
+
+    async def user_token(self, scopes: Sequence[str]) -> str:
+        """The granted token for scopes it was granted for; others as without the catalogue."""
+        if scopes and self._scopes.issuperset(scopes):
+            return self.granted_token
+        return await self._context.user_token(scopes)
+
+
+async def authorized(context: ToolContext, consents: Consents, auth: Json) -> AuthorizedContext:
+    """The context with the owner's token for a catalogue's `auth`. `Authorization` where there is none."""
+    server = ProtectedServer(
+        name=str(auth["auth_server"]), issuer=str(auth["auth_server"]), scopes=tuple(auth.get("scopes", ()))
+    )
+    token = await consents.token(context, server)
+    if token is None:
+        raise await consents.ask(context, server)
+    return AuthorizedContext(context, token, server.scopes)

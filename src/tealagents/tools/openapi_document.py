@@ -1,0 +1,367 @@
+"""Reads an OpenAPI document (3.0 and 3.1, JSON and YAML) as a list of operations that can be tools.
+
+Only what a call needs is read, so that a flaw elsewhere in a document does no harm. The libraries that
+read documents were tried and found wanting for this: they refuse whole documents for such flaws (and
+`openapi-pydantic` also valid 3.1 ones, with boolean schemas), or replace references by copies, which a
+recursive schema does not survive.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tealagents.domain.models import Json
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.openapi_schema import Schemas, allows_null, resolved
+from tealagents.tools.options import told
+
+Location = Literal["path", "query", "header", "cookie"]
+
+_METHODS = ("get", "put", "post", "delete", "patch", "head", "options", "trace")
+#: headers that are the client's own business (OpenAPI 3.1, section 4.8.12.2.1, and HTTP's)
+_OWN_HEADERS = frozenset(
+    {"accept", "authorization", "connection", "content-length", "content-type", "cookie", "host", "te"}
+    | {"proxy-authorization", "trailer", "transfer-encoding", "upgrade"}
+)
+_VALID_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_FORBIDDEN_IN_ARGUMENT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
+_DEFAULT_STYLE: dict[Location, str] = {
+    "path": "simple",
+    "query": "form",
+    "header": "simple",
+    "cookie": "form",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A value outside of the body, and how it is written there."""
+
+    #: the tool's argument
+    argument: str
+    name: str
+    location: Location
+    required: bool = False
+    style: str
+    explode: bool
+    #: written as JSON, whatever the style
+    as_json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """The request body: one argument, or one for each field."""
+
+    media_type: str
+    required: bool
+    #: the argument that is the whole body; None: `fields` are
+    argument: str | None = None
+    #: argument → field
+    fields: Mapping[str, str] = field(default_factory=dict)
+    #: fields that may be null; of others, null means absent
+    nullable: frozenset[str] = frozenset()
+    #: fields that are files
+    binary: frozenset[str] = frozenset()
+    #: field → style and explode, for forms
+    encoding: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    #: arguments that are no parameters are fields as well
+    open: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    #: the operationId, or made of method and path
+    function: str
+    #: upper case
+    method: str
+    path: str
+    description: str
+    parameters: Sequence[Parameter]
+    body: Body | None
+    #: JSON Schema of the tool's arguments
+    schema: Json
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Media(_Part):
+    schema_: Any = Field(default=True, alias="schema")
+    encoding: dict[str, Json] = {}
+
+
+class _Parameter(_Part):
+    name: str
+    location: Location = Field(alias="in")
+    description: str | None = None
+    required: bool = False
+    style: str | None = None
+    explode: bool | None = None
+    schema_: Any = Field(default=True, alias="schema")
+    content: dict[str, _Media] | None = None
+
+
+class _Body(_Part):
+    description: str | None = None
+    required: bool = False
+    content: dict[str, _Media] = {}
+
+
+class _Operation(_Part):
+    operation_id: str | None = Field(default=None, alias="operationId")
+    summary: str | None = None
+    description: str | None = None
+    parameters: list[Json] = []
+    body: Json | None = Field(default=None, alias="requestBody")
+
+
+# --- the document --------------------------------------------------------------------------------
+
+
+def parsed(content: bytes, where: str) -> Json:
+    """The document as JSON. `ToolsetError` where it is none, or none that is understood."""
+    try:
+        text = content.decode("utf-8-sig")
+        document = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)  # noqa: S506
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ToolsetError(f"{where} is neither JSON nor YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ToolsetError(f"{where} is no OpenAPI document.")
+    if "swagger" in document:
+        raise ToolsetError(f"{where} is written for OpenAPI 2.0 (Swagger). Convert it to OpenAPI 3.")
+    if not str(document.get("openapi", "")).startswith("3."):
+        raise ToolsetError(f"{where} does not say 'openapi: 3.…'; OpenAPI 3.0 and 3.1 are understood.")
+    return document
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
+
+
+# the "core schema" of YAML 1.2; PyYAML's own resolvers are those of 1.1
+_Yaml.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in (
+    ("null", r"(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)$", list("-+0123456789")),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+    ("merge", r"<<$", ["<"]),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
+
+
+def server_of(document: Json) -> str | None:
+    """The document's first server, its variables set to their defaults; None if it is no absolute URL."""
+    servers = document.get("servers") or [{}]
+    url = str(servers[0].get("url", ""))
+    for name, variable in (servers[0].get("variables") or {}).items():
+        url = url.replace("{" + name + "}", str(variable.get("default", "")))
+    return url if url.startswith(("http://", "https://")) else None
+
+
+def operations(document: Json, where: str) -> list[Operation]:
+    """All operations, in the document's order. `ToolsetError` names the one that cannot be read."""
+    schemas = Schemas(document, where)
+    found = []
+    for path, item in (document.get("paths") or {}).items():
+        item = resolved(document, item, where)
+        for method in _METHODS:
+            if isinstance(item.get(method), dict):
+                place = f"{where}: {method.upper()} {path}"
+                found.append(_operation(document, schemas, path, method, item, place))
+    return found
+
+
+def _operation(document: Json, schemas: Schemas, path: str, method: str, item: Json, where: str) -> Operation:
+    try:
+        operation = _Operation.model_validate(item[method])
+        declared = [*item.get("parameters", []), *operation.parameters]
+        parameters = [_Parameter.model_validate(resolved(document, one, where)) for one in declared]
+        body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
+    except ValidationError as error:
+        raise ToolsetError(f"{where}: {told(error)}") from error
+    arguments = _Arguments(document, schemas, where)
+    # an operation's parameter replaces its path's
+    for parameter in {(one.name, one.location): one for one in parameters}.values():
+        arguments.add_parameter(parameter, path)
+    if body and body.content:
+        arguments.add_body(body)
+    return Operation(
+        function=operation.operation_id or _named(method, path),
+        method=method.upper(),
+        path=path,
+        description=_description(operation),
+        parameters=tuple(arguments.parameters),
+        body=arguments.body,
+        schema=arguments.schema(),
+    )
+
+
+def _named(method: str, path: str) -> str:
+    return f"{method}_{_FORBIDDEN_IN_ARGUMENT.sub('_', path).strip('_') or 'root'}"
+
+
+def _description(operation: _Operation) -> str:
+    parts = [part.strip() for part in (operation.summary, operation.description) if part and part.strip()]
+    return "\n\n".join(dict.fromkeys(parts))
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """The tool's arguments as they are collected from parameters and body."""
+
+    def __init__(self, document: Json, schemas: Schemas, where: str) -> None:
+        self._document = document
+        self._schemas = schemas
+        self._where = where
+        self._properties: Json = {}
+        self._required: list[str] = []
+        self.parameters: list[Parameter] = []
+        self.body: Body | None = None
+
+    def schema(self) -> Json:
+        schema: Json = {"type": "object", "properties": self._properties}
+        if self._required:
+            schema["required"] = self._required
+        if not (self.body and self.body.open):
+            schema["additionalProperties"] = False
+        definitions = self._schemas.definitions(schema)
+        return {**schema, "$defs": definitions} if definitions else schema
+
+    def add_parameter(self, parameter: _Parameter, path: str) -> None:
+        in_path = parameter.location == "path"
+        if in_path and "{" + parameter.name + "}" not in path:
+            return
+        if parameter.location == "header" and parameter.name.lower() in _OWN_HEADERS:
+            return
+        media = next(iter((parameter.content or {}).values()), None)
+        style = parameter.style or _DEFAULT_STYLE[parameter.location]
+        argument = self._free(parameter.name, parameter.location)
+        self.parameters.append(
+            Parameter(
+                argument=argument,
+                name=parameter.name,
+                location=parameter.location,
+                required=parameter.required or in_path,
+                style=style,
+                explode=style in ("form", "deepObject") if parameter.explode is None else parameter.explode,
+                as_json=media is not None,
+            )
+        )
+        schema = self._schemas.converted(media.schema_ if media else parameter.schema_)
+        self._add(argument, schema, parameter.required or in_path, parameter.description)
+
+    def add_body(self, body: _Body) -> None:
+        media_type = _preferred(list(body.content))
+        media = body.content[media_type]
+        fields = None
+        if _is_json(media_type) or media_type in (_FORM, _MULTIPART):
+            fields = self._schemas.object_fields(media.schema_)
+        if fields and not any(_argument_name(name) in self._properties for name in fields.properties):
+            self._add_fields(body, media_type, media, fields.properties, fields.required, fields.open)
+            return
+        argument = "body" if "body" not in self._properties else "request_body"
+        schema = self._schemas.converted(media.schema_)
+        if not _is_json(media_type) and media_type not in (_FORM, _MULTIPART):
+            schema = {"type": "string", "description": f"the body, {media_type}; bytes as a data: URI"}
+        self._add(argument, schema, body.required, body.description)
+        self.body = Body(
+            media_type=media_type,
+            required=body.required,
+            argument=argument,
+            binary=_binary(fields.properties if fields else {}),
+            encoding=_encoding(media),
+        )
+
+    def _add_fields(
+        self, body: _Body, media_type: str, media: _Media, fields: Json, required: list[str], is_open: bool
+    ) -> None:
+        arguments: dict[str, str] = {}
+        binary = _binary(fields) if media_type == _MULTIPART else frozenset[str]()
+        for name, schema in fields.items():
+            argument = self._free(name, "body")
+            arguments[argument] = name
+            shown = self._schemas.converted(schema)
+            if name in binary:
+                shown = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
+            self._add(argument, shown, body.required and name in required, None)
+        self.body = Body(
+            media_type=media_type,
+            required=body.required,
+            fields=arguments,
+            nullable=frozenset(
+                name for name, schema in fields.items() if allows_null(self._schemas.converted(schema))
+            ),
+            binary=binary,
+            encoding=_encoding(media),
+            open=is_open,
+        )
+
+    def _add(self, argument: str, schema: Any, required: bool, description: str | None) -> None:
+        if description and isinstance(schema, dict) and "description" not in schema:
+            schema = {**schema, "description": description}
+        self._properties[argument] = schema
+        if required:
+            self._required.append(argument)
+
+    def _free(self, name: str, location: str) -> str:
+        """The name as an argument; one that is taken by another place is told apart by its own."""
+        plain = argument = _argument_name(name)
+        number = 1
+        while argument in self._properties:
+            argument = f"{plain}_{location}" + (str(number) if number > 1 else "")
+            number += 1
+        return argument
+
+
+_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
+
+
+def _argument_name(name: str) -> str:
+    if _VALID_ARGUMENT.fullmatch(name):
+        return name
+    return (_FORBIDDEN_IN_ARGUMENT.sub("_", name).strip("_") or "argument")[:64]
+
+
+def _is_json(media_type: str) -> bool:
+    plain = media_type.partition(";")[0].strip().lower()
+    return plain == "application/json" or plain.endswith("+json") or plain == "*/*"
+
+
+def _preferred(media_types: list[str]) -> str:
+    def rank(media_type: str) -> int:
+        plain = media_type.partition(";")[0].strip().lower()
+        if _is_json(plain):
+            # JSON patch and the like only where nothing plainer is offered
+            return 0 if plain == "application/json" else 1
+        return {_FORM: 2, _MULTIPART: 3}.get(plain, 4 if plain.startswith("text/") else 5)
+
+    return min(media_types, key=rank)
+
+
+def _binary(fields: Json) -> frozenset[str]:
+    return frozenset(
+        name
+        for name, schema in fields.items()
+        if isinstance(schema, dict) and (schema.get("format") == "binary" or "contentMediaType" in schema)
+    )
+
+
+def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
+    def styles() -> Iterator[tuple[str, tuple[str, bool]]]:
+        for name, encoding in media.encoding.items():
+            style = str(encoding.get("style", "form"))
+            yield name, (style, bool(encoding.get("explode", style == "form")))
+
+    return dict(styles())

@@ -1,0 +1,241 @@
+"""Turns a call's arguments into an HTTP request, the way the OpenAPI document says.
+
+What is filled into a path cannot leave it: every value is percent-encoded whole, and one that would be a
+step upwards is refused.
+"""
+
+import base64
+import binascii
+import json
+import re
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from tealagents.domain.errors import ToolFailed
+from tealagents.domain.models import Json
+from tealagents.tools.naming import suggestion
+from tealagents.tools.openapi_document import Body, Operation, Parameter
+
+_JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+_STEPS = re.compile(r"[/\\]")
+_PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+Pairs = list[tuple[str, str]]
+
+
+class Request(NamedTuple):
+    """What `httpx` is given besides method and server."""
+
+    #: percent-encoded, with its query
+    target: str
+    headers: dict[str, str]
+    #: `content`, or `files`
+    body: dict[str, Any]
+
+
+def request_of(operation: Operation, arguments: Json) -> Request:
+    """Raises `ToolFailed` that tells the model which argument is missing, unknown or impossible."""
+    values = _by_parameter(operation, arguments)
+    headers, query, cookies, path = {}, Pairs(), Pairs(), operation.path
+    for parameter in operation.parameters:
+        if parameter.argument not in values:
+            continue
+        value = values[parameter.argument]
+        match parameter.location:
+            case "path":
+                path = path.replace("{" + parameter.name + "}", _path_text(parameter, value))
+            case "query":
+                query += _form_pairs(parameter, value)
+            case "header":
+                headers[parameter.name] = _header_text(parameter, value)
+            case "cookie":
+                cookies += _form_pairs(parameter, value)
+    if cookies:
+        headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies)
+    target = path + ("?" + "&".join(f"{name}={value}" for name, value in query) if query else "")
+    media_type, body = _body(operation.body, _body_value(operation, arguments))
+    if media_type:
+        headers["Content-Type"] = media_type
+    return Request(target, headers, body)
+
+
+def _by_parameter(operation: Operation, arguments: Json) -> Json:
+    known = [parameter.argument for parameter in operation.parameters]
+    body = operation.body
+    in_body = [body.argument] if body and body.argument else list(body.fields) if body else []
+    for name in arguments:
+        if name not in known and name not in in_body and not (body and body.open):
+            takes = ", ".join([*known, *in_body]) or "no arguments"
+            raise ToolFailed(
+                f"There is no argument {name!r}; the tool takes {takes}."
+                f"{suggestion(name, [*known, *in_body])} Nothing was done."
+            )
+    # null is what models send for an option they do not use
+    values = {name: arguments[name] for name in known if arguments.get(name) is not None}
+    missing = [one.argument for one in operation.parameters if one.required and one.argument not in values]
+    if missing:
+        raise ToolFailed(f"Missing: {', '.join(missing)}. Nothing was done.")
+    return values
+
+
+# --- styles --------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _encoded(value: Any) -> str:
+    return quote(_text(value).encode("utf-8", "replace"), safe="")
+
+
+def _path_text(parameter: Parameter, value: Any) -> str:
+    _refuse_steps(parameter, value)
+    if parameter.as_json:
+        return _encoded(value)
+    name = quote(parameter.name, safe="")
+    prefix, separator = {"label": (".", "."), "matrix": (f";{name}=", f";{name}=")}.get(
+        parameter.style, ("", ",")
+    )
+    if not parameter.explode:
+        separator = ","
+    if isinstance(value, dict):
+        joined = "=" if parameter.explode else ","
+        pairs = [f"{_encoded(key)}{joined}{_encoded(one)}" for key, one in value.items()]
+        if parameter.style == "matrix" and parameter.explode:
+            prefix, separator = ";", ";"
+        return prefix + separator.join(pairs)
+    values = value if isinstance(value, list) else [value]
+    return prefix + separator.join(_encoded(one) for one in values)
+
+
+def _refuse_steps(parameter: Parameter, value: Any) -> None:
+    """A value that is empty or holds `.` or `..` as a step would name another path on some servers."""
+    values = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
+    texts = [_text(one) for one in values]
+    if not texts or any(step in ("", ".", "..") for text in texts for step in _STEPS.split(text)):
+        raise ToolFailed(f"{parameter.argument} cannot be {_text(value)!r} in a path. Nothing was done.")
+
+
+def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
+    """The pairs of a query, a cookie or a form, both sides percent-encoded."""
+    name = _encoded(parameter.name)
+    if parameter.as_json:
+        return [(name, _encoded(json.dumps(value, ensure_ascii=False)))]
+    if parameter.style == "deepObject":
+        return _deep_pairs(parameter.name, value)
+    separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(parameter.style, ",")
+    if isinstance(value, list):
+        values = [_encoded(one) for one in value]
+        return [(name, one) for one in values] if parameter.explode else [(name, separator.join(values))]
+    if isinstance(value, dict):
+        pairs = [(_encoded(key), _encoded(one)) for key, one in value.items()]
+        return (
+            pairs if parameter.explode else [(name, separator.join(part for pair in pairs for part in pair))]
+        )
+    return [(name, _encoded(value))]
+
+
+def _deep_pairs(name: str, value: Any) -> Pairs:
+    """`name[key]=value`; deeper levels, which the specification leaves open, as most servers read them."""
+    if isinstance(value, dict):
+        return [pair for key, one in value.items() for pair in _deep_pairs(f"{name}[{key}]", one)]
+    if isinstance(value, list):
+        return [pair for number, one in enumerate(value) for pair in _deep_pairs(f"{name}[{number}]", one)]
+    return [(quote(name, safe="[]"), _encoded(value))]
+
+
+def _header_text(parameter: Parameter, value: Any) -> str:
+    if parameter.as_json:
+        text = json.dumps(value)
+    elif isinstance(value, dict):
+        joined = "=" if parameter.explode else ","
+        text = ",".join(f"{_text(key)}{joined}{_text(one)}" for key, one in value.items())
+    else:
+        text = ",".join(_text(one) for one in (value if isinstance(value, list) else [value]))
+    if not _PRINTABLE.fullmatch(text):
+        raise ToolFailed(f"{parameter.argument} cannot be sent as a header: {text!r}. Nothing was done.")
+    return text
+
+
+# --- body ----------------------------------------------------------------------------------------
+
+
+def _body_value(operation: Operation, arguments: Json) -> Any:
+    """The body as the document describes it, or None where there is none."""
+    body = operation.body
+    if body is None:
+        return None
+    if body.argument is not None:
+        value = arguments.get(body.argument)
+        if value is None and body.required:
+            raise ToolFailed(f"Missing: {body.argument}. Nothing was done.")
+        return value
+    fields = {
+        field: arguments[argument]
+        for argument, field in body.fields.items()
+        if argument in arguments and (arguments[argument] is not None or field in body.nullable)
+    }
+    if body.open:
+        parameters = {parameter.argument for parameter in operation.parameters}
+        others = {name: one for name, one in arguments.items() if name not in parameters}
+        fields.update({name: one for name, one in others.items() if name not in body.fields})
+    return fields if fields or body.required else None
+
+
+def _body(body: Body | None, value: Any) -> tuple[str | None, dict[str, Any]]:
+    """The content type (None: `httpx` sets it), and the body as `httpx` takes it."""
+    if body is None or value is None:
+        return None, {}
+    media_type = body.media_type.partition(";")[0].strip().lower()
+    if media_type == _FORM and isinstance(value, dict):
+        return _FORM, {"content": _form(body, value)}
+    if media_type == _MULTIPART and isinstance(value, dict):
+        return None, {"files": _parts(body, value)}
+    if media_type == "*/*" or media_type == _JSON or media_type.endswith("+json"):
+        content_type = _JSON if media_type == "*/*" else body.media_type
+        return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}
+    return body.media_type, {"content": _bytes(_text(value))}
+
+
+def _form(body: Body, value: Json) -> bytes:
+    pairs = Pairs()
+    for name, one in value.items():
+        style, explode = body.encoding.get(name, ("deepObject" if _is_nested(one) else "form", True))
+        field = Parameter(argument=name, name=name, location="query", style=style, explode=explode)
+        pairs += _form_pairs(field, one)
+    return "&".join(f"{name}={text}" for name, text in pairs).encode()
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(one, dict | list) for one in value)
+    )
+
+
+def _parts(body: Body, value: Json) -> list[tuple[str, tuple[str | None, bytes, str]]]:
+    parts: list[tuple[str, tuple[str | None, bytes, str]]] = []
+    for name, field in value.items():
+        for one in field if isinstance(field, list) and not _is_nested(field) else [field]:
+            if name in body.binary:
+                parts.append((name, (name, _bytes(_text(one)), "application/octet-stream")))
+            elif isinstance(one, dict | list):
+                parts.append((name, (None, _text(one).encode("utf-8", "replace"), _JSON)))
+            else:
+                parts.append(
+                    (name, (None, _text(one).encode("utf-8", "replace"), "text/plain; charset=utf-8"))
+                )
+    return parts
+
+
+def _bytes(text: str) -> bytes:
+    """The bytes of a data URI (RFC 2397), or the text's."""
+    if not text.startswith("data:") or "," not in text:
+        return text.encode("utf-8", "replace")
+    head, _, data = text.partition(",")
+    try:
+        return base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
+    except binascii.Error as error:
+        raise ToolFailed(f"A data: URI is no base64: {error}. Nothing was done.") from error

@@ -1,0 +1,215 @@
+"""The schemas of an OpenAPI document as JSON Schema for a model: local references, bounded in size."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from tealagents.domain.models import Json
+from tealagents.tools.errors import ToolsetError
+
+#: characters of the definitions that one tool may bring along; those beyond it are told as "anything"
+MAX_DEFINITIONS = 60_000
+#: characters of an example that is shown
+MAX_EXAMPLE = 200
+
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "dependentSchemas")
+_SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_DROPPED = frozenset(
+    {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
+)
+_FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
+_OMITTED = {"description": "any value; its schema is too large to be shown"}
+
+
+class Fields(NamedTuple):
+    """The fields of a schema that is plainly an object."""
+
+    properties: Json
+    required: list[str]
+    #: other fields may come along, and the schema says so
+    open: bool
+
+
+def resolved(document: Json, part: Any, where: str) -> Json:
+    """`part`, or what its `$ref` stands for."""
+    for _ in range(32):
+        if not isinstance(part, dict):
+            raise ToolsetError(f"{where}: an object is expected in place of {part!r:.80}.")
+        if "$ref" not in part:
+            return part
+        part = pointed_at(document, str(part["$ref"]), where)
+    raise ToolsetError(f"{where}: a $ref leads back to itself.")
+
+
+def pointed_at(document: Json, reference: str, where: str) -> Any:
+    """What a reference within the document stands for (RFC 6901). Others are not followed."""
+    if not reference.startswith("#"):
+        raise ToolsetError(
+            f"{where}: the reference {reference!r} leads out of the document. Bundle it into one document."
+        )
+    target: Any = document
+    for part in [unquote(part) for part in reference[1:].split("/")[1:]]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        try:
+            target = target[int(key)] if isinstance(target, list) else target[key]
+        except (KeyError, IndexError, ValueError, TypeError) as error:
+            raise ToolsetError(f"{where}: the reference {reference!r} leads nowhere.") from error
+    return target
+
+
+def allows_null(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return bool(schema)
+    kinds = schema.get("type", [])
+    return "null" in ([kinds] if isinstance(kinds, str) else kinds) or any(
+        allows_null(one) for key in ("anyOf", "oneOf") for one in schema.get(key, ())
+    )
+
+
+class Schemas:
+    """Converts the document's schemas. References stay references, so that recursion stays finite."""
+
+    def __init__(self, document: Json, where: str) -> None:
+        self._document = document
+        self._where = where
+        #: reference → its name among `$defs`
+        self._names: dict[str, str] = {}
+        self._converted: dict[str, Any] = {}
+
+    def converted(self, schema: Any) -> Any:
+        """JSON Schema for what OpenAPI (3.0 or 3.1) says; what only the server may set is left out."""
+        if isinstance(schema, bool):
+            return {} if schema else {"not": {}}
+        if not isinstance(schema, dict):
+            raise ToolsetError(f"{self._where}: {schema!r:.80} is no schema.")
+        result: Json = {}
+        for key, value in schema.items():
+            if key in _DROPPED or key.startswith("x-"):
+                continue
+            result[key] = self._member(key, value)
+        self._leave_out_read_only(schema, result)
+        _without_booleans(result)
+        example = json.dumps(schema["example"], default=str) if "example" in schema else ""
+        if 0 < len(example) <= MAX_EXAMPLE:
+            result["examples"] = [schema["example"]]
+        return _nullable(result) if schema.get("nullable") is True else result
+
+    def _member(self, key: str, value: Any) -> Any:
+        if key == "$ref":
+            return f"#/$defs/{self._name(str(value))}"
+        if key in _LISTS and isinstance(value, list):
+            return [self.converted(one) for one in value]
+        if key in _MAPS and isinstance(value, dict):
+            return {name: self.converted(one) for name, one in value.items()}
+        if key in _SINGLE:
+            return value if isinstance(value, bool) else self.converted(value)
+        return value
+
+    def _leave_out_read_only(self, schema: Json, result: Json) -> None:
+        properties = schema.get("properties")
+        if not isinstance(properties, dict):
+            return
+        hidden = {
+            name for name, one in properties.items() if isinstance(one, dict) and one.get("readOnly") is True
+        }
+        for name in hidden:
+            del result["properties"][name]
+        if hidden and isinstance(result.get("required"), list):
+            result["required"] = [name for name in result["required"] if name not in hidden]
+
+    def definitions(self, schema: Any) -> Json:
+        """All that `schema` refers to, however far, nearest first, up to `MAX_DEFINITIONS`."""
+        found: Json = {}
+        size = 0
+        waiting = list(_references(schema))
+        while waiting:
+            name = waiting.pop(0)
+            if name in found:
+                continue
+            definition = self._definition(name)
+            size += len(json.dumps(definition, default=str))
+            found[name] = definition if size <= MAX_DEFINITIONS else dict(_OMITTED)
+            waiting += _references(found[name])
+        return found
+
+    def object_fields(self, schema: Any) -> Fields | None:
+        """The fields where the schema is an object with known ones and nothing to choose between."""
+        fields = self._fields(schema, ())
+        if fields is None or not fields.properties:
+            return None
+        return fields
+
+    def _fields(self, schema: Any, seen: Sequence[str]) -> Fields | None:
+        if not isinstance(schema, dict):
+            return None
+        if "$ref" in schema:
+            reference = str(schema["$ref"])
+            if reference in seen:
+                return None
+            target = pointed_at(self._document, reference, self._where)
+            return self._fields(target, (*seen, reference))
+        kind = schema.get("type", "object")
+        if any(key in schema for key in ("oneOf", "anyOf", "not", "if")) or "object" not in (
+            [kind] if isinstance(kind, str) else kind
+        ):
+            return None
+        properties, required = dict(schema.get("properties") or {}), list(schema.get("required") or [])
+        is_open = bool(schema.get("additionalProperties", False))
+        for part in schema.get("allOf") or []:
+            fields = self._fields(part, seen)
+            if fields is None:
+                return None
+            properties, required = {**properties, **fields.properties}, [*required, *fields.required]
+            is_open = is_open or fields.open
+        shown = {name: one for name, one in properties.items() if not _is_read_only(one)}
+        return Fields(shown, [name for name in dict.fromkeys(required) if name in shown], is_open)
+
+    def _name(self, reference: str) -> str:
+        if reference not in self._names:
+            plain = _FORBIDDEN_IN_NAME.sub("_", unquote(reference).rpartition("/")[2]) or "schema"
+            name, number = plain, 2
+            while name in self._names.values():
+                name, number = f"{plain}_{number}", number + 1
+            self._names[reference] = name
+        return self._names[reference]
+
+    def _definition(self, name: str) -> Any:
+        if name not in self._converted:
+            reference = next(key for key, value in self._names.items() if value == name)
+            self._converted[name] = self.converted(pointed_at(self._document, reference, self._where))
+        return self._converted[name]
+
+
+def _is_read_only(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("readOnly") is True
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, dict):
+        own = schema.get("$ref")
+        here = [own.removeprefix("#/$defs/")] if isinstance(own, str) else []
+        return here + [name for value in schema.values() for name in _references(value)]
+    if isinstance(schema, list):
+        return [name for value in schema for name in _references(value)]
+    return []
+
+
+def _without_booleans(schema: Json) -> None:
+    """OpenAPI 3.0 says `exclusiveMinimum: true` beside the minimum, JSON Schema the bound itself."""
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(schema.get(exclusive), bool):
+            strict = schema.pop(exclusive)
+            if strict and bound in schema:
+                schema[exclusive] = schema.pop(bound)
+
+
+def _nullable(schema: Json) -> Json:
+    if isinstance(schema.get("type"), str):
+        result = {**schema, "type": [schema["type"], "null"]}
+        if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+            result["enum"] = [*schema["enum"], None]
+        return result
+    return {"anyOf": [schema, {"type": "null"}]}

@@ -1,0 +1,86 @@
+"""The text a model is given for what a tool returned.
+
+Whatever comes back becomes one text that can be stored and sent: no lone surrogates, no NUL, at most
+`LIMIT` characters.
+"""
+
+import base64
+from enum import Enum
+from typing import Any
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from tealagents.domain.errors import ToolFailed
+
+#: characters of a result that are passed on; the rest is cut, and the text says so
+LIMIT = 200_000
+#: bytes that are no text are given as base64 up to this size, beyond it only described
+BINARY_LIMIT = 48_000
+#: for a tool that promises no result and gives none
+DONE = "Done. The tool has no output."
+
+
+def to_text(value: Any, *, nothing: str = "null") -> str:
+    """What a careful person would hand the model for `value`; `nothing` stands for None.
+
+    Text as it is, bytes as text where they are UTF-8, everything else as JSON.
+    """
+    if value is None:
+        return nothing
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, str):
+        return bounded(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _binary(bytes(value))
+    return bounded(_json(value))
+
+
+def bounded(text: str, limit: int = LIMIT) -> str:
+    """`text` made storable, and cut at `limit` characters with a note of how much is missing."""
+    whole = len(text)
+    if whole > limit:
+        text = text[:limit]
+    text = _storable(text)
+    if whole > limit:
+        text += f"\n[Cut here: {limit:,} of {whole:,} characters are shown.]"
+    return text
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        text = text.replace("\0", "�")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # pairs of surrogates become the character they mean, lone ones the replacement character
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _json(value: Any) -> str:
+    try:
+        text = to_json(value, bytes_mode="base64", inf_nan_mode="strings", fallback=str).decode()
+    except (PydanticSerializationError, ValueError) as error:
+        raise ToolFailed(f"The tool ran, but its result cannot be shown: {error}") from error
+    # a date, a UUID or a path alone is clearer without the quotes of a JSON string
+    if text.startswith('"') and not isinstance(value, str):
+        return text[1:-1] if "\\" not in text else text
+    return text
+
+
+def _binary(data: bytes) -> str:
+    try:
+        return bounded(data.decode())
+    except UnicodeDecodeError:
+        return described(data)
+
+
+def described(data: bytes, media_type: str = "application/octet-stream") -> str:
+    """A JSON object that tells of bytes that are no text: type, size, and the data while it is small."""
+    fields: dict[str, Any] = {"media_type": media_type, "size_bytes": len(data)}
+    if len(data) <= BINARY_LIMIT:
+        fields["base64"] = base64.b64encode(data).decode()
+    else:
+        fields["note"] = "too large to be shown"
+    return to_json(fields).decode()

@@ -1,0 +1,197 @@
+"""Plugins written for the earlier framework: `BasePlugin` classes with `@kernel_function` methods.
+
+They load when the package `semantic_kernel` is installed, whose decorator they import. What the
+decorator leaves on a method (`__kernel_function__` and its siblings) is all that is used of it. The
+classes of the earlier framework itself (`sk_agents`) are stood in for where it is not installed.
+
+As there, an instance is made for each use, with the caller's authorization and a collector of extra
+data; here a use is one call.
+"""
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Annotated, Any, get_args, get_origin
+
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.methods import check_method, method_name, run_method
+from tealagents.tools.results import DONE
+from tealagents.tools.signature import Signature
+from tealagents.tools.threads import Threads
+
+#: what the framework fills in by itself, and nobody does here
+_OWN_PARAMETERS = frozenset({"kernel", "service", "execution_settings", "arguments"})
+
+
+def is_plugin_class(kind: type[Any]) -> bool:
+    return any(True for _ in _kernel_functions(kind))
+
+
+def tools_of(kind: type[Any], name: str, where: str, threads: Threads) -> list[Tool]:
+    """One tool for each kernel function of the class. `ToolsetError` where one cannot be called."""
+    takes_context = _takes_context(kind, where)
+    return [
+        _tool(kind, name, attribute, f"{where}.{attribute}", threads, takes_context)
+        for attribute in _kernel_functions(kind)
+    ]
+
+
+class KernelFunctionTool:
+    """One kernel function; an instance of its class is made for each call."""
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        kind: type[Any],
+        attribute: str,
+        signature: Signature,
+        threads: Threads,
+        takes_context: bool,
+    ) -> None:
+        self.spec = spec
+        self._kind = kind
+        self._attribute = attribute
+        self._signature = signature
+        self._threads = threads
+        self._takes_context = takes_context
+        self._scopes = tuple(getattr(kind, "on_behalf_of_scopes", ()))
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        checked = self._signature.check(arguments)
+        given: tuple[Any, ...] = ()
+        if self._takes_context:
+            given = (await self._authorization(context), ExtraDataCollector(context))
+
+        def run(**checked: Any) -> Any:
+            # in the thread, constructor included: it may well open a connection
+            return getattr(self._kind(*given), self._attribute)(**checked)
+
+        nothing = DONE if self._signature.returns_nothing else "null"
+        return await run_method(run, checked, self._threads, self.spec.name, nothing=nothing)
+
+    async def _authorization(self, context: ToolContext) -> str | None:
+        """A token for the declared scopes, else the caller's header where the config lets tools see it."""
+        if self._scopes:
+            return f"Bearer {await context.user_token(self._scopes)}"
+        return next((value for key, value in context.headers.items() if key.lower() == "authorization"), None)
+
+
+class ExtraDataCollector:
+    """What plugins of the earlier framework add extra data with."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        self._context.add_extra_data(key, value)
+
+    def add_extra_data_items(self, extra_data: Any) -> None:
+        for item in extra_data.items:
+            self._context.add_extra_data(item.key, item.value)
+
+
+class BasePlugin:
+    """The base of the earlier framework's plugins."""
+
+    def __init__(
+        self, authorization: str | None = None, extra_data_collector: ExtraDataCollector | None = None
+    ) -> None:
+        self.authorization = authorization
+        self.extra_data_collector = extra_data_collector
+
+
+@contextmanager
+def earlier_framework() -> Iterator[None]:
+    """While a plugin file is imported, `sk_agents` can be imported too, as far as plugins need it.
+
+    Does nothing where the real one is installed, or where `semantic_kernel` is not.
+    """
+    if importlib.util.find_spec("sk_agents") or not importlib.util.find_spec("semantic_kernel"):
+        yield
+        return
+    stand_ins: dict[str, dict[str, type[Any]]] = {
+        "sk_agents": {},
+        "sk_agents.ska_types": {"BasePlugin": BasePlugin},
+        "sk_agents.extra_data_collector": {"ExtraDataCollector": ExtraDataCollector},
+    }
+    for name, members in stand_ins.items():
+        module = ModuleType(name)
+        for member, value in members.items():
+            setattr(module, member, value)
+        sys.modules[name] = module
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            sys.modules.pop(name, None)
+
+
+def missing_package(module: str) -> str | None:
+    """What to do where a plugin file imports `module` and it is not there; None if it is none of ours."""
+    if module.partition(".")[0] not in ("semantic_kernel", "sk_agents"):
+        return None
+    return (
+        "it holds plugins of the earlier framework, which need the package semantic-kernel: "
+        "pip install semantic-kernel, or derive them from tealagents.plugins.Plugin."
+    )
+
+
+def _kernel_functions(kind: type[Any]) -> Iterator[str]:
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+    for name in names:
+        if getattr(inspect.getattr_static(kind, name), "__kernel_function__", False):
+            yield name
+
+
+def _takes_context(kind: type[Any], where: str) -> bool:
+    """Whether the constructor takes the authorization and the collector, or nothing at all."""
+    signature = inspect.signature(kind)
+    for given in ((None, None), ()):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return bool(given)
+    raise ToolsetError(
+        f"{where}: the constructor has to take (authorization, extra_data_collector), or nothing."
+    )
+
+
+def _tool(
+    kind: type[Any], plugin_name: str, attribute: str, where: str, threads: Threads, takes_context: bool
+) -> KernelFunctionTool:
+    function = getattr(kind, attribute)
+    check_method(function, where)
+    hidden = {"self", *_hidden(function, where)}
+    # the decorator takes descriptions in dictionaries out of the annotations
+    texts = {one["name"]: one.get("description") or "" for one in function.__kernel_function_parameters__}
+    signature = Signature(function, where, hidden=hidden, lenient=True, texts=texts)
+    spec = ToolSpec(
+        name=method_name(plugin_name, function.__kernel_function_name__, where),
+        description=inspect.cleandoc(function.__kernel_function_description__ or ""),
+        parameters=signature.schema,
+        governance=Governance(),
+    )
+    return KernelFunctionTool(spec, kind, attribute, signature, threads, takes_context)
+
+
+def _hidden(function: Any, where: str) -> Iterator[str]:
+    """Parameters that the model is not to fill; each must have a default."""
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if parameter.name not in _OWN_PARAMETERS and not _is_left_out(parameter.annotation):
+            continue
+        if parameter.default is parameter.empty:
+            raise ToolsetError(f"{where}: {parameter.name!r} is not for the model and has no default.")
+        yield parameter.name
+
+
+def _is_left_out(annotation: Any) -> bool:
+    if get_origin(annotation) is not Annotated:
+        return False
+    extras = [extra for extra in get_args(annotation)[1:] if isinstance(extra, dict)]
+    return any(extra.get("include_in_function_choices") is False for extra in extras)

@@ -1,0 +1,233 @@
+"""What a Python function takes from a model: its JSON schema, and a check of what the model sent.
+
+Both come from one pydantic model made of the function's type hints, with the descriptions of
+`Annotated[…]`, of `Field(…)`, or of the docstring (Google, numpy and Sphinx style).
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from types import NoneType
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+
+from docstring_parser import Docstring, ParseError, parse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import ErrorDetails
+
+from tealagents.domain.errors import ToolFailed
+from tealagents.domain.models import Json
+from tealagents.domain.ports import ToolContext
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.naming import suggestion
+
+#: errors of one call that are told to the model
+MAX_ERRORS = 20
+#: kinds of parameters that cannot be given by name
+_NAMELESS = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD, Parameter.POSITIONAL_ONLY)
+
+
+class _ToolSchema(GenerateJsonSchema):
+    """Without the titles that pydantic makes of field names: the model pays for every token."""
+
+    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # type: ignore[misc]
+        "skipped-choice",
+        "non-serializable-default",
+    }
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+class _Arguments(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """One parameter of the function. `attribute` is its place in the model: any name will do there."""
+
+    name: str
+    attribute: str
+    annotation: Any
+    default: Any
+    #: the default is a `Field(…)`, which means nothing to the function itself
+    is_field: bool = False
+
+
+class Signature:
+    """The arguments of one function.
+
+    `where` begins the text of each error: the file, the class and the method. Parameters named in
+    `hidden` are left to the function's defaults and never shown to the model. `texts` are descriptions
+    known from elsewhere, by parameter. `lenient` leaves out what has no name instead of refusing it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        where: str,
+        *,
+        hidden: Collection[str] = (),
+        lenient: bool = False,
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        self._where = where
+        hints = self._hints(function)
+        documented = _docstring(function)
+        self.description = _description(documented)
+        self.returns_nothing = hints.get("return", NoneType) is NoneType
+        #: the name of the parameter that takes the `ToolContext`
+        self.context_parameter: str | None = None
+        self._parameters: list[_Parameter] = []
+        for parameter in inspect.signature(function).parameters.values():
+            hint = hints.get(parameter.name, Any)
+            if parameter.name in hidden:
+                continue
+            if _is_context(parameter, hint):
+                self.context_parameter = parameter.name
+            elif parameter.kind in _NAMELESS:
+                if not lenient:
+                    raise ToolsetError(f"{where}: {parameter} has no name that a model could give it by.")
+            else:
+                text = (texts or {}).get(parameter.name) or _documented_text(documented, parameter.name)
+                self._parameters.append(_described(parameter, hint, text, len(self._parameters)))
+        self._model = self._arguments_model()
+        self.schema: Json = self._json_schema()
+
+    def check(self, arguments: Json) -> dict[str, Any]:
+        """The arguments as the function's own types. `ToolFailed` tells the model what is wrong with them."""
+        try:
+            checked = self._model.model_validate(arguments)
+        except ValidationError as error:
+            raise ToolFailed(self._told(error)) from error
+        given = checked.model_fields_set
+        return {
+            parameter.name: getattr(checked, parameter.attribute)
+            for parameter in self._parameters
+            if parameter.attribute in given or parameter.is_field
+        }
+
+    def _hints(self, function: Callable[..., Any]) -> dict[str, Any]:
+        try:
+            return get_type_hints(function, include_extras=True)
+        except (NameError, TypeError, AttributeError) as error:
+            raise ToolsetError(f"{self._where}: a type hint cannot be resolved: {error}.") from error
+
+    def _arguments_model(self) -> type[_Arguments]:
+        fields: Any = {one.attribute: (one.annotation, one.default) for one in self._parameters}
+        try:
+            return create_model("Arguments", __base__=_Arguments, **fields)
+        except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
+            raise ToolsetError(f"{self._where}: {self._culprit()}: {_first_line(error)}") from error
+
+    def _culprit(self) -> str:
+        """The parameter whose type pydantic does not know, found by trying each alone."""
+        for one in self._parameters:
+            field: Any = {one.attribute: (one.annotation, one.default)}
+            try:
+                create_model("Arguments", __base__=_Arguments, **field)
+            except (PydanticSchemaGenerationError, PydanticUserError, TypeError):
+                return f"the type of {one.name!r} cannot be told to a model"
+        return "the arguments cannot be told to a model"
+
+    def _json_schema(self) -> Json:
+        try:
+            schema = self._model.model_json_schema(schema_generator=_ToolSchema)
+        except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+            raise ToolsetError(
+                f"{self._where}: the types of its parameters have no JSON schema: {_first_line(error)}"
+            ) from error
+        schema.pop("title", None)
+        schema.pop("description", None)
+        schema.setdefault("properties", {})
+        return schema
+
+    def _told(self, error: ValidationError) -> str:
+        known = [parameter.name for parameter in self._parameters]
+        details = error.errors(include_url=False, include_context=False)
+        lines = [_told(detail, known) for detail in details[:MAX_ERRORS]]
+        if len(details) > MAX_ERRORS:
+            lines.append(f"- and {len(details) - MAX_ERRORS} more")
+        return "The arguments are not valid, nothing was done:\n" + "\n".join(lines)
+
+
+def _is_context(parameter: Parameter, hint: Any) -> bool:
+    """By annotation (`ToolContext`, also optional), or by name where there is none."""
+    if parameter.annotation is parameter.empty:
+        return parameter.name == "context"
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    return hint is ToolContext or ToolContext in get_args(hint)
+
+
+def _described(parameter: Parameter, hint: Any, text: str | None, number: int) -> _Parameter:
+    default = ... if parameter.default is parameter.empty else parameter.default
+    if default is None and not _takes_none(hint):
+        # `limit: int = None` is common, and means what it says at the call
+        hint = hint | None
+    description = _annotated_text(hint) or text
+    # an attribute of its own, because `schema`, `json` or `_x` are fine as parameters but not as fields
+    extra = Field(alias=parameter.name, description=description or None)
+    return _Parameter(
+        name=parameter.name,
+        attribute=f"argument_{number}",
+        annotation=Annotated[hint, extra],
+        default=default,
+        is_field=isinstance(default, FieldInfo),
+    )
+
+
+def _takes_none(hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    return hint is Any or hint is None or hint is NoneType or NoneType in get_args(hint)
+
+
+def _annotated_text(hint: Any) -> str | None:
+    """The description in `Annotated[str, "…"]`; that of a `Field` or of a dictionary, too."""
+    if get_origin(hint) is not Annotated:
+        return None
+    for extra in get_args(hint)[1:]:
+        text = extra.get("description") if isinstance(extra, dict) else getattr(extra, "description", extra)
+        text = getattr(extra, "documentation", text)
+        if isinstance(text, str):
+            return text
+    return None
+
+
+def _documented_text(documented: Docstring, name: str) -> str | None:
+    return next((one.description for one in documented.params if one.arg_name == name), None)
+
+
+def _docstring(function: Callable[..., Any]) -> Docstring:
+    text = inspect.getdoc(function) or ""
+    try:
+        return parse(text)
+    except ParseError:
+        plain = Docstring()
+        plain.short_description = text
+        return plain
+
+
+def _description(documented: Docstring) -> str:
+    parts = (documented.short_description, documented.long_description)
+    return "\n\n".join(part.strip() for part in parts if part)
+
+
+def _told(detail: ErrorDetails, known: list[str]) -> str:
+    place = ".".join(str(part) for part in detail["loc"]) or "arguments"
+    if detail["type"] == "missing":
+        return f"- {place}: missing"
+    if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
+        takes = "takes " + ", ".join(known) if known else "takes no arguments"
+        return f"- {place}: there is no such argument; the tool {takes}.{suggestion(place, known)}"
+    given = repr(detail["input"])
+    return f"- {place}: {detail['msg']} (given: {given if len(given) <= 100 else given[:100] + '…'})"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

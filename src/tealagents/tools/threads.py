@@ -1,0 +1,58 @@
+"""Threads for functions that block."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class Threads:
+    """Runs blocking functions, at most `limit` at once; more wait their turn without blocking the loop.
+
+    The threads are daemons, unlike those of `concurrent.futures`: a tool that hangs must not keep the
+    process from ending. A canceled caller stops waiting at once, its function runs to its end and
+    holds its place until then.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._places = asyncio.Semaphore(limit)
+
+    async def run(self, function: Callable[[], _Result], name: str) -> _Result:
+        """The function's result or exception. It sees the caller's context variables."""
+        await self._places.acquire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[_Result] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def finish(result: _Result | None, error: BaseException | None) -> None:
+            self._places.release()
+            if outcome.cancelled():
+                return
+            if error is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)  # type: ignore[arg-type]
+
+        def work() -> None:
+            result: _Result | None = None
+            error: BaseException | None = None
+            try:
+                result = context.run(function)
+            except (StopIteration, SystemExit, KeyboardInterrupt) as raised:
+                # a future cannot carry the first, and the others would end the process
+                error = RuntimeError(f"it raised {type(raised).__name__}")
+            except BaseException as raised:  # noqa: BLE001 - carried to the caller, whatever it is
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(finish, result, error)
+
+        try:
+            threading.Thread(target=work, name=f"tool {name}", daemon=True).start()
+        except RuntimeError:
+            self._places.release()
+            raise
+        return await outcome
