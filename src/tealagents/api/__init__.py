@@ -1,0 +1,10 @@
+"""HTTP: what is said on the wire, and nothing else. Imports the engine and below, no adapter.
+
+============  ==========================================================================
+`v1alpha1`    AppV3: the routes of `tealagents/v1alpha1` and their documents
+`problems`    errors as problem documents (RFC 9457); the table of codes and statuses
+`bearer`      who is asking (RFC 6750), and the protected-resource document (RFC 9728)
+`bodies`      request bodies: size, JSON, and what no store could keep
+`sse`         events as frames, and the response that sends them
+============  ==========================================================================
+"""

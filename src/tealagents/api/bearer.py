@@ -1,0 +1,98 @@
+"""Who is asking: the bearer token of a request (RFC 6750), and where to get one (RFC 9728)."""
+
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from tealagents.domain.errors import NotFound, Unauthenticated
+from tealagents.domain.models import Caller, Json
+from tealagents.domain.ports import Authenticator
+
+_HEADER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
+#: a Host header that can stand in a URL, and in a quoted string, as it is
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?", re.ASCII)
+#: bytes of the longest Authorization header that is looked at
+LONGEST = 16 * 1024
+
+_NEEDED = "Send `Authorization: Bearer …` with an access token for this service."
+
+
+class Bearer:
+    """Reads the caller from a request."""
+
+    def __init__(self, authenticator: Authenticator, forward_headers: Sequence[str] = ()) -> None:
+        self._authenticator = authenticator
+        self._forward = frozenset(name.lower() for name in forward_headers)
+
+    async def caller(self, request: Request) -> Caller:
+        """The caller, or `Unauthenticated`, `InsufficientScope`, `AuthUnavailable`."""
+        caller = await self._authenticator.authenticate(self.token(request))
+        if self._forward:
+            kept = {k: v for k, v in request.headers.items() if k in self._forward}
+            return Caller(caller.user, caller.approver, caller.auditor, caller.token, kept)
+        return caller
+
+    @staticmethod
+    def token(request: Request) -> str:
+        """The token as it was sent, once and in the header."""
+        found = [value for name, value in request.scope["headers"] if name == b"authorization"]
+        if not found:
+            raise Unauthenticated(_NEEDED, credentials_given=False)
+        if len(found) > 1:
+            raise Unauthenticated("There is more than one Authorization header. " + _NEEDED)
+        if len(found[0]) > LONGEST:
+            raise Unauthenticated("The Authorization header is too long. " + _NEEDED)
+        match = _HEADER.fullmatch(found[0])
+        if match is None:
+            raise Unauthenticated("The Authorization header is not of the form `Bearer …`. " + _NEEDED)
+        try:
+            return match[1].decode("utf-8")
+        except UnicodeDecodeError:
+            raise Unauthenticated("The token is not text. " + _NEEDED) from None
+
+
+WELL_KNOWN = "/.well-known/oauth-protected-resource"
+
+
+class ProtectedResource:
+    """This service as clients see it that look for tokens.
+
+    They see it at `public_url` where that is set, else at the address they called. The scheme is what the
+    server makes of `X-Forwarded-Proto` from a proxy it trusts.
+    """
+
+    def __init__(self, authenticator: Authenticator, prefix: str, public_url: str | None = None) -> None:
+        self._authenticator = authenticator
+        self._prefix = prefix
+        self._public_url = public_url
+
+    def challenge(self, request: Request) -> str:
+        """The beginning of `WWW-Authenticate`: where the authority's name is, if there is one."""
+        resource = self._resource(request)
+        if self._authenticator.resource_metadata(resource) is None:
+            return "Bearer"
+        parts = urlsplit(resource)
+        return f'Bearer resource_metadata="{parts.scheme}://{parts.netloc}{WELL_KNOWN}{parts.path}"'
+
+    def document(self, request: Request, path: str) -> Json:
+        """The metadata at the well-known URL, behind which `path` names the resource; `NotFound`."""
+        resource = self._resource(request)
+        if path in ("", self._prefix, urlsplit(resource).path):
+            metadata = self._authenticator.resource_metadata(resource)
+            if metadata is not None:
+                return metadata
+        raise NotFound("There is no such protected resource here.")
+
+    def _resource(self, request: Request) -> str:
+        return (self._public_url or self._base(request)) + self._prefix
+
+    @staticmethod
+    def _base(request: Request) -> str:
+        scope = request.scope
+        host = request.headers.get("host", "")
+        if not _HOST.fullmatch(host):
+            name, port = scope.get("server") or ("localhost", None)
+            host = f"{name}:{port}" if port else name
+        return f"{scope['scheme']}://{host}{scope.get('root_path', '')}"

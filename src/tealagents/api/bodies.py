@@ -1,0 +1,188 @@
+"""Request bodies: their size, their JSON, and what no store could keep."""
+
+import contextlib
+import json
+import re
+from typing import Any, NoReturn
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import ClientDisconnect, Request
+from typing_extensions import TypeVar
+
+from tealagents.domain.errors import InvalidRequest, TooLarge
+
+T = TypeVar("T", bound=BaseModel)
+
+_JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | re.ASCII)
+
+#: how deep JSON may be nested
+DEEPEST = 64
+#: a body past the limit is read on so far, unseen, so that the client gets to read the answer
+DISCARDED = 64 * 1024 * 1024
+#: integers beyond this lose digits in other people's JSON
+LARGEST_INTEGER = 2**63 - 1
+_TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
+#: characters of what a client sent that a refusal repeats, to say where it is wrong
+REPEATED = 200
+
+
+async def read(request: Request, limit: int) -> bytes:
+    """The body, or `TooLarge` beyond `limit` bytes."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        await _discard(request)
+        _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                await _discard(request)
+                _too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise InvalidRequest("body", "ended before it was whole", malformed=True) from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _discard(request: Request) -> None:
+    size = 0
+    while size < DISCARDED:
+        message = await request.receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
+        size += len(message.get("body", b""))
+
+
+def _too_large(limit: int) -> NoReturn:
+    raise TooLarge(f"The body is larger than {limit} bytes (`limits.max_body_bytes`). Send less.")
+
+
+def require_json(request: Request) -> None:
+    """Refuses a body that says it is something else than JSON, or packed."""
+    given = request.headers.getlist("content-type")
+    if len(given) != 1 or not _JSON_TYPE.fullmatch(given[0].partition(";")[0].strip()):
+        said = short(", ".join(given))
+        raise InvalidRequest("Content-Type", f"must be application/json, {'not ' + said if said else 'once'}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise InvalidRequest("Content-Encoding", "is not taken; send the body as it is")
+
+
+def parse(body: bytes) -> Any:
+    """The JSON value of a body, free of what cannot be stored: NUL, lone surrogates, endless depth."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        _explain(body, error)
+    _check(value)
+    return value
+
+
+def _explain(body: bytes, error: Exception) -> NoReturn:
+    """Says where a body that could not be read goes wrong."""
+    if isinstance(error, RecursionError) or "recursion" in str(error).lower():
+        raise InvalidRequest("body", _TOO_DEEP) from None
+    if isinstance(error, UnicodeDecodeError):
+        raise InvalidRequest("body", "is not UTF-8", malformed=True) from None
+    if b"\\u" in body:
+        with contextlib.suppress(ValueError, RecursionError):
+            _check(json.loads(body))
+    raise InvalidRequest("body", f"is not valid JSON: {error}", malformed=True) from None
+
+
+class _Unfit(Exception):
+    """A value within a body that cannot be kept; on its way out it learns where it was."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[str] = []
+
+    def within(self, part: object) -> "_Unfit":
+        self.path.append(short(str(part)))
+        return self
+
+
+def _check(value: Any) -> None:
+    try:
+        _look_through(value, 0)
+    except _Unfit as unfit:
+        raise InvalidRequest(".".join(reversed(unfit.path)) or "body", unfit.reason) from None
+
+
+def _look_through(value: Any, depth: int) -> None:
+    if depth > DEEPEST:
+        raise InvalidRequest("body", _TOO_DEEP)
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_text(key)
+            try:
+                _look_through(inner, depth + 1)
+            except _Unfit as unfit:
+                raise unfit.within(key) from None
+    elif isinstance(value, list):
+        for n, inner in enumerate(value):
+            try:
+                _look_through(inner, depth + 1)
+            except _Unfit as unfit:
+                raise unfit.within(n) from None
+    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INTEGER:
+        raise _Unfit("is an integer beyond 64 bits")
+
+
+def _check_text(text: str) -> None:
+    if "\0" in text:
+        raise _Unfit("holds a NUL character")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _Unfit("holds a lone surrogate, which is no character") from None
+
+
+def validated(kind: type[T], value: Any) -> T:
+    """`value` as a model, or `InvalidRequest` naming the first field that is wrong and all the others."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("body", f"must be a JSON object, not {_kind_of(value)}")
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False, include_input=False)) from None
+
+
+def refusal(errors: list[ErrorDetails]) -> InvalidRequest:
+    """Pydantic's errors as one refusal."""
+    first, *others = errors
+    reason = _WORDS.get(first["type"]) or _lowered(first["msg"])
+    if others:
+        listed = ", ".join(map(_field, others[:5]))
+        reason += f" (and {len(others)} more: {listed}{', …' if len(others) > 5 else ''})"
+    return InvalidRequest(_field(first), reason)
+
+
+#: pydantic's words that read badly behind a field's name
+_WORDS = {"missing": "is required", "extra_forbidden": "is no field of this document"}
+
+
+def _field(error: ErrorDetails) -> str:
+    return short(".".join(map(str, error["loc"]))) or "body"
+
+
+def short(text: str) -> str:
+    """What a client sent, as far as a refusal repeats it."""
+    return text if len(text) <= REPEATED else text[:REPEATED] + "…"
+
+
+def _lowered(text: str) -> str:
+    text = text.removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+def _kind_of(value: Any) -> str:
+    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,198 @@
+"""Server-sent events: frames, and the response that sends them.
+
+A frame is made of text that was encoded once; nothing of a piece is parsed or validated again. All
+events that are there are sent in one write, so a burst costs one write and no piece is held back.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from tealagents.domain.models import Json
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE = b": keepalive\n\n"
+#: seconds after which a client that takes nothing is given up
+SEND_TIMEOUT = 60.0
+#: seconds between two looks whether the end of a response was taken
+FLUSH_LOOK = 0.25
+#: where a scope holds its connection
+_TRANSPORT = "tealagents.transport"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def frame(event_id: int | None, name: str, data: object) -> bytes:
+    """One event. `data` becomes one line of JSON. Without an id it is no part of the request's log."""
+    identity = b"" if event_id is None else b"\nid: %d" % event_id
+    return b"event: %s%b\ndata: %b\n\n" % (name.encode(), identity, _encode(data))
+
+
+class PieceFrames:
+    """The frames of `partial-response`, of which only number and text differ."""
+
+    def __init__(self, ids: Mapping[str, str], source: str) -> None:
+        constant: Json = {**ids, "source": source}
+        self._middle = b"\ndata: " + _encode(constant)[:-1] + b',"output_partial":'
+
+    def frame(self, event_id: int, text: str) -> bytes:
+        return b"event: partial-response\nid: %d%b%b}\n\n" % (event_id, self._middle, _encode(text))
+
+
+def remember_connection(scope: Scope, send: Send) -> None:
+    """Notes the connection of a scope, so that it can be ended at once; `send` must be the server's own.
+
+    ASGI knows no way to: a connection is closed only when all was taken that was written to it, which a
+    client that never reads will never do.
+    """
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if hasattr(transport, "abort"):
+        scope[_TRANSPORT] = transport
+
+
+class EventStream(Response):
+    """Sends frames as they come, a comment when nothing does, and ends with the generator.
+
+    `on_disconnect` is called when the client leaves before the end. One that has taken nothing for
+    `SEND_TIMEOUT` seconds is taken to have left.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        keepalive_seconds: float,
+        headers: Mapping[str, str] | None = None,
+        on_disconnect: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._keepalive = keepalive_seconds
+        self._on_disconnect = on_disconnect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        me = asyncio.current_task()
+        left = finished = False
+
+        def leave() -> None:
+            nonlocal left
+            if me is not None and not left and not finished:
+                left = True
+                me.cancel()
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            leave()
+
+        sending = _Sending(send, scope.get(_TRANSPORT), self._keepalive, leave)
+        watcher = asyncio.create_task(watch())
+        try:
+            await sending.start(self.raw_headers)
+            async with contextlib.aclosing(self._frames) as frames:
+                async for data in frames:
+                    if data:  # an event may be none of this reader's business
+                        await sending.body(data)
+            await sending.end()
+            finished = True
+        except asyncio.CancelledError:
+            if not left:
+                raise
+            if self._on_disconnect is not None:
+                self._on_disconnect()
+        finally:
+            finished = True
+            sending.stop()
+            watcher.cancel()
+
+
+class _Sending:
+    """Hands a response to the server; keeps the connection alive; gives up a client that takes nothing."""
+
+    def __init__(
+        self,
+        send: Send,
+        transport: asyncio.Transport | None,
+        keepalive: float,
+        leave: Callable[[], None],
+    ) -> None:
+        self._send = send
+        self._transport = transport
+        self._keepalive = keepalive
+        self._leave = leave
+        self._loop = asyncio.get_running_loop()
+        #: when something was last handed over, or taken
+        self._last = 0.0
+        #: how many are waiting to hand something over, and what was not taken when it was last looked at
+        self._waiting = 0
+        self._untaken = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ping: asyncio.Task[None] | None = None
+
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+        self._tick()
+
+    async def body(self, data: bytes, *, more: bool = True) -> None:
+        await self._write({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def end(self) -> None:
+        """Ends the response; returns when the client has taken it, as far as that can be seen."""
+        await self.body(b"", more=False)
+        self._waiting += 1  # for the client, and no longer for the server
+        await asyncio.sleep(0)
+        while self._buffered():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(FLUSH_LOOK)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ping is not None and not self._ping.done():
+            self._ping.cancel()
+
+    async def _write(self, message: Message) -> None:
+        if not self._waiting:
+            self._last = self._loop.time()
+        self._waiting += 1
+        try:
+            await self._send(message)
+        finally:
+            self._waiting -= 1
+
+    def _buffered(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        wait = self._keepalive
+        if self._waiting:
+            if self._takes_nothing(now):
+                self._give_up()
+                return
+        elif now - self._last >= self._keepalive * 0.99:
+            self._ping = self._loop.create_task(self.body(KEEPALIVE))
+        else:
+            wait -= now - self._last
+        self._timer = self._loop.call_later(max(0.05, min(wait, SEND_TIMEOUT / 2)), self._tick)
+
+    def _takes_nothing(self, now: float) -> bool:
+        """Whether the client has taken nothing for as long as it may."""
+        untaken = self._buffered()
+        if untaken != self._untaken:
+            self._untaken, self._last = untaken, now
+        return now - self._last >= SEND_TIMEOUT
+
+    def _give_up(self) -> None:
+        log.info("a client that takes nothing is given up")
+        if self._transport is not None:
+            self._transport.abort()
+        self._leave()

@@ -1,0 +1,212 @@
+"""AppV3: the application of `tealagents/v1alpha1`."""
+
+import logging
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from fastapi.telemetry import TelemetryConfig
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tealagents.api import bodies, problems, sse
+from tealagents.api.bearer import WELL_KNOWN
+from tealagents.api.v1alpha1 import approvals, health, messages, openapi, requests, sessions, tasks
+from tealagents.api.v1alpha1.context import Api
+from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
+
+log = logging.getLogger(__name__)
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+class AppV3:
+    """Builds the ASGI application for one agent."""
+
+    api_version = "tealagents/v1alpha1"
+
+    def __init__(self, api: Api, lifespan: Lifespan) -> None:
+        self._api = api
+        self._lifespan = lifespan
+
+    def build(self) -> FastAPI:
+        api, prefix = self._api, self._api.prefix
+        agent = api.service.agent
+        app = _Application(
+            title=agent.name,
+            version=agent.version,
+            description=api.surface.description,
+            openapi_url=f"{prefix}/openapi.json",
+            docs_url=f"{prefix}/docs",
+            redoc_url=None,
+            lifespan=self._lifespan,
+            redirect_slashes=False,
+            telemetry=_telemetry(prefix, traced=api.surface.traced),
+        )
+        #: for whoever adds routes of their own, and for tests
+        app.state.api = api
+        for module in (messages, sessions, tasks, requests, approvals, health):
+            app.include_router(module.router(api), prefix=prefix)
+        self._add_discovery(app)
+        self._add_error_handlers(app)
+        if api.surface.cors_origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(api.surface.cors_origins),
+                allow_methods=["*"],
+                allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", "prefer"],
+                expose_headers=["idempotent-replayed", "location", "retry-after", "www-authenticate"],
+            )
+        self._describe(app)
+        return app
+
+    def _describe(self, app: FastAPI) -> None:
+        def document() -> dict[str, Any]:
+            if app.openapi_schema is None:
+                made = get_openapi(
+                    title=app.title, version=app.version, description=app.description, routes=app.routes
+                )
+                app.openapi_schema = openapi.complete(made, max_items=self._api.surface.max_items)
+            return app.openapi_schema
+
+        app.openapi = document  # type: ignore[method-assign]
+
+    def _add_discovery(self, app: FastAPI) -> None:
+        api = self._api
+        agent = api.service.agent
+        listing = {
+            "agents": [
+                {
+                    "name": agent.name,
+                    "version": agent.version,
+                    "description": api.surface.description,
+                    "url": api.prefix,
+                    "docs": f"{api.prefix}/docs",
+                    "openapi": f"{api.prefix}/openapi.json",
+                    "metadata": api.surface.metadata,
+                }
+            ]
+        }
+
+        @app.get("/", include_in_schema=False)
+        async def root(request: Request) -> Response:
+            return problems.json_response(listing)
+
+        @app.get(WELL_KNOWN, include_in_schema=False)
+        @app.get(WELL_KNOWN + "{path:path}", include_in_schema=False)
+        async def protected_resource(request: Request, path: str = "") -> Response:
+            return problems.json_response(api.resource.document(request, path))
+
+        finish = api.surface.complete_authorization
+
+        @app.get(f"{api.prefix}/oauth/callback", include_in_schema=False)
+        async def oauth_callback(
+            request: Request, state: str = "", code: str = "", iss: str | None = None
+        ) -> Response:
+            if finish is None or not state or not code:
+                raise NotFound("There is no authorization under way with this state.")
+            server = await finish(state, code, iss=iss)
+            return PlainTextResponse(
+                f"{server} is authorized. Go back to the conversation and approve the request."
+            )
+
+    def _add_error_handlers(self, app: FastAPI) -> None:
+        api = self._api
+
+        def refused(request: Request, error: TealError) -> Response:
+            if problems.status_of(error) >= 500:
+                log.warning("%s: %s", error.code, error.detail)
+            lacking = isinstance(error, Unauthenticated | InsufficientScope)
+            return problems.respond(error, challenge=api.resource.challenge(request) if lacking else "Bearer")
+
+        async def teal_error(request: Request, error: Exception) -> Response:
+            assert isinstance(error, TealError)
+            return refused(request, error)
+
+        async def invalid(request: Request, error: Exception) -> Response:
+            """Only whoever may call at all is told what is wrong with a query."""
+            assert isinstance(error, RequestValidationError)
+            try:
+                await api.caller(request)
+            except TealError as refusal:
+                return refused(request, refusal)
+            return problems.respond(bodies.refusal(_shortened(error)))
+
+        async def http(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException)
+            return _no_route(request, error, app.openapi()["paths"])
+
+        async def fault(_: Request, error: Exception) -> Response:
+            detail = "The service failed inside. Try again; if it stays, tell whoever runs the service."
+            return problems.json_response(
+                problems.problem("internal_error", detail), status=500, media_type=problems.MEDIA_TYPE
+            )
+
+        app.add_exception_handler(TealError, teal_error)
+        app.add_exception_handler(RequestValidationError, invalid)
+        app.add_exception_handler(HTTPException, http)
+        app.add_exception_handler(Exception, fault)
+
+
+class _Application(FastAPI):
+    """Knows the connection of each request, so that a stream that nobody reads can be ended (see `sse`)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sse.remember_connection(scope, send)
+        await super().__call__(scope, receive, send)
+
+
+def _telemetry(prefix: str, *, traced: bool) -> TelemetryConfig:
+    """FastAPI's own spans and metrics, without the probes, and never with what clients sent."""
+
+    def probe(scope: MutableMapping[str, Any]) -> bool:
+        path: str = scope.get("path", "")
+        return path.startswith(f"{prefix}/health")
+
+    return TelemetryConfig(
+        tracing=traced,
+        metrics=traced,
+        logs=False,
+        operation_spans=False,
+        auto_configure=False,
+        exclude=probe,
+    )
+
+
+def _shortened(error: RequestValidationError) -> Any:
+    """FastAPI's errors without `query` and `path` in front of the field."""
+    return [{**e, "loc": tuple(e["loc"])[1:] or e["loc"]} for e in error.errors()]
+
+
+def _no_route(request: Request, error: HTTPException, paths: Mapping[str, Any]) -> Response:
+    path = request.scope["path"]
+    if error.status_code == 404:
+        where = bodies.short(path)
+        return problems.respond(NotFound(f"There is nothing at {where}. See the docs page."))
+    if error.status_code == 405:
+        body = problems.problem("method_not_allowed", f"{request.method} is not possible here.")
+        headers = dict(error.headers or {})
+        if methods := _methods_at(path, paths):
+            headers["Allow"] = ", ".join(sorted(methods))
+        return problems.json_response(body, status=405, headers=headers, media_type=problems.MEDIA_TYPE)
+    return problems.respond(InvalidRequest("", str(error.detail), malformed=True))
+
+
+def _methods_at(path: str, paths: Mapping[str, Any]) -> set[str]:
+    """All methods of a path: FastAPI's own error names those of the first of its routes only."""
+    if path in paths:
+        return {method.upper() for method in paths[path]}
+    parts = path.split("/")
+    return {
+        method.upper()
+        for template, operations in paths.items()
+        if len(segments := template.split("/")) == len(parts)
+        and all(wanted[:1] == "{" or wanted == part for wanted, part in zip(segments, parts, strict=True))
+        for method in operations
+    }

@@ -1,0 +1,50 @@
+"""The inbox: pauses the caller may decide."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tealagents.api import problems
+from tealagents.api.v1alpha1 import documents, openapi, schemas
+from tealagents.api.v1alpha1.context import Api, index_cursor
+from tealagents.api.v1alpha1.paging import Page
+from tealagents.api.v1alpha1.parameters import Cursor, Limit
+from tealagents.domain.models import Approval
+
+ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(prefix="/approvals", tags=["approvals"])
+
+    @routes.get(
+        "",
+        operation_id="list_approvals",
+        summary="List the pauses you may decide",
+        description="Your own, newest first; with the approver role those of the whole tenant.",
+        response_model=Page[schemas.ApprovalDocument | schemas.DamagedRecord],
+        responses=openapi.problem_responses("invalid_request"),
+    )
+    async def list_approvals(
+        request: Request,
+        status: Annotated[ApprovalStatus | None, Query(description="Only those in this status")] = None,
+        limit: Limit = 50,
+        cursor: Cursor = None,
+    ) -> Response:
+        caller = await api.caller(request)
+        checked = index_cursor(cursor, inbox=caller.approver)
+        if caller.approver:
+            page = await api.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
+        else:
+            partition = api.service.ledger.partition(caller.user)
+            page = await api.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
+        items = [
+            documents.approval(item, api.prefix, caller.user)  # type: ignore[arg-type]
+            for item in page.items
+            if not (isinstance(item, Approval) and item.awaits_another(caller.user))
+        ]
+        return problems.json_response(documents.page(items, page.cursor))
+
+    return routes

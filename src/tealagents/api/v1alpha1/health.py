@@ -1,0 +1,82 @@
+"""Probes. They answer whatever the load is, and need no token."""
+
+import time
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tealagents import __version__
+from tealagents.api import problems
+from tealagents.api.v1alpha1 import schemas
+from tealagents.api.v1alpha1.context import Api
+from tealagents.domain.errors import TealError
+from tealagents.domain.models import Json
+
+
+def router(api: Api) -> APIRouter:
+    routes = APIRouter(prefix="/health", tags=["health"])
+    began = time.monotonic()
+
+    async def dependencies() -> dict[str, Json]:
+        return {name: await _probe(probe) for name, probe in api.surface.dependencies.items()}
+
+    async def document() -> Json:
+        found = await dependencies()
+        well = all(item["status"] == "ok" for item in found.values())
+        status = "draining" if api.service.admission.draining else "ok" if well else "degraded"
+        return {
+            "status": status,
+            "version": __version__,
+            "uptime": round(time.monotonic() - began, 3),
+            "dependencies": found,
+        }
+
+    public: Json = {"security": []}
+
+    @routes.get(
+        "",
+        operation_id="health",
+        summary="Status, version, uptime, dependencies",
+        description="Always 200 while the process answers; `status` tells how it is.",
+        response_model=schemas.Health,
+        openapi_extra=public,
+    )
+    async def health(request: Request) -> Response:
+        return problems.json_response(await document())
+
+    @routes.get(
+        "/live",
+        operation_id="live",
+        summary="Whether the process answers",
+        description="200 as long as the process runs, also while it drains.",
+        openapi_extra=public,
+        responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
+    )
+    async def live(request: Request) -> Response:
+        return problems.json_response({"status": "ok"})
+
+    @routes.get(
+        "/ready",
+        operation_id="ready",
+        summary="Whether the process takes messages",
+        description="503 while the store cannot be reached or the process drains.",
+        response_model=schemas.Health,
+        responses={503: {"model": schemas.Health, "description": "Not now"}},
+        openapi_extra=public,
+    )
+    async def ready(request: Request) -> Response:
+        body = await document()
+        store = body["dependencies"].get("store", {"status": "ok"})
+        well = body["status"] != "draining" and store["status"] == "ok"
+        return problems.json_response(body, status=200 if well else 503)
+
+    return routes
+
+
+async def _probe(probe: object) -> Json:
+    try:
+        details: Json = await probe()  # type: ignore[operator]
+    except TealError as error:
+        return {"status": "unavailable", "detail": error.detail}
+    return {"status": "ok", **details}

@@ -1,0 +1,252 @@
+"""What the OpenAPI document says besides what FastAPI knows: bodies, events, problems, links."""
+
+import json
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from tealagents.api import problems
+from tealagents.api.v1alpha1 import schemas
+from tealagents.domain.models import Json
+from tealagents.state.exported import ExportedTask
+
+#: any call that needs a token may be answered so
+EVERYWHERE = (
+    "unauthenticated",
+    "insufficient_scope",
+    "internal_error",
+    "auth_unavailable",
+    "persistence_unavailable",
+)
+
+#: what comes in, and what stands in events: FastAPI does not see them
+_UNSEEN: tuple[type[BaseModel], ...] = (
+    schemas.UserMessage,
+    schemas.ResumeCommand,
+    schemas.TaskPatch,
+    schemas.RollbackCommand,
+    schemas.ForkCommand,
+    schemas.Problem,
+    schemas.RequestEvent,
+    schemas.PieceEvent,
+    schemas.ToolCallEvent,
+    schemas.ToolResultEvent,
+)
+#: event → the document in its `data`
+EVENTS: dict[str, type[BaseModel]] = {
+    "request": schemas.RequestEvent,
+    "partial-response": schemas.PieceEvent,
+    "tool-call": schemas.ToolCallEvent,
+    "tool-result": schemas.ToolResultEvent,
+    "approval-required": schemas.Answer,
+    "final-response": schemas.Answer,
+    "error": schemas.Problem,
+}
+
+_COMPONENTS = "#/components/schemas/"
+
+
+def ref(name: str) -> Json:
+    return {"$ref": _COMPONENTS + name}
+
+
+# --- problems ------------------------------------------------------------------------------------
+
+
+def problem_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """The error responses of an operation, by status, each with an example."""
+    by_status: dict[int, list[str]] = {}
+    for code in (*codes, *EVERYWHERE):
+        statuses = {problems.STATUSES[code][0]}
+        if code == "invalid_request":
+            statuses = {400, 422}
+        elif code == "overloaded":
+            statuses = {429, 503}
+        for status in statuses:
+            if code not in by_status.setdefault(status, []):
+                by_status[status].append(code)
+    return {status: _response(status, codes) for status, codes in sorted(by_status.items())}
+
+
+def _response(status: int, codes: list[str]) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": ", ".join(f"`{code}`" for code in codes),
+        "content": {
+            problems.MEDIA_TYPE: {
+                "schema": ref("Problem"),
+                "examples": {
+                    code: {"value": problems.problem(code, "A sentence that says what to do.", status=status)}
+                    for code in codes
+                },
+            }
+        },
+    }
+    headers = {}
+    if status in (401, 403):
+        headers["WWW-Authenticate"] = header("How to authenticate (RFC 6750)")
+    if any(code in problems.RETRY_AFTER for code in codes):
+        headers["Retry-After"] = header("Seconds after which trying again can help")
+    if headers:
+        response["headers"] = headers
+    return response
+
+
+def header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
+
+
+# --- bodies and streams --------------------------------------------------------------------------
+
+
+def json_body(model: type[BaseModel], *, required: bool = True, **examples: Any) -> dict[str, Any]:
+    """The request body of an operation that reads it itself."""
+    content: dict[str, Any] = {"schema": ref(model.__name__)}
+    if examples:
+        content["examples"] = {name: {"value": value} for name, value in examples.items()}
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
+
+def event_stream(description: str) -> dict[str, Any]:
+    """A response of events; `itemSchema` describes one of them (OpenAPI 3.2)."""
+    return {"description": description, "content": {"text/event-stream": event_content()}}
+
+
+def event_content() -> dict[str, Any]:
+    return {"itemSchema": {"oneOf": [_event(name, model.__name__) for name, model in EVENTS.items()]}}
+
+
+def _event(name: str, model: str) -> Json:
+    return {
+        "type": "object",
+        "title": name,
+        "required": ["event", "data"],
+        "properties": {
+            "event": {"const": name},
+            "id": {"type": "string", "pattern": "^[0-9]+$"},
+            "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": ref(model)},
+        },
+    }
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+def links_of_answer() -> dict[str, Any]:
+    """What an answer's ids lead to."""
+    return {
+        "request": _link("get_request", "The request's record", "request_id"),
+        "events": _link("follow_request", "The events of the request, from the first", "request_id"),
+        "resume": _link("resume_request", "The decision, where the status is `Paused`", "request_id"),
+        "cancel": _link("cancel_request", "The end of a request that runs or waits", "request_id"),
+        **links_of_task(),
+        "session": _link("get_session", "The session with its tasks", "session_id"),
+    }
+
+
+def links_of_task() -> dict[str, Any]:
+    """What a task's id leads to."""
+    return {
+        "task": _link("get_task", "The task", "task_id"),
+        "messages": _link("list_messages", "The interaction history", "task_id"),
+        "trace": _link("list_steps", "The execution trace", "task_id"),
+        "checkpoints": _link("list_checkpoints", "The checkpoints", "task_id"),
+        "audit": _link("list_audit", "The append-only record", "task_id"),
+    }
+
+
+def _link(operation: str, description: str, identifier: str) -> Json:
+    return {
+        "operationId": operation,
+        "description": description,
+        "parameters": {identifier: f"$response.body#/{identifier}"},
+    }
+
+
+# --- the whole document --------------------------------------------------------------------------
+
+
+def complete(document: dict[str, Any], *, max_items: int) -> dict[str, Any]:
+    """Adds what FastAPI was not told: the schemas of bodies, events and problems, and the bearer token."""
+    components = document.setdefault("components", {})
+    schemas_of = components.setdefault("schemas", {})
+    schemas_of.update(_unseen())
+    schemas_of.update(_exported(), JsonValue=schemas.JSON_VALUE, JsonObject=schemas.JSON_OBJECT)
+    schemas_of["UserMessage"]["properties"]["items"]["maxItems"] = max_items
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas_of.pop(unused, None)
+    components["securitySchemes"] = {
+        "bearer": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "An access token; with the mock provider, the user's id",
+        }
+    }
+    document["security"] = [{"bearer": []}]
+    document["tags"] = [{"name": name, "description": text} for name, text in _TAGS.items()]
+    return document
+
+
+_TAGS = {
+    "messages": "Sending messages, and deciding pauses",
+    "sessions": "Continuous conversations, each with its tasks",
+    "tasks": "Stateful jobs: history, trace, checkpoints, audit; forked, rolled back, moved, deleted",
+    "requests": "Single invocations: read, followed, canceled",
+    "approvals": "Pauses that wait for a decision",
+    "health": "Probes; no token needed",
+}
+
+
+def _unseen() -> Json:
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in _UNSEEN], ref_template=_COMPONENTS + "{model}"
+    )
+    made: Json = _with_references(definitions["$defs"])
+    return made
+
+
+def _with_references(schema: Any) -> Any:
+    """Puts the reference to `JsonObject` where pydantic, which does not know it, left its title."""
+    if isinstance(schema, dict):
+        kept = {name: _with_references(value) for name, value in schema.items()}
+        if schema.get("title") == "JsonObject":
+            del kept["title"]
+            kept |= ref("JsonObject")
+        return kept
+    return [_with_references(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _exported() -> dict[str, Any]:
+    """The schemas of an exported task. Its parts are named apart from the documents of the same names."""
+    _, components = msgspec.json.schema_components(
+        (ExportedTask,), ref_template=_COMPONENTS + "Exported.{name}"
+    )
+    named = {f"Exported.{name}": schema for name, schema in components.items()}
+    written = json.dumps(named).replace("Exported.ExportedTask", "ExportedTask")
+    made: dict[str, Any] = _bounded(json.loads(written))
+    return made
+
+
+def _bounded(schema: Any) -> Any:
+    """Says of every value what a body must keep to anyway: no NUL, no integer beyond 64 bits."""
+    if isinstance(schema, list):
+        return [_bounded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: value if name in _LITERAL else _bounded(value) for name, value in schema.items()}
+    match schema.get("type"):
+        case "integer" | "number":
+            kept |= {"minimum": 0, "maximum": 2**53}
+        case "string" if not schema.keys() & {"enum", "const", "format"}:
+            kept["pattern"] = schemas.NO_NUL
+        case "object" if schema.keys() & {"properties", "additionalProperties"}:
+            kept["propertyNames"] = {"pattern": schemas.NO_NUL}
+            kept.setdefault("additionalProperties", ref("JsonValue"))
+        case "object":
+            kept = ref("JsonObject") | ({"default": schema["default"]} if "default" in schema else {})
+    return kept
+
+
+#: keywords whose values are no schemas
+_LITERAL = frozenset({"default", "enum", "const", "required", "mapping"})

@@ -1,0 +1,278 @@
+"""The only place that wires: from a checked config to an application.
+
+Everything an agent needs is made here and opened in the application's lifespan, in the order it is
+needed, and closed in the reverse order.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import FastAPI
+
+from tealagents import telemetry
+from tealagents.api.v1alpha1.app import AppV3
+from tealagents.api.v1alpha1.context import Api, Surface
+from tealagents.auth import AuthConfigError, open_auth
+from tealagents.config import ServiceConfig
+from tealagents.domain.errors import PersistenceUnavailable, TealError, ToolFailed
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Authenticator, Clock, Model, Store
+from tealagents.engine.agent import Agent, Limits
+from tealagents.engine.observer import Observer
+from tealagents.engine.service import Service
+from tealagents.engine.toolbox import Toolbox
+from tealagents.llm import ModelConfigError, open_model
+from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
+from tealagents.serving import drained_by_signals
+from tealagents.state.ledger import Ledger, SystemClock
+from tealagents.state.owners import Directory
+from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.workers import Lease
+from tealagents.stores import StoreConfigError, open_store
+from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.context import Providers, open_providers
+from tealagents.threads.reducers import open_view
+from tealagents.threads.views import View
+from tealagents.tooling import Tooling
+
+log = logging.getLogger(__name__)
+
+#: what can be wrong with a config or with what it names, told to the operator without a traceback
+START_ERRORS = (
+    TealError,
+    StoreConfigError,
+    AuthConfigError,
+    ModelConfigError,
+    ThreadConfigError,
+    ToolFailed,
+    OSError,
+)
+
+#: bytes an audit key must have to be worth its name
+SHORTEST_AUDIT_KEY = 16
+
+
+def application(config: ServiceConfig, *, clock: Clock | None = None) -> FastAPI:
+    """The application of one config. What it needs is opened when it starts."""
+    return Wiring(config, clock or SystemClock()).app()
+
+
+def store_of(config: ServiceConfig) -> Store:
+    """The config's store, sealed where an encryption key is set."""
+    store: Store = open_store(config.persistence)
+    if config.encryption_key is None:
+        return store
+    from tealagents.stores.encrypted import EncryptedStore
+
+    return EncryptedStore(
+        store,
+        config.encryption_key.get_secret_value(),
+        old_keys=[key.get_secret_value() for key in config.encryption_old_keys],
+    )
+
+
+def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -> Model:
+    """The config's model client; `credential` gives it tokens where it has no key."""
+    agent, limits = config.agent, config.limits
+    name = agent.client or ("openai-responses" if config.thread.kind == "remote" else "openai-chat")
+    options: Json = {
+        "model": agent.model,
+        "api_key": config.api_key.get_secret_value() if config.api_key else None,
+        "base_url": config.base_url,
+        "temperature": agent.temperature,
+        "max_tokens": agent.max_tokens,
+        "reasoning_effort": agent.reasoning_effort,
+        "model_timeout_seconds": limits.model_timeout_seconds,
+        "first_piece_timeout_seconds": limits.first_piece_timeout_seconds,
+        "piece_timeout_seconds": limits.piece_timeout_seconds,
+        "azure_api_version": config.azure_api_version,
+        "azure_deployment": config.azure_deployment,
+        "token_provider": credential,
+    }
+    if name == "openai-responses":
+        options["store"] = config.thread.kind == "remote"
+    model = open_model(name, **options)
+    if config.thread.kind == "remote" and not model.supports_remote_threads:
+        raise ModelConfigError(
+            f"The model client {name!r} keeps no conversations, which thread.kind: remote asks for. Use "
+            "openai-responses, or set thread.kind to local."
+        )
+    return model
+
+
+def view_of(config: ServiceConfig) -> View | None:
+    """What of a conversation the config lets the model see; None: all of it."""
+    return open_view([(each.name, each.options) for each in config.thread.reducers], config.agent.model)
+
+
+def providers_of(config: ServiceConfig) -> Providers:
+    return open_providers([(each.name, each.options) for each in config.thread.context_providers])
+
+
+def credential_of(config: ServiceConfig) -> AzureCredential | None:
+    """What this service proves itself with at Azure OpenAI, where it has no key."""
+    options = AzureCredentialOptions.from_environment(config.environment)
+    return AzureCredential(options) if options is not None else None
+
+
+def ledger_of(config: ServiceConfig, store: Store, clock: Clock) -> Ledger:
+    """The config's ledger over an opened store."""
+    key = config.audit_key.get_secret_value().encode() if config.audit_key else b""
+    return Ledger(store, config.name, clock, audit_key=key)
+
+
+def rules_of(config: ServiceConfig) -> Rules:
+    limits = config.limits
+    return Rules(
+        concurrency=config.concurrency,
+        max_queued=limits.max_queued_requests,
+        request_timeout_seconds=limits.request_timeout_seconds,
+        approval_expiry_seconds=limits.approval_expiry_seconds,
+    )
+
+
+class Wiring:
+    """Makes the parts of one application, and opens them."""
+
+    def __init__(self, config: ServiceConfig, clock: Clock) -> None:
+        self.config = config
+        self.store = store_of(config)
+        self.credential = credential_of(config)
+        self.model = model_of(config, self.credential)
+        self.auth: Authenticator = open_auth(config.auth.provider, config.auth.provider_options, clock)
+        ledger = ledger_of(config, self.store, clock)
+        self.tooling = Tooling(config, ledger, clock)
+        self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds)
+        self.providers = providers_of(config)
+        self.lease = Lease(ledger, config.limits.lease_seconds)
+        directory = Directory(ledger)
+        source = f"{config.name}:{config.version}"
+        tasks = Tasks(ledger, self.lease, directory, rules_of(config), source)
+        self.service = Service(self._agent(), ledger, self.lease, directory, tasks)
+        self.api = Api(self.service, self.auth, self._surface())
+
+    def app(self) -> FastAPI:
+        return AppV3(self.api, self._lifespan).build()
+
+    @property
+    def _traced(self) -> bool:
+        return self.config.telemetry.enabled and self.config.telemetry.endpoint is not None
+
+    def _observer(self) -> Observer:
+        if not self._traced:
+            return Observer()
+        from tealagents.telemetry.observing import OpenTelemetryObserver
+
+        config = self.config
+        return OpenTelemetryObserver(config.name, config.version, content=config.telemetry.log_content)
+
+    def _agent(self) -> Agent:
+        config, limits = self.config, self.config.limits
+        return Agent(
+            name=config.name,
+            version=config.version,
+            system_prompt=(config.agent.system_prompt or "").strip(),
+            model=self.model,
+            toolbox=self.toolbox,
+            limits=Limits(
+                request_timeout_seconds=limits.request_timeout_seconds,
+                max_tool_rounds=limits.max_tool_rounds,
+                tool_timeout_seconds=limits.tool_timeout_seconds,
+                max_concurrent_requests=limits.max_concurrent_requests,
+                max_requests_per_user=limits.max_requests_per_user,
+                drain_seconds=limits.drain_seconds,
+                approval_expiry_seconds=limits.approval_expiry_seconds,
+            ),
+            thread_kind=config.thread.kind,
+            view=view_of(config),
+            providers=self.providers,
+            on_disconnect=config.on_disconnect,
+            delegation=self.tooling.delegation,
+            forward_headers=config.forward_headers,
+            observer=self._observer(),
+        )
+
+    def _surface(self) -> Surface:
+        config, limits = self.config, self.config.limits
+        return Surface(
+            prefix=config.prefix,
+            description=config.description or config.metadata.description or config.name,
+            max_body_bytes=limits.max_body_bytes,
+            max_items=limits.max_items,
+            keepalive_seconds=limits.keepalive_seconds,
+            cors_origins=config.cors_origins,
+            public_url=config.public_url,
+            metadata=config.metadata.model_dump(mode="json", exclude_none=True),
+            dependencies={"store": self._store_probe},
+            traced=self._traced,
+            complete_authorization=self.tooling.consents.complete,
+        )
+
+    async def _store_probe(self) -> Json:
+        await self.store.ping()
+        return {"name": self.store.name}
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        config = self.config
+        async with AsyncExitStack() as stack:
+            stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
+            await stack.enter_async_context(self.store)
+            if self.credential is not None:
+                await stack.enter_async_context(self.credential)
+            await stack.enter_async_context(self.model)
+            await stack.enter_async_context(self.auth)
+            stack.push_async_callback(self.tooling.close)
+            self.toolbox.load(await self.tooling.open(self.toolbox.reload))
+            await stack.enter_async_context(self.providers)
+            await self.lease.start()
+            stack.push_async_callback(self.lease.stop)
+            stack.push_async_callback(self.service.drain, 0)
+            stack.enter_context(drained_by_signals(self.service, config.limits.drain_seconds))
+            self._say_hello()
+            await self._resume_erasing()
+            yield
+
+    async def _resume_erasing(self) -> None:
+        try:
+            resumed = await self.api.eraser.resume_all()
+        except PersistenceUnavailable as error:
+            log.warning("deletions that were begun are gone on with later: %s", error)
+        else:
+            if resumed:
+                log.info("went on with %d deletions that had been begun", resumed)
+
+    def _say_hello(self) -> None:
+        config = self.config
+        for warning in config.warnings:
+            log.warning(warning)
+        if not self.store.durable:
+            log.warning(
+                "state is kept in memory and lost at exit; set TA_PERSISTENCE=sqlite:///state.db to keep it"
+            )
+        if config.auth.provider == "mock" and config.auth.chosen:
+            log.warning("authentication is mock: the bearer token is the user id; set TA_AUTH=entra for real")
+        log.info("%s serves %s on %s", config.agent.model, config.prefix, self.store.name)
+
+
+def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
+    """Why a config must not be served like this; empty where it may."""
+    found = []
+    if config.auth.provider == "mock" and not config.auth.chosen and not _loopback(host):
+        found.append(
+            f"authentication was not chosen, and mock authentication is not served on {host}: set "
+            "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if anybody may be anybody"
+        )
+    if workers > 1 and not store_of(config).shared:
+        found.append(
+            f"{workers} workers cannot share state in memory: each would know other tasks. Set "
+            "TA_PERSISTENCE (sqlite:///state.db is enough on one machine), or use one worker"
+        )
+    if config.audit_key and len(config.audit_key.get_secret_value()) < SHORTEST_AUDIT_KEY:
+        found.append(f"TA_AUDIT_KEY is shorter than {SHORTEST_AUDIT_KEY} characters")
+    return found
+
+
+def _loopback(host: str) -> bool:
+    return host in ("127.0.0.1", "localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,78 @@
+"""`tealagents chat`: a conversation with an agent in the terminal, on the typed client.
+
+==============  ===========================================================
+`finding`       from an address to an agent's prefix
+`conversation`  where the conversation is, commands, approvals
+`showing`       what the terminal shows, and nothing that it would obey
+==============  ===========================================================
+
+The main command line registers `chat_command`; `chat` is the same for a program or a test.
+"""
+
+import sys
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tealagents.cli.chat.conversation import FAILED, INTERRUPTED, Chat, Input
+from tealagents.cli.chat.finding import DEFAULT_URL, NoAgent, find_agent, login_name_for
+from tealagents.cli.chat.showing import complain
+from tealagents.client import Client, ClientError
+
+__all__ = ["DEFAULT_URL", "chat", "chat_command"]
+
+
+def chat(
+    url: str,
+    token: str | None,
+    session: str | None,
+    task: str | None,
+    *,
+    console: Console | None = None,
+    input: Input | None = None,
+) -> int:
+    """Talk with the agent at `url`, the root of a service or an agent's prefix; the exit code.
+
+    With a terminal, or an `input` to ask, it is a conversation. Else standard input is one message,
+    and its answer is printed as it is.
+
+    Returns:
+        0, or 1 when it failed, 2 when there was nothing to send, 3 when one message led to a pause that
+        nobody is there to decide, 130 when it was interrupted.
+    """
+    console = console or Console(highlight=False)
+    errors = Console(stderr=True, highlight=False) if input is None else console
+    try:
+        with Client(find_agent(url), token or login_name_for(url)) as client:
+            here = Chat(client, console, input or _line_of_terminal, session, task)
+            if input is not None or sys.stdin.isatty():
+                return here.converse()
+            return here.answer_once(sys.stdin.read(), errors)
+    except (NoAgent, ClientError, ValueError) as error:
+        complain(errors, error)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def chat_command(
+    url: Annotated[str, typer.Argument(help="The service, or one agent of it.")] = DEFAULT_URL,
+    token: Annotated[
+        str | None, typer.Option(envvar="TA_TOKEN", help="Bearer token; on loopback by default your name.")
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="Id of the session to continue, or to begin.")] = None,
+    task: Annotated[str | None, typer.Option(help="Id of the task to continue.")] = None,
+) -> None:
+    """Talk with an agent in the terminal.
+
+    What is piped in is sent as one message, and the plain answer is printed: echo hi | tealagents chat
+    """
+    raise typer.Exit(chat(url, token, session, task))
+
+
+def _line_of_terminal(prompt: str) -> str:
+    with suppress(ImportError):
+        import readline  # noqa: F401 — merely imported it gives `input` editing and history
+    return input(prompt)

@@ -1,0 +1,401 @@
+"""The conversation: where it is, what the user may do, and what it waits for."""
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tealagents.cli.chat.showing import (
+    AnswerView,
+    complain,
+    exact,
+    markdown,
+    printable,
+    shortened,
+    show_approval,
+)
+from tealagents.client import (
+    Action,
+    Approval,
+    ApprovalPending,
+    ApprovalRequired,
+    Checkpoint,
+    Client,
+    ClientError,
+    Decision,
+    EventStream,
+    Failed,
+    Final,
+    MessageOptions,
+    PendingCall,
+    Piece,
+    Request,
+    StreamEvent,
+    ToolCall,
+    ToolResult,
+)
+
+#: asks for a line; raises EOFError when there are no more
+Input = Callable[[str], str]
+
+OK, FAILED, UNUSABLE, PAUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+HELP = """\
+Type a message. A line that starts with a slash is a command:
+
+  /new            begin a new task in this session
+  /history        show the task's messages
+  /fork [N]       go on in a copy of the task, from checkpoint N or from its end
+  /rollback [N]   make checkpoint N the current one; without N, choose from a list
+  /decide         approve or reject what the task waits for
+  /help, /quit
+
+Ctrl-C cancels the running request, Ctrl-D leaves."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """What the task waits for, and the event behind which its request goes on (0 where it was not seen)."""
+
+    approval: Approval
+    event_id: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the user decided: the action for calls that `decisions` omits, and why."""
+
+    action: Action
+    decisions: list[Decision]
+    reason: str | None
+
+
+class Chat:
+    """One conversation: where it is, and what it waits for."""
+
+    def __init__(
+        self, client: Client, console: Console, ask: Input, session: str | None, task: str | None
+    ) -> None:
+        self._client = client
+        self._console = console
+        self._ask = ask
+        self._session_id = session
+        self._task_id = task
+        self._paused: Pause | None = None
+
+    def converse(self) -> int:
+        """Until the user leaves."""
+        self._greet()
+        while True:
+            try:
+                self._obey(self._ask("\n› ").strip())
+            except EOFError:
+                return OK
+            except (ClientError, ValueError) as error:
+                complain(self._console, error)
+            except KeyboardInterrupt:
+                self._note("(/quit or Ctrl-D leaves)")
+
+    def answer_once(self, message: str, errors: Console) -> int:
+        """Send one message and print the plain answer; whatever else there is to say goes to `errors`."""
+        if not message.strip():
+            complain(errors, ValueError("There is nothing to send: standard input is empty."))
+            return UNUSABLE
+        options = self._options()
+        stream = self._client.stream(message, **options)
+        try:
+            return self._print_plainly(stream, errors)
+        except KeyboardInterrupt:
+            self._cancel(stream, message, options)
+            return INTERRUPTED
+
+    def _print_plainly(self, stream: EventStream, errors: Console) -> int:
+        shown = ""
+        for event in stream:
+            if isinstance(event, Piece):
+                shown += event.text
+                self._print_as_is(event.text)
+            elif isinstance(event, Final):
+                self._print_as_is("" if shown else event.answer.output or "")
+                self._print_as_is("\n")
+            elif isinstance(event, Failed):
+                raise event.error
+            elif isinstance(event, ApprovalRequired):
+                show_approval(errors, event.approval)
+                errors.print(f"To decide: tealagents chat {self._client.base_url} --task {event.task_id}")
+                return PAUSED
+        return OK
+
+    def _print_as_is(self, text: str) -> None:
+        text = printable(text) if self._console.is_terminal else text
+        self._console.file.write(text)
+        self._console.file.flush()
+
+    def _greet(self) -> None:
+        self._console.print(Text(f"{self._client.base_url} — /help says what there is.", "dim"))
+        if self._task_id is None:
+            return
+        task = self._client.task(self._task_id)
+        self._session_id = task.session_id
+        self._note(f"continuing task {task.task_id} ({task.status}); /history shows it")
+        if task.status == "Paused":
+            self._decide(self._pending())
+
+    def _obey(self, line: str) -> None:
+        command, _, rest = line.partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "/new": self._new,
+            "/history": self._history,
+            "/fork": self._fork,
+            "/rollback": self._rollback,
+            "/decide": lambda _: self._decide(self._paused or self._pending()),
+            "/help": lambda _: self._console.print(Text(HELP)),
+            "/quit": self._quit,
+            "/exit": self._quit,
+        }
+        if not line:
+            return
+        if not line.startswith("/"):
+            self._say(line)
+        elif command in commands:
+            commands[command](rest.strip())
+        else:
+            raise ValueError(f"There is no command {command}; /help lists them.")
+
+    # --- messages and answers -------------------------------------------------------------------------
+
+    def _say(self, message: str, *, supersede: bool = False) -> None:
+        options = self._options(supersede=supersede)
+        stream = self._client.stream(message, **options)
+        try:
+            self._show(stream)
+        except ApprovalPending:
+            self._ask_what_first(message)
+        except KeyboardInterrupt:
+            self._cancel(stream, message, options)
+        else:
+            self._decide(self._paused)
+
+    def _options(self, *, supersede: bool = False) -> MessageOptions:
+        return {
+            "session_id": self._session_id,
+            "task_id": self._task_id,
+            "idempotency_key": str(uuid.uuid4()),
+            "supersede": supersede,
+        }
+
+    def _show(self, stream: EventStream) -> None:
+        """Everything a stream tells, as it comes. A pause at its end is left in `_paused`."""
+        self._paused = None
+        with stream, AnswerView(self._console) as view:
+            for event in stream:
+                if isinstance(event, Piece):
+                    view.add(event.text)
+                    continue
+                shown = view.finish()
+                self._show_event(event, answer_shown=shown)
+
+    def _show_event(self, event: StreamEvent, *, answer_shown: bool) -> None:
+        match event:
+            case Request():
+                self._show_ids(event)
+            case ToolCall():
+                self._console.print(Text(exact(f"→ {event.tool} {event.arguments}"), "cyan"))
+            case ToolResult():
+                style = "red" if event.is_error else "dim cyan"
+                self._console.print(Text(f"← {shortened(printable(event.output))}", style))
+            case ApprovalRequired():
+                self._paused = Pause(event.approval, event.id or 0)
+            case Final():
+                if not answer_shown and event.answer.output:
+                    self._console.print(markdown(event.answer.output))
+                self._note(f"{event.answer.usage.total_tokens} tokens")
+            case Failed():
+                complain(self._console, event.error)
+
+    def _show_ids(self, request: Request) -> None:
+        """The request's, and what of the others is new."""
+        if request.session_id != self._session_id or self._task_id is None:
+            self._note(f"session {request.session_id}")
+        if request.task_id != self._task_id:
+            self._note(f"task {request.task_id}")
+        self._session_id, self._task_id = request.session_id, request.task_id
+        waits = ", which waits for its turn" if request.status == "Queued" else ""
+        self._note(f"request {request.request_id}{waits}")
+
+    def _cancel(self, stream: EventStream, message: str, options: MessageOptions) -> None:
+        """Cancel what the stream was about, even if its ids had not arrived yet."""
+        request_id = stream.request_id
+        if request_id is None:
+            # under the same key the service names the request instead of beginning another
+            accepted = self._client.background(message, **options)
+            request_id, self._task_id = accepted.request_id, accepted.task_id
+            self._session_id = accepted.session_id
+        self._note(f"request {request_id}: {self._client.cancel(request_id).status}")
+
+    # --- approvals ------------------------------------------------------------------------------------
+
+    def _pending(self) -> Pause:
+        """The pause that the task waits in."""
+        for approval in self._client.approvals(status="pending"):
+            if approval.task_id == self._task_id:
+                return Pause(approval)
+        raise ValueError("This task waits for no decision.")
+
+    def _ask_what_first(self, message: str) -> None:
+        pause = self._pending()
+        show_approval(self._console, pause.approval)
+        choice = self._choose("[d]ecide it, [s]end your message instead, or [l]ater?", "dsl")
+        if choice == "d":
+            self._decide(pause)
+        elif choice == "s":
+            self._say(message, supersede=True)
+
+    def _decide(self, pause: Pause | None) -> None:
+        """Ask for a decision, carry it out, and so on with every pause that follows from it."""
+        while pause is not None:
+            show_approval(self._console, pause.approval)
+            try:
+                verdict = self._verdict(pause.approval)
+            except (EOFError, KeyboardInterrupt):
+                verdict = None
+            if verdict is None:
+                self._paused = pause
+                self._note("The request stays paused; /decide comes back to it.")
+                return
+            self._carry_out(pause, verdict)
+            pause = self._paused
+
+    def _carry_out(self, pause: Pause, verdict: Verdict) -> None:
+        stream = self._client.resume_stream(
+            pause.approval,
+            verdict.action,
+            reason=verdict.reason,
+            decisions=verdict.decisions,
+            after=pause.event_id,
+        )
+        try:
+            self._show(stream)
+        except KeyboardInterrupt:
+            request_id = pause.approval.request_id
+            self._note(f"request {request_id}: {self._client.cancel(request_id).status}")
+
+    def _verdict(self, approval: Approval) -> Verdict | None:
+        """What the user decides of each call; None: later."""
+        if not approval.tool_calls:
+            choice = self._choose("[a]pprove, [r]eject or [l]ater?", "arl")
+            return None if choice == "l" else self._explained(_ACTIONS[choice], [])
+        decisions: list[Decision] = []
+        for call in approval.tool_calls:
+            decision = self._decision(call, alone=len(approval.tool_calls) == 1)
+            if decision is None:
+                return None
+            if isinstance(decision, str):
+                # the rest of the calls take the action, those before keep what was said of them
+                return self._explained(decision, decisions)
+            decisions.append(decision)
+        return self._explained(decisions[-1].action, decisions)
+
+    def _decision(self, call: PendingCall, *, alone: bool) -> Decision | Action | None:
+        if alone:
+            choice = self._choose("[a]pprove, [r]eject, [e]dit, or [l]ater?", "arel")
+        else:
+            self._console.print(Text(exact(f"{call.tool} {call.arguments}")))
+            question = "[a]pprove, [r]eject, [e]dit, [A]pprove all, [R]eject all, or [l]ater?"
+            choice = self._choose(question, "arelAR")
+        if choice == "l":
+            return None
+        if choice in "AR":
+            return _ACTIONS[choice.lower()]
+        if choice == "e":
+            return Decision(call.id, "approve", self._edited(call))
+        return Decision(call.id, _ACTIONS[choice])
+
+    def _edited(self, call: PendingCall) -> dict[str, Any]:
+        while True:
+            line = self._ask(f"arguments instead of {exact(call.arguments)}: ")
+            try:
+                arguments = json.loads(line)
+            except ValueError as error:
+                complain(self._console, ValueError(f"That is not JSON: {error}."))
+                continue
+            if isinstance(arguments, dict):
+                return arguments
+            complain(self._console, ValueError('Arguments are an object, such as {"path": "/tmp/x"}.'))
+
+    def _explained(self, action: Action, decisions: list[Decision]) -> Verdict:
+        rejects = action == "reject" or any(decision.action == "reject" for decision in decisions)
+        reason = self._ask("reason, for the model (may be empty): ").strip() if rejects else ""
+        return Verdict(action, decisions, reason or None)
+
+    def _choose(self, question: str, choices: str) -> str:
+        while True:
+            answer = self._ask(f"{question} ").strip()[:1]
+            if answer and answer in choices:
+                return answer
+
+    # --- commands -------------------------------------------------------------------------------------
+
+    def _new(self, _: str) -> None:
+        self._task_id, self._paused = None, None
+        self._note("the next message begins a new task")
+
+    def _history(self, _: str) -> None:
+        for message in self._client.messages(self._task()):
+            style = {"user": "bold", "tool": "dim cyan"}.get(message.role, "")
+            self._console.print(Text(f"{message.role}:", style))
+            body = markdown(message.text) if message.role == "assistant" else Text(printable(message.text))
+            self._console.print(body)
+            for call in message.tool_calls:
+                self._console.print(Text(exact(f"→ {call.tool} {call.arguments}"), "cyan"))
+
+    def _fork(self, number: str) -> None:
+        checkpoint = self._checkpoint(number).checkpoint_id if number else None
+        self._task_id = self._client.fork(self._task(), checkpoint_id=checkpoint).task_id
+        self._paused = None
+        self._note(f"this is task {self._task_id} now; the other one stays as it was")
+
+    def _rollback(self, number: str) -> None:
+        if not number:
+            self._list_checkpoints()
+            number = self._ask("checkpoint: ").strip()
+        if number:
+            self._client.rollback(self._task(), self._checkpoint(number).checkpoint_id)
+            self._note(f"the task goes on from checkpoint {number}")
+
+    def _list_checkpoints(self) -> None:
+        asked = {
+            message.request_id: message.text
+            for message in self._client.messages(self._task())
+            if message.role == "user"
+        }
+        for number, checkpoint in enumerate(self._client.checkpoints(self._task()), 1):
+            mark = "*" if checkpoint.current else " "
+            when = f"{checkpoint.created_at:%Y-%m-%d %H:%M:%S}" if checkpoint.created_at else ""
+            question = shortened(printable(asked.get(checkpoint.request_id, "(not on the current path)")), 60)
+            self._console.print(Text(f"{mark} {number}  {when}  {question}"))
+
+    def _checkpoint(self, number: str) -> Checkpoint:
+        """By its place in the list, which is newest first."""
+        known = list(self._client.checkpoints(self._task()))
+        if not (number.isdecimal() and 1 <= int(number) <= len(known)):
+            raise ValueError(f"There is no checkpoint {number}; /rollback lists them.")
+        return known[int(number) - 1]
+
+    def _quit(self, _: str) -> None:
+        raise EOFError
+
+    def _task(self) -> str:
+        if self._task_id is None:
+            raise ValueError("There is no task yet: say something first.")
+        return self._task_id
+
+    def _note(self, text: str) -> None:
+        self._console.print(Text(text, "dim"))
+
+
+_ACTIONS: dict[str, Action] = {"a": "approve", "r": "reject"}

@@ -1,0 +1,59 @@
+"""From an address to an agent's prefix."""
+
+import getpass
+from urllib.parse import urlsplit
+
+import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class NoAgent(Exception):
+    """There is no agent to talk with at an address; the text says what to do."""
+
+
+def find_agent(url: str) -> str:
+    """The prefix of the agent at `url`: that of the only agent of a service, or `url` itself.
+
+    Raises:
+        NoAgent: nothing answers there, or there is a choice to make.
+    """
+    root = url.rstrip("/")
+    try:
+        response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=5.0)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
+    agents = [agent["url"] for agent in _agents(response)]
+    if len(agents) > 1:
+        choices = "\n".join(f"  tealagents chat {joined(root, agent)}" for agent in agents)
+        raise NoAgent(f"There are several agents at {url}:\n{choices}")
+    if agents:
+        return joined(root, agents[0])
+    if urlsplit(root).path.count("/") < 2:
+        raise NoAgent(f"There is no agent at {url}. Its address is of the form {DEFAULT_URL}/Name/version.")
+    return root
+
+
+def _agents(response: httpx.Response) -> list[dict[str, str]]:
+    try:
+        listed = response.json()["agents"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [agent for agent in listed if isinstance(agent.get("url"), str)] if response.is_success else []
+
+
+def joined(root: str, path: str) -> str:
+    """`path` on the host of `root`; below its path, where a proxy has put the service without its knowing."""
+    parts = urlsplit(root)
+    below = path if path.startswith(parts.path + "/") else parts.path + path
+    return f"{parts.scheme}://{parts.netloc}{below}"
+
+
+def login_name_for(url: str) -> str:
+    """What the `mock` provider takes as the user; never told to another machine."""
+    if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return ""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in the container's password file
+        return "me"

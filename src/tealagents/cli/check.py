@@ -1,0 +1,40 @@
+"""`tealagents check` and `tealagents schema`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tealagents.cli.loading import load_or_exit, stderr
+from tealagents.config import json_schema, summary
+
+
+def check_command(
+    config: Annotated[
+        Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
+    ] = None,
+) -> None:
+    """Validate a config file and show what would be served.
+
+    Every mistake is shown with its file, line and key; exit status 2 if there is one.
+    """
+    from tealagents.cli.serve import build_or_exit
+
+    checked = load_or_exit(config)
+    build_or_exit(checked)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, value in summary(checked):
+        table.add_row(label, value)
+    Console(highlight=False).print(table)
+    for warning in checked.warnings:
+        stderr.print(f"[yellow]![/] {warning}")
+
+
+def schema_command() -> None:
+    """Print the JSON Schema of the config file, for editors."""
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))

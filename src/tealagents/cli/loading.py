@@ -1,0 +1,35 @@
+"""Reading a config for a command: mistakes are printed for a person, and end the command."""
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from tealagents.config import ConfigError, ServiceConfig, load
+
+#: for what is not the command's output
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def load_or_exit(path: Path | None, *, overrides: dict[str, str] | None = None) -> ServiceConfig:
+    """The config, or exit status 2 with every mistake in it."""
+    import os
+
+    env = {**os.environ, **(overrides or {})}
+    try:
+        return load(path, env=env)
+    except ConfigError as error:
+        for problem in error.problems:
+            stderr.print(f"[red]✗[/] {_escaped(str(problem))}")
+        raise typer.Exit(2) from None
+
+
+def fail(*reasons: str) -> typer.Exit:
+    """Prints why a command cannot go on; raise what it returns."""
+    for reason in reasons:
+        stderr.print(f"[red]✗[/] {_escaped(reason)}")
+    return typer.Exit(2)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,67 @@
+"""The commands, and what they share."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from tealagents import __version__
+
+#: name → where its function is, or its group of commands; in the order of the help
+COMMANDS: Mapping[str, str] = {
+    "serve": "tealagents.cli.serve:serve_command",
+    "check": "tealagents.cli.check:check_command",
+    "schema": "tealagents.cli.check:schema_command",
+    "chat": "tealagents.cli.chat:chat_command",
+    "state": "tealagents.cli.state:state",
+    "migrate": "tealagents.cli.state:migrate_command",
+    "offline-model": "tealagents.cli.offline:offline_model_command",
+    "authority": "tealagents.cli.token:authority_command",
+    "token": "tealagents.cli.token:token_command",
+}
+
+
+def command_line(*names: str) -> typer.Typer:
+    """The command line with these commands.
+
+    A process serves one command, and importing what the others need would double the time it takes to
+    start; so `main` asks for the one that is called.
+    """
+    cli = typer.Typer(
+        name="tealagents",
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    cli.callback()(common)
+    for name in names:
+        module, _, function = COMMANDS[name].partition(":")
+        found = getattr(import_module(module), function)
+        if isinstance(found, typer.Typer):
+            cli.add_typer(found, name=name)
+        else:
+            cli.command(name)(found)
+    return cli
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"tealagents {__version__}")
+        raise typer.Exit
+
+
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Serve one stateful AI agent from one config file, and talk to it."""
+
+
+def main() -> None:
+    """The entry point."""
+    called = [name for name in sys.argv[1:2] if name in COMMANDS]
+    command_line(*(called or COMMANDS))()

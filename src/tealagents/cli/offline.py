@@ -1,0 +1,22 @@
+"""`tealagents offline-model`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def offline_model_command(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any free one.")] = 8001,
+    script: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A YAML script of answers.")
+    ] = None,
+) -> None:
+    """Serve the built-in model alone: an OpenAI-compatible endpoint that needs no key.
+
+    Point any OpenAI client at it, or `tealagents serve` with `TA_BASE_URL`.
+    """
+    from tealagents.llm.offline import serve
+
+    serve(host, port, script)

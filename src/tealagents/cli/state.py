@@ -1,0 +1,397 @@
+"""`tealagents state …` and `tealagents migrate`: an operator's view of what is stored."""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from tealagents.cli.loading import fail, load_or_exit, stderr
+from tealagents.config import ServiceConfig
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable
+from tealagents.domain.models import User
+from tealagents.state.audit import Fault, verify
+from tealagents.state.erasing import Eraser
+from tealagents.state.inventory import Inventory
+from tealagents.state.ledger import Ledger, SystemClock
+from tealagents.state.moving import Exporter, Importer, Refused
+from tealagents.state.owners import Directory
+from tealagents.state.pruning import Departure, Pruning
+from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.workers import Lease
+from tealagents.stores import StoreConfigError, open_store
+
+T = TypeVar("T")
+
+#: of what is wrong, how many lines are shown
+MOST_SHOWN = 20
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+state = typer.Typer(no_args_is_help=True, help="Look at what is stored, move it, prune it, verify it.")
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="The config file; by default the one TA_SERVICE_CONFIG names."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+class Opened:
+    """An agent's state, and what works on it."""
+
+    def __init__(self, config: ServiceConfig, ledger: Ledger, rules: Rules) -> None:
+        self.ledger = ledger
+        self.directory = Directory(ledger)
+        lease = Lease(ledger, config.limits.lease_seconds)
+        tasks = Tasks(ledger, lease, self.directory, rules, f"{config.name}:{config.version}")
+        self.eraser = Eraser(ledger, tasks)
+        #: how long the idempotency key of a request is kept that has not ended
+        self.key_seconds = tasks.key_seconds
+
+
+@asynccontextmanager
+async def opened(config: ServiceConfig) -> AsyncIterator[Opened]:
+    from tealagents.bootstrap import ledger_of, rules_of, store_of
+
+    async with store_of(config) as store:
+        yield Opened(config, ledger_of(config, store, SystemClock()), rules_of(config))
+
+
+def _run(config: Path | None, work: Callable[[Opened], Awaitable[T]]) -> T:
+    """Does the work on a config's state; what keeps it from being done is said in a line."""
+    checked = load_or_exit(config)
+
+    async def do() -> T:
+        async with opened(checked) as found:
+            return await work(found)
+
+    if checked.persistence.startswith("memory:"):
+        raise fail("state in memory is seen by the process alone that holds it; set TA_PERSISTENCE")
+    try:
+        return asyncio.run(do())
+    except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused, OSError) as error:
+        raise fail(str(error)) from None
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal: call what it yields with how much is done, of how much."""
+    columns = (SpinnerColumn(), TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+
+def _show_problems(problems: list[str], what: str) -> None:
+    for problem in problems[:MOST_SHOWN]:
+        stderr.print(f"[yellow]![/] {problem}", markup=True)
+    if len(problems) > MOST_SHOWN:
+        stderr.print(f"[yellow]![/] … and {len(problems) - MOST_SHOWN} more {what}")
+
+
+# --- stats ------------------------------------------------------------------------------------------
+
+
+@state.command("stats")
+def stats_command(
+    config: Config = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for machines.")] = False,
+) -> None:
+    """Count users, sessions, tasks and log entries. Reads every task's head."""
+    found = _run(config, lambda opened: Inventory(opened.ledger).count())
+    counted = {
+        "users": found.users,
+        "sessions": found.sessions,
+        "tasks": dict(sorted(found.tasks.items())),
+        "expired_tasks": found.expired,
+        "queued_requests": found.queued,
+        "log_entries": found.entries,
+        "deletions_under_way": found.deletions,
+        "processes_alive": found.workers_alive,
+        "damaged_records": len(found.damaged),
+    }
+    if as_json:
+        print(json.dumps(counted))
+    else:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for label, value in counted.items():
+            shown = (
+                ", ".join(f"{n} {name}" for name, n in value.items()) if isinstance(value, dict) else value
+            )
+            table.add_row(label.replace("_", " "), str(shown or 0))
+        Console(highlight=False).print(table)
+    _show_problems(found.damaged, "damaged records")
+
+
+# --- export and import ------------------------------------------------------------------------------
+
+
+@state.command("export")
+def export_command(
+    file: Annotated[Path, typer.Argument(help="Where to write; it must not exist. `-` is standard output.")],
+    config: Config = None,
+) -> None:
+    """Write all state as lines of JSON.
+
+    The same state makes the same bytes, from every store. Exit status 1 where something was damaged or would
+    not hold still; what could be exported then is.
+    """
+    if file != Path("-") and file.exists():
+        raise fail(f"{file} exists already; nothing is overwritten")
+
+    async def work(opened: Opened) -> Exporter:
+        exporter = Exporter(opened.ledger)
+        with _progress("users") as told, _written(file) as output:
+            async for line in exporter.lines(told):
+                output.write(line)
+        return exporter
+
+    exporter = _run(config, work)
+    stderr.print(f"{exporter.tasks} tasks exported")
+    if exporter.problems:
+        _show_problems(exporter.problems, "problems")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _written(file: Path) -> Iterator[IO[bytes]]:
+    """A file that only its owner can read, and that is there when it is whole."""
+    if file == Path("-"):
+        yield sys.stdout.buffer
+        return
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as output:
+            yield output
+            output.flush()
+            os.fsync(output.fileno())
+        os.link(partial, file)
+    finally:
+        partial.unlink()
+
+
+@state.command("import")
+def import_command(
+    file: Annotated[Path, typer.Argument(help="An export. `-` is standard input.")],
+    config: Config = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Write an export into the config's store, which may hold other state, but no other version of this.
+
+    Nothing is overwritten. Every line is checked before the first is written. It may be repeated.
+    """
+
+    async def work(opened: Opened) -> Importer:
+        with _seekable(file) as lines:
+            size = _size(lines)
+            checking = Importer(opened.ledger, key_seconds=opened.key_seconds)
+            with _progress("bytes checked") as told:
+                await checking.compare(lines, lambda row: told(lines.tell(), size))
+            if dry_run:
+                return checking
+            lines.seek(0)
+            importer = Importer(opened.ledger, key_seconds=opened.key_seconds)
+            with _progress("bytes imported") as told:
+                await importer.write(lines, lambda row: told(lines.tell(), size))
+            return importer
+
+    done = _run(config, work)
+    verb = "would be written" if dry_run else "written"
+    stderr.print(f"{done.written} records {verb}, {done.same} were there already")
+
+
+@contextmanager
+def _seekable(file: Path) -> Iterator[IO[bytes]]:
+    if file != Path("-"):
+        with file.open("rb") as lines:
+            yield lines
+        return
+    with tempfile.TemporaryFile() as spooled:
+        while piece := sys.stdin.buffer.read(1 << 20):
+            spooled.write(piece)
+        spooled.seek(0)
+        yield spooled
+
+
+def _size(lines: IO[bytes]) -> int:
+    lines.seek(0, os.SEEK_END)
+    size = lines.tell()
+    lines.seek(0)
+    return size
+
+
+# --- prune ------------------------------------------------------------------------------------------
+
+
+@state.command("prune")
+def prune_command(
+    config: Config = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            help="Also tasks not touched for so long, and old sessions without tasks: 30d, 12h, 4w."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Erase tasks that are past their `expires_at`, or old; finish deletions that a crash has left.
+
+    Nothing is ever pruned by itself. What a process works on, or somebody may still decide, is spared.
+    """
+    age = _duration(older_than) if older_than is not None else None
+
+    async def work(opened: Opened) -> tuple[dict[str, int], Pruning, int]:
+        clock, counts = opened.ledger.clock, {"task": 0, "session": 0}
+        before = clock.now() - age if age is not None else None
+        pruning = Pruning(opened.ledger, opened.eraser, before=before)
+        resumed = 0 if dry_run else await opened.eraser.resume_all()
+        with _progress("users") as told:
+            async for due in pruning.due(told):
+                counts[due.what] += dry_run or await due.erase()
+        return counts, pruning, resumed
+
+    counts, pruning, resumed = _run(config, work)
+    verb = "would be erased" if dry_run else "erased"
+    print(f"{counts['task']} tasks and {counts['session']} sessions {verb}")
+    if pruning.spared:
+        print(f"{pruning.spared} tasks are due and in use; they were spared")
+    if resumed:
+        print(f"{resumed} deletions that had been begun were finished")
+    _show_problems(pruning.damaged, "damaged records, left alone")
+
+
+def _duration(text: str) -> timedelta:
+    number, unit = text[:-1], text[-1:]
+    if unit not in _UNITS or not number.isdecimal():
+        raise typer.BadParameter(f"{text!r} is no duration; write a number and one of {', '.join(_UNITS)}")
+    try:
+        return timedelta(seconds=int(number) * _UNITS[unit])
+    except OverflowError:
+        raise typer.BadParameter(f"{text!r} is longer than time is counted here") from None
+
+
+# --- one user ---------------------------------------------------------------------------------------
+
+
+@state.command("delete-user")
+def delete_user_command(
+    user: Annotated[str, typer.Argument(metavar="TID.OID", help="Tenant and object id, with a dot between.")],
+    config: Config = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Erase everything of one user: sessions, tasks, memories, secrets, and that there was such a user.
+
+    Take away the user's access first: who sends a message meanwhile is there again. It may be repeated.
+    """
+    whom = _user(user)
+
+    async def count(opened: Opened) -> int:
+        return await _departure(opened, whom).count()
+
+    async def erase(opened: Opened) -> int:
+        with _progress("records") as told:
+            return await _departure(opened, whom).erase(lambda done: told(done, done))
+
+    records = _run(config, count)
+    print(f"{records} records of {whom.key}" + (" would be erased" if dry_run else ""))
+    if dry_run:
+        return
+    if not yes:
+        typer.confirm("Erase them? This cannot be undone.", abort=True)
+    _run(config, erase)
+    print(f"{whom.key} is erased")
+
+
+def _departure(opened: Opened, whom: User) -> Departure:
+    return Departure(opened.ledger, opened.eraser, opened.directory, whom)
+
+
+def _user(text: str) -> User:
+    tid, dot, oid = text.partition(".")
+    if not (tid and dot and oid):
+        raise typer.BadParameter(f"{text!r} must be a tenant and an object id, with a dot between")
+    return User(tid, oid)
+
+
+# --- the audit --------------------------------------------------------------------------------------
+
+
+@state.command("verify-audit")
+def verify_command(
+    task: Annotated[str | None, typer.Argument(help="One task; by default all.")] = None,
+    config: Config = None,
+) -> None:
+    """Verify audits entry by entry, and name the first bad one of each task. Exit status 1 if there is one.
+
+    With the TA_AUDIT_KEY that they were written with, any entry is found that was changed, dropped, moved or
+    recomputed; without one, accidental damage.
+    """
+
+    async def work(opened: Opened) -> tuple[int, int, list[Fault], list[str]]:
+        tasks, entries, faults = 0, 0, list[Fault]()
+        inventory = Inventory(opened.ledger)
+        owners = await inventory.owners()
+        with _progress("users") as told:
+            for done, owner in enumerate(owners):
+                told(done, len(owners))
+                async for found in inventory.tasks(owner):
+                    if task is not None and found.task_id != task.lower():
+                        continue
+                    verified = await verify(opened.ledger, found.partition, found.task_id)
+                    if verified is None:
+                        continue
+                    tasks, entries = tasks + 1, entries + verified.entries
+                    faults += [verified.fault] if verified.fault else []
+        return tasks, entries, faults, inventory.damaged
+
+    tasks, entries, faults, damaged = _run(config, work)
+    for fault in faults:
+        print(fault)
+    if task is not None and not tasks:
+        raise fail(f"there is no task {task}")
+    print(f"{tasks} tasks, {entries} good entries, {len(faults)} tasks with a bad one")
+    _show_problems(damaged, "damaged records")
+    if faults or damaged:
+        raise typer.Exit(1)
+
+
+# --- migrations -------------------------------------------------------------------------------------
+
+
+def migrate_command(config: Config = None) -> None:
+    """Bring the store's tables to what this version needs.
+
+    An empty store needs none of it. Stop the service, make a backup, migrate, and start the new version.
+    """
+    store = open_store(load_or_exit(config).persistence)
+    migrate = getattr(store, "migrate", None)
+    if migrate is None:
+        print(f"{store.name} has no tables; there is nothing to migrate")
+        return
+    try:
+        applied: list[str] = asyncio.run(migrate())
+    except (PersistenceUnavailable, StoreConfigError, OSError) as error:
+        raise fail(str(error)) from None
+    for name in applied:
+        print(f"applied {name}")
+    print(f"{store.name} is up to date")

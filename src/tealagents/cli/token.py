@@ -1,0 +1,88 @@
+"""`tealagents authority` and `tealagents token`: try real token validation without a tenant.
+
+tealagents authority                       # in one terminal: prints what to set, and serves
+tealagents serve …                         # in another, with those settings
+curl -H "Authorization: Bearer $(tealagents token --user alice)" …
+"""
+
+import signal
+import threading
+from typing import Annotated, Any, Literal
+
+import httpx
+import typer
+
+from tealagents.testing.authority import APP_ID_URI, SCOPE, SERVICE_ID, TENANT, LocalAuthority
+
+__all__ = ["authority_command", "token_command"]
+
+#: where the local authority listens unless it is told otherwise
+PORT = 8444
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def authority_command(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 for any free one.")] = PORT,
+    tenant: Annotated[str, typer.Option(help="Id of the tenant whose users it knows.")] = TENANT,
+    audience: Annotated[
+        list[str] | None, typer.Option(help="What tokens are for: a client id, an App ID URI.")
+    ] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="Scopes that tokens have.")] = None,
+) -> None:
+    """Serve a local authority that issues tokens to anybody. For development, on this machine only."""
+    # Ends like a keyboard interrupt, so that both leave the authority in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    audiences = audience or [SERVICE_ID, APP_ID_URI]
+    try:
+        with LocalAuthority(
+            tenant=tenant, audiences=audiences, scopes=scope or [SCOPE], port=port
+        ) as authority:
+            for name, value in authority.environment().items():
+                typer.echo(f'export {name}="{value}"')
+            typer.echo("Serving. Set these where `tealagents serve` and `tealagents token` run.", err=True)
+            threading.Event().wait()
+    except OSError as error:
+        typer.echo(f"Cannot listen on port {port}: {error.strerror}. Choose another with --port.", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        return
+
+
+def token_command(
+    user: Annotated[str, typer.Option(help="The user's name, or an object id.")] = "alice",
+    scope: Annotated[
+        list[str] | None, typer.Option(help="A scope the token has; by default those of the authority.")
+    ] = None,
+    role: Annotated[list[str] | None, typer.Option(help="A role the token has.")] = None,
+    version: Annotated[Literal["1.0", "2.0"], typer.Option(help="Version of the token.")] = "2.0",
+    authority: Annotated[
+        str, typer.Option(envvar="TA_ENTRA_AUTHORITY", help="Where `tealagents authority` serves.")
+    ] = f"http://127.0.0.1:{PORT}",
+    tenant: Annotated[
+        str, typer.Option(envvar="TA_ENTRA_TENANT_ID", help="Id of the user's tenant.")
+    ] = TENANT,
+) -> None:
+    """Print a user's access token from the local authority that is running."""
+    url = httpx.URL(authority)
+    if url.host not in _LOOPBACK:
+        typer.echo(f"{url.host} is no local authority: tokens of a real one come from signing in.", err=True)
+        raise typer.Exit(2)
+    form = {
+        "grant_type": "password",
+        "username": user,
+        "scope": " ".join(scope or ()),
+        "roles": " ".join(role or ()),
+        "ver": version,
+    }
+    typer.echo(_asked(f"{authority.rstrip('/')}/{tenant}/oauth2/v2.0/token", form))
+
+
+def _asked(url: str, form: dict[str, str]) -> str:
+    """The access token that the token endpoint answers."""
+    try:
+        with httpx.Client(trust_env=False, timeout=10) as client:
+            answer: dict[str, Any] = client.post(url, data=form).raise_for_status().json()
+    except httpx.HTTPError as error:
+        typer.echo(f"No local authority answers at {url}: {error}. Start `tealagents authority`.", err=True)
+        raise typer.Exit(1) from None
+    return str(answer["access_token"])

@@ -1,0 +1,161 @@
+"""The typed client of a tealagents service: `AsyncClient`, and its synchronous twin `Client`.
+
+It speaks the service's HTTP contract and shares no code with the service, so that it can be taken
+from this package into a program that only calls agents.
+
+==============  ==================================================================================
+`aio`, `sync`   the two drivers: clients, streams, lists. They do all the I/O and decide nothing
+`operations`    what a client can do, each operation as a flow
+`rules`         what an answer means, when to ask again, how far a stream has been read
+`calls`         each route as the HTTP call that reaches it
+`wire`          effects and outcomes: what rules and drivers say to each other
+`retry`         how often, and how soon, to try again
+`sse`           an incremental parser of event streams
+`items`         what is sent; `documents`, `events`, `errors`: what comes back
+==============  ==================================================================================
+
+Everything a caller needs is imported from here. The package imports nothing of the project.
+"""
+
+from tealagents.client.aio import AsyncClient, AsyncEventStream, AsyncItems, AsyncToken
+from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
+from tealagents.client.documents import (
+    Accepted,
+    Answer,
+    Approval,
+    AuditEntry,
+    Authorization,
+    Checkpoint,
+    Health,
+    Message,
+    MessageCall,
+    PendingCall,
+    RequestDocument,
+    Session,
+    Step,
+    Task,
+    Usage,
+)
+from tealagents.client.errors import (
+    AlreadyDecided,
+    AlreadyExists,
+    ApprovalExpired,
+    ApprovalPending,
+    AuthUnavailable,
+    ClientError,
+    ConnectionLost,
+    CorruptState,
+    Draining,
+    IdempotencyKeyReused,
+    InsufficientScope,
+    Interrupted,
+    InvalidRequest,
+    ModelError,
+    ModelTimeout,
+    NotFound,
+    NotOwner,
+    Overloaded,
+    PersistenceUnavailable,
+    ProblemError,
+    RemoteThreadLost,
+    RequestCanceled,
+    RequestInProgress,
+    RequestTimeout,
+    SessionMismatch,
+    StillRunning,
+    TaskBusy,
+    TooLarge,
+    ToolRoundsExceeded,
+    Unauthenticated,
+    UnexpectedAnswer,
+)
+from tealagents.client.events import (
+    ApprovalRequired,
+    Failed,
+    Final,
+    Piece,
+    Request,
+    StreamEvent,
+    ToolCall,
+    ToolResult,
+)
+from tealagents.client.items import Action, Content, Decision, Image, Text
+from tealagents.client.retry import NO_RETRY, Retry
+from tealagents.client.sync import Client, EventStream, Items, Token
+from tealagents.client.wire import Timeouts
+
+__all__ = [
+    "NO_RETRY",
+    "Accepted",
+    "Action",
+    "AlreadyDecided",
+    "AlreadyExists",
+    "Answer",
+    "Approval",
+    "ApprovalExpired",
+    "ApprovalPending",
+    "ApprovalRequired",
+    "AsyncClient",
+    "AsyncEventStream",
+    "AsyncItems",
+    "AsyncToken",
+    "AuditEntry",
+    "AuthUnavailable",
+    "Authorization",
+    "Checkpoint",
+    "Client",
+    "ClientError",
+    "ConnectionLost",
+    "Content",
+    "CorruptState",
+    "Decision",
+    "DecisionOptions",
+    "Draining",
+    "EventStream",
+    "Failed",
+    "Final",
+    "Health",
+    "IdempotencyKeyReused",
+    "Image",
+    "InsufficientScope",
+    "Interrupted",
+    "InvalidRequest",
+    "Items",
+    "Message",
+    "MessageCall",
+    "MessageOptions",
+    "ModelError",
+    "ModelTimeout",
+    "NotFound",
+    "NotOwner",
+    "Overloaded",
+    "PendingCall",
+    "PersistenceUnavailable",
+    "Piece",
+    "ProblemError",
+    "RemoteThreadLost",
+    "Request",
+    "RequestCanceled",
+    "RequestDocument",
+    "RequestInProgress",
+    "RequestTimeout",
+    "Retry",
+    "Session",
+    "SessionMismatch",
+    "Step",
+    "StillRunning",
+    "StreamEvent",
+    "Task",
+    "TaskBusy",
+    "TaskChanges",
+    "Text",
+    "Timeouts",
+    "Token",
+    "TooLarge",
+    "ToolCall",
+    "ToolResult",
+    "ToolRoundsExceeded",
+    "Unauthenticated",
+    "UnexpectedAnswer",
+    "Usage",
+]

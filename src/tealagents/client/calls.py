@@ -1,0 +1,131 @@
+"""Each route of the service as the HTTP call that reaches it."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+from tealagents.client.documents import Approval
+from tealagents.client.items import Action, Content, Decision, items_of
+from tealagents.client.wire import EVENT_STREAM, Call, segment
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+
+
+class MessageOptions(TypedDict, total=False):
+    """What goes with a message."""
+
+    #: continue, or begin, this session; the service makes one where none is given
+    session_id: str | None
+    #: continue this task; a new one begins where none is given
+    task_id: str | None
+    #: told to the model in this request only
+    user_context: Mapping[str, str] | None
+    #: kept with a new task
+    metadata: Mapping[str, Any] | None
+    #: the same key with the same message is answered with the first one's outcome; made anew if absent
+    idempotency_key: str | None
+    #: cancel the pause that the task waits in, instead of being refused because of it
+    supersede: bool
+
+
+class DecisionOptions(TypedDict, total=False):
+    """What goes with approving or rejecting."""
+
+    #: told to the model where calls are rejected, and kept in the trace
+    reason: str | None
+    #: for single calls; the others take the action
+    decisions: Sequence[Decision] | None
+    #: which pause is meant; needed from a request's second one on, unless an `Approval` was given
+    approval_id: str | None
+
+
+class TaskChanges(TypedDict, total=False):
+    """What of a task can be changed; what is absent stays as it is."""
+
+    metadata: Mapping[str, Any] | None
+    #: aware; None: never
+    expires_at: datetime | None
+
+
+def message(content: Content, options: MessageOptions) -> Call:
+    body = {
+        **{name: options.get(name) for name in ("session_id", "task_id", "user_context", "metadata")},
+        "items": items_of(content),
+        "supersede": options.get("supersede") or None,
+    }
+    return Call(
+        method="POST",
+        body=_present(body),
+        headers={IDEMPOTENCY_KEY: options.get("idempotency_key") or str(uuid.uuid4())},
+        patience="answer",
+        repeatable=True,
+    )
+
+
+def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call:
+    request_id, approval_id = (of, None) if isinstance(of, str) else (of.request_id, of.approval_id)
+    approval_id = options.get("approval_id") or approval_id
+    decisions = options.get("decisions")
+    body = {
+        "action": action,
+        "reason": options.get("reason"),
+        "decisions": [decision.as_json() for decision in decisions] if decisions else None,
+    }
+    # the same decision made again is answered with what came of the first, so that it may be repeated
+    return Call(
+        method="POST",
+        path=f"/requests/{segment(request_id)}/resume",
+        query=_present({"approval_id": approval_id}),
+        body=_present(body),
+        patience="answer",
+        repeatable=True,
+    )
+
+
+def as_stream(call: Call) -> Call:
+    """The same, answered as a stream of events."""
+    return Call(
+        method=call.method,
+        path=f"{call.path}/sse",
+        query=call.query,
+        body=call.body,
+        headers={**call.headers, "Accept": EVENT_STREAM},
+        patience="silence",
+        repeatable=call.repeatable,
+    )
+
+
+def in_background(call: Call) -> Call:
+    """The same, answered as soon as it is stored."""
+    return Call(
+        method=call.method,
+        path=call.path,
+        body=call.body,
+        headers={**call.headers, "Prefer": "respond-async"},
+        repeatable=call.repeatable,
+    )
+
+
+def follow(request_id: str, after: int) -> Call:
+    headers = {"Accept": EVENT_STREAM} | ({"Last-Event-ID": str(after)} if after else {})
+    return Call(
+        method="GET",
+        path=f"/requests/{segment(request_id)}/events",
+        headers=headers,
+        patience="silence",
+        repeatable=True,
+    )
+
+
+def read(path: str, **query: str | None) -> Call:
+    return Call(method="GET", path=path, query=_present(query), repeatable=True)
+
+
+def change(method: str, path: str, body: Any = None, *, repeatable: bool = True) -> Call:
+    """`repeatable` where it sets something, and so does the same when it comes twice."""
+    return Call(method=method, path=path, body=body, repeatable=repeatable)
+
+
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

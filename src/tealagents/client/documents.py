@@ -1,0 +1,472 @@
+"""What the service answers, as frozen values.
+
+Made to outlive a version of the service: a field this client does not know stays readable in `raw`,
+one that is absent is None or empty. Times are aware.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+from tealagents.client.errors import ProblemError, UnexpectedAnswer, problem_from_document
+
+#: any JSON object
+Json = Mapping[str, Any]
+T = TypeVar("T")
+
+ENDED = frozenset({"Completed", "Failed", "Canceled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens, summed over all model calls of a request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+    @classmethod
+    def parse(cls, document: Json) -> "Usage":
+        return cls(
+            prompt_tokens=_number(document, "prompt_tokens"),
+            completion_tokens=_number(document, "completion_tokens"),
+            total_tokens=_number(document, "total_tokens"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authorization:
+    """What a tool needs the user to grant, and the address where it is granted."""
+
+    server: str
+    url: str
+    scopes: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, document: Json) -> "Authorization":
+        scopes = document.get("scopes")
+        return cls(
+            server=text(document, "server"),
+            url=text(document, "url"),
+            scopes=tuple(map(str, scopes)) if isinstance(scopes, list) else tuple(str(scopes or "").split()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCall:
+    """A tool call that waits for a decision. `arguments` is the JSON text the model wrote."""
+
+    id: str
+    plugin_name: str
+    function_name: str
+    arguments: str
+
+    @property
+    def tool(self) -> str:
+        """The name the model, the catalogue and events use."""
+        return f"{self.plugin_name}-{self.function_name}" if self.plugin_name else self.function_name
+
+    @classmethod
+    def parse(cls, document: Json) -> "PendingCall":
+        return cls(
+            id=text(document, "id"),
+            plugin_name=text(document, "plugin_name"),
+            function_name=text(document, "function_name"),
+            arguments=json_text(document.get("arguments")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    """A pause: the calls that wait, and what to call them by when deciding."""
+
+    approval_id: str
+    request_id: str
+    task_id: str
+    session_id: str
+    status: str = "pending"
+    message: str = ""
+    tool_calls: tuple[PendingCall, ...] = ()
+    authorizations: tuple[Authorization, ...] = ()
+    expires_at: datetime | None = None
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Approval":
+        return cls(
+            approval_id=text(document, "approval_id"),
+            request_id=text(document, "request_id"),
+            task_id=text(document, "task_id"),
+            session_id=text(document, "session_id"),
+            status=text(document, "status") or "pending",
+            message=text(document, "message"),
+            tool_calls=each(document, "tool_calls", PendingCall.parse),
+            authorizations=each(document, "authorizations", Authorization.parse),
+            expires_at=time(document, "expires_at"),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a message or a decision: the model's `output`, or the `approval` it waits for."""
+
+    session_id: str
+    task_id: str
+    request_id: str
+    #: `Completed` or `Paused`
+    status: str
+    output: str | None
+    usage: Usage
+    approval: Approval | None = None
+    source: str | None = None
+    #: what tools have added
+    extra_data: Any = None
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @property
+    def paused(self) -> bool:
+        """It waits for a decision on `approval`."""
+        return self.approval is not None
+
+    @classmethod
+    def parse(cls, document: Json) -> "Answer":
+        """Raises `UnexpectedAnswer` where the ids are missing: then nothing else can be trusted either."""
+        content = _object(document, "content")
+        ids = three_ids(document)
+        if not all(ids.values()):
+            raise UnexpectedAnswer("an answer without the three ids: is this the URL of an agent?")
+        output = content.get("output")
+        return cls(
+            **ids,
+            status=text(document, "status"),
+            output=output if isinstance(output, str) else None,
+            usage=Usage.parse(_object(content, "token_usage")),
+            approval=Approval.parse(content) if content.get("approval_id") else None,
+            source=content.get("source"),
+            extra_data=content.get("extra_data"),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A request that runs in the background. `wait` for it or `follow` it by its `request_id`."""
+
+    session_id: str
+    task_id: str
+    request_id: str
+    status: str
+
+    @classmethod
+    def parse(cls, document: Json) -> "Accepted":
+        answer = Answer.parse(document)
+        return cls(
+            session_id=answer.session_id,
+            task_id=answer.task_id,
+            request_id=answer.request_id,
+            status=answer.status or "Running",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDocument:
+    """One invocation, as it stands now."""
+
+    session_id: str
+    task_id: str
+    request_id: str
+    status: str
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    usage: Usage = Usage()
+    #: the answer's content, the pause, or what there was of an answer when it failed
+    content: Json | None = None
+    #: why it failed or was canceled
+    error: ProblemError | None = None
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def output(self) -> str | None:
+        """The text of the answer, or what there was of one."""
+        output = (self.content or {}).get("output")
+        return output if isinstance(output, str) else None
+
+    def answer(self) -> Answer:
+        """What the message was, or would have been, answered with.
+
+        Raises:
+            ProblemError: the request failed or was canceled.
+        """
+        if self.error is not None:
+            raise self.error
+        return Answer.parse(self.raw)
+
+    @classmethod
+    def parse(cls, document: Json) -> "RequestDocument":
+        status = text(document, "status")
+        error = _object(document, "error") or None
+        if error is None and status in ENDED - {"Completed"}:
+            error = _unexplained(status)
+        ids = three_ids(document)
+        content = _object(document, "content")
+        return cls(
+            **ids,
+            status=status,
+            created_at=time(document, "created_at"),
+            started_at=time(document, "started_at"),
+            ended_at=time(document, "ended_at"),
+            usage=Usage.parse(_object(document, "token_usage")),
+            content=content or None,
+            error=problem_from_document({**ids, **error}) if error is not None else None,
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One stateful job."""
+
+    task_id: str
+    session_id: str
+    status: str
+    created_at: datetime | None = None
+    last_updated: datetime | None = None
+    expires_at: datetime | None = None
+    metadata: Json = field(default_factory=dict)
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Task":
+        return cls(
+            task_id=text(document, "task_id"),
+            session_id=text(document, "session_id"),
+            status=text(document, "status"),
+            created_at=time(document, "created_at"),
+            last_updated=time(document, "last_updated") or time(document, "updated_at"),
+            expires_at=time(document, "expires_at"),
+            metadata=_object(document, "metadata"),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A conversation: a group of tasks."""
+
+    session_id: str
+    created_at: datetime | None = None
+    tasks: tuple[Task, ...] = ()
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Session":
+        return cls(
+            session_id=text(document, "session_id"),
+            created_at=time(document, "created_at"),
+            tasks=each(document, "tasks", Task.parse),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCall:
+    """A tool call that a message of the assistant made."""
+
+    id: str
+    tool: str
+    arguments: str
+
+    @classmethod
+    def parse(cls, document: Json) -> "MessageCall":
+        return cls(
+            id=text(document, "id") or text(document, "call_id"),
+            tool=text(document, "tool") or PendingCall.parse(document).tool,
+            arguments=json_text(document.get("arguments")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a task's interaction history."""
+
+    message_id: str
+    request_id: str
+    #: `user`, `assistant` or `tool`
+    role: str
+    #: the text of its text items
+    text: str
+    items: tuple[Json, ...] = ()
+    tool_calls: tuple[MessageCall, ...] = ()
+    created_at: datetime | None = None
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Message":
+        items = each(document, "items", lambda item: item)
+        return cls(
+            message_id=text(document, "message_id"),
+            request_id=text(document, "request_id"),
+            role=text(document, "role"),
+            text="".join(text(item, "content") for item in items if item.get("content_type") == "text"),
+            items=items,
+            tool_calls=each(document, "tool_calls", MessageCall.parse),
+            created_at=time(document, "created_at"),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One entry of the execution trace: a model call, a tool call, an approval, a reduction, an error."""
+
+    request_id: str
+    kind: str
+    name: str = ""
+    started_at: datetime | None = None
+    duration_ms: float | None = None
+    usage: Usage | None = None
+    input: Any = None
+    output: Any = None
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Step":
+        usage, duration = _object(document, "usage"), document.get("duration_ms")
+        return cls(
+            request_id=text(document, "request_id"),
+            kind=text(document, "kind"),
+            name=text(document, "name"),
+            started_at=time(document, "started_at"),
+            duration_ms=duration if isinstance(duration, int | float) else None,
+            usage=Usage.parse(usage) if usage else None,
+            input=document.get("input"),
+            output=document.get("output"),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state of a task after a request completed."""
+
+    checkpoint_id: str
+    request_id: str
+    created_at: datetime | None = None
+    current: bool = False
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Checkpoint":
+        return cls(
+            checkpoint_id=text(document, "checkpoint_id"),
+            request_id=text(document, "request_id"),
+            created_at=time(document, "created_at"),
+            current=document.get("current") is True,
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One link of a task's audit chain; `raw` is what `hash` is taken over, and the hash itself."""
+
+    seq: int
+    at: datetime | None
+    actor: str
+    action: str
+    request_id: str | None
+    details: Json
+    prev_hash: str
+    hash: str
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "AuditEntry":
+        return cls(
+            seq=_number(document, "seq"),
+            at=time(document, "at"),
+            actor=text(document, "actor"),
+            action=text(document, "action"),
+            request_id=text(document, "request_id") or None,
+            details=_object(document, "details"),
+            prev_hash=text(document, "prev_hash"),
+            hash=text(document, "hash"),
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How the service is, by its own account."""
+
+    status: str
+    version: str = ""
+    dependencies: Json = field(default_factory=dict)
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "Health":
+        return cls(
+            status=text(document, "status"),
+            version=text(document, "version"),
+            dependencies=_object(document, "dependencies"),
+            raw=document,
+        )
+
+
+def three_ids(document: Json) -> dict[str, str]:
+    """The ids that everything belonging to a request carries."""
+    return {name: text(document, name) for name in ("session_id", "task_id", "request_id")}
+
+
+def text(document: Json, name: str) -> str:
+    """The text under `name`, or an empty one."""
+    value = document.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def time(document: Json, name: str) -> datetime | None:
+    """The time under `name`, if there is one."""
+    try:
+        return datetime.fromisoformat(text(document, name))
+    except ValueError:
+        return None
+
+
+def each(document: Json, name: str, parse: Callable[[Json], T]) -> tuple[T, ...]:
+    """The objects of the list under `name`; empty if there is none."""
+    value = document.get(name)
+    return (
+        tuple(parse(item) for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
+    )
+
+
+def json_text(value: Any) -> str:
+    """`value` if it is text already, else its JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(document: Json, name: str) -> int:
+    value = document.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _object(document: Json, name: str) -> Json:
+    value = document.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _unexplained(status: str) -> Json:
+    if status == "Canceled":
+        return {"code": "request_canceled", "status": 409, "detail": "The request was canceled."}
+    return {"status": 500, "detail": "The request failed, and the service does not say why."}

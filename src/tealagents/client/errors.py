@@ -1,0 +1,261 @@
+"""What can go wrong, as a caller sees it.
+
+::
+
+    ClientError
+    ├── ConnectionLost              the network gave out, and so did the budget for trying again
+    ├── StillRunning                waited as long as was allowed; the request goes on
+    ├── UnexpectedAnswer            what came is not what this service says
+    └── ProblemError                the service said no, or the request failed: status, code, detail, ids
+        ├── InvalidRequest          ├── IdempotencyKeyReused    ├── TooLarge
+        ├── Unauthenticated         ├── NotOwner                ├── InsufficientScope
+        ├── NotFound                ├── AlreadyExists           ├── SessionMismatch
+        ├── TaskBusy                ├── ApprovalPending         ├── AlreadyDecided
+        ├── ApprovalExpired         ├── RequestCanceled         ├── RequestInProgress
+        ├── Overloaded              ├── Draining                ├── AuthUnavailable
+        ├── ModelError              ├── ModelTimeout            ├── ToolRoundsExceeded
+        ├── RemoteThreadLost        ├── RequestTimeout          ├── Interrupted
+        └── CorruptState            └── PersistenceUnavailable
+
+A code that this version does not know is a plain `ProblemError`; so is an answer of something that
+stands between, a gateway for example, which has no code at all.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class ClientError(Exception):
+    """Base of all."""
+
+
+class ConnectionLost(ClientError):
+    """Neither an answer nor a refusal, after as many attempts as the `Retry` allows.
+
+    What is known is here, so that it can be taken up later: `request_id` and `last_event_id` for
+    `follow`, `idempotency_key` for sending the same message again without doing it twice.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        request_id: str | None = None,
+        last_event_id: int = 0,
+        idempotency_key: str | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.request_id = request_id
+        self.last_event_id = last_event_id
+        self.idempotency_key = idempotency_key
+
+
+class StillRunning(ClientError, TimeoutError):
+    """The request had not ended when the time for waiting was over. Nothing was canceled."""
+
+    def __init__(self, request_id: str, seconds: float) -> None:
+        super().__init__(f"request {request_id} still runs after {seconds:g} seconds of waiting")
+        self.request_id = request_id
+
+
+class UnexpectedAnswer(ClientError):
+    """An answer that is not of the contract: another service, or a proxy that speaks for it."""
+
+
+class ProblemError(ClientError):
+    """A problem document (RFC 9457), or an error answer without one; then `code` is None."""
+
+    #: the code that a class stands for; None where it stands for any
+    stands_for: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        status: int,
+        code: str | None = None,
+        title: str | None = None,
+        retry_after: float | None = None,
+        session_id: str | None = None,
+        task_id: str | None = None,
+        request_id: str | None = None,
+        approval_id: str | None = None,
+        replayed: bool = False,
+        raw: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.status = status
+        self.code = code
+        self.title = title
+        #: seconds after which trying again can help, or None
+        self.retry_after = retry_after
+        self.session_id = session_id
+        self.task_id = task_id
+        #: `task_busy`: the request that runs; `approval_pending`: the one to decide; else the failed one
+        self.request_id = request_id
+        self.approval_id = approval_id
+        #: the recorded outcome of an earlier request under the same idempotency key
+        self.replayed = replayed
+        self.raw: Mapping[str, Any] = raw or {}
+
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.code or 'no code'}, HTTP {self.status})"
+
+
+class InvalidRequest(ProblemError):
+    stands_for = "invalid_request"
+
+
+class IdempotencyKeyReused(ProblemError):
+    stands_for = "idempotency_key_reused"
+
+
+class TooLarge(ProblemError):
+    stands_for = "too_large"
+
+
+class Unauthenticated(ProblemError):
+    stands_for = "unauthenticated"
+
+
+class NotOwner(ProblemError):
+    stands_for = "not_owner"
+
+
+class InsufficientScope(ProblemError):
+    stands_for = "insufficient_scope"
+
+
+class NotFound(ProblemError):
+    stands_for = "not_found"
+
+
+class AlreadyExists(ProblemError):
+    stands_for = "already_exists"
+
+
+class SessionMismatch(ProblemError):
+    stands_for = "session_mismatch"
+
+
+class TaskBusy(ProblemError):
+    stands_for = "task_busy"
+
+
+class ApprovalPending(ProblemError):
+    stands_for = "approval_pending"
+
+
+class AlreadyDecided(ProblemError):
+    stands_for = "already_decided"
+
+
+class ApprovalExpired(ProblemError):
+    stands_for = "approval_expired"
+
+
+class RequestCanceled(ProblemError):
+    stands_for = "request_canceled"
+
+
+class RequestInProgress(ProblemError):
+    stands_for = "request_in_progress"
+
+
+class Overloaded(ProblemError):
+    stands_for = "overloaded"
+
+
+class Draining(ProblemError):
+    stands_for = "draining"
+
+
+class AuthUnavailable(ProblemError):
+    stands_for = "auth_unavailable"
+
+
+class ModelError(ProblemError):
+    stands_for = "model_error"
+
+
+class ModelTimeout(ProblemError):
+    stands_for = "model_timeout"
+
+
+class ToolRoundsExceeded(ProblemError):
+    stands_for = "tool_rounds_exceeded"
+
+
+class RemoteThreadLost(ProblemError):
+    stands_for = "remote_thread_lost"
+
+
+class RequestTimeout(ProblemError):
+    stands_for = "request_timeout"
+
+
+class Interrupted(ProblemError):
+    stands_for = "interrupted"
+
+
+class CorruptState(ProblemError):
+    stands_for = "corrupt_state"
+
+
+class PersistenceUnavailable(ProblemError):
+    stands_for = "persistence_unavailable"
+
+
+_BY_CODE: dict[str | None, type[ProblemError]] = {
+    kind.stands_for: kind for kind in ProblemError.__subclasses__()
+}
+
+
+def problem_from_document(
+    document: Mapping[str, Any],
+    *,
+    status: int | None = None,
+    retry_after: float | None = None,
+    replayed: bool = False,
+) -> ProblemError:
+    """The error that a problem document stands for. `status` is that of the answer, where there was one."""
+    told = document.get("status")
+    status = status or (told if isinstance(told, int) else 500)
+    code = _text(document, "code")
+    title = _text(document, "title")
+    return _BY_CODE.get(code, ProblemError)(
+        _text(document, "detail") or title or f"the service answered with HTTP {status}",
+        status=status,
+        code=code,
+        title=title,
+        retry_after=retry_after,
+        session_id=_text(document, "session_id"),
+        task_id=_text(document, "task_id"),
+        request_id=_text(document, "request_id"),
+        approval_id=_text(document, "approval_id"),
+        replayed=replayed,
+        raw=document,
+    )
+
+
+def problem_from_body(
+    body: bytes, *, status: int, retry_after: float | None = None, replayed: bool = False
+) -> ProblemError:
+    """The error that an answer of 3xx, 4xx or 5xx stands for, whoever wrote its body."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict):
+        return problem_from_document(document, status=status, retry_after=retry_after, replayed=replayed)
+    excerpt = " ".join(body[:400].decode("utf-8", "replace").split())[:200]
+    said = f"and said: {excerpt}" if excerpt else "and said nothing"
+    detail = f"something answered with HTTP {status} {said}"
+    return ProblemError(detail, status=status, retry_after=retry_after, replayed=replayed)
+
+
+def _text(document: Mapping[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    return value if isinstance(value, str) else None

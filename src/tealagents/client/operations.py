@@ -1,0 +1,137 @@
+"""What a client can do, each operation as a flow: its calls, and how the rules treat them.
+
+The two drivers have a method of the same name for each.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tealagents.client import calls
+from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
+from tealagents.client.documents import (
+    Accepted,
+    Answer,
+    Approval,
+    AuditEntry,
+    Checkpoint,
+    Health,
+    Json,
+    Message,
+    RequestDocument,
+    Session,
+    Step,
+    Task,
+)
+from tealagents.client.events import StreamEvent
+from tealagents.client.items import Action, Content
+from tealagents.client.rules import Cursor, Rules
+from tealagents.client.wire import Flow, Stream, segment
+
+
+class Operations(Rules):
+    """Rules, applied to each route."""
+
+    # --- messages and requests ------------------------------------------------------------------------
+
+    def send(self, content: Content, options: MessageOptions) -> Flow[Answer]:
+        return self.answer(calls.message(content, options))
+
+    def stream(self, content: Content, options: MessageOptions, cursor: Cursor) -> Stream[StreamEvent, None]:
+        return self.followed(calls.as_stream(calls.message(content, options)), cursor)
+
+    def background(self, content: Content, options: MessageOptions) -> Flow[Accepted]:
+        return self.accepted(calls.in_background(calls.message(content, options)))
+
+    def request(self, request_id: str) -> Flow[RequestDocument]:
+        return self.found(request_id)
+
+    def wait(self, request_id: str, timeout: float | None) -> Flow[Answer]:
+        return self.waited(request_id, timeout)
+
+    def follow(self, request_id: str, cursor: Cursor) -> Stream[StreamEvent, None]:
+        return self.followed(calls.follow(request_id, cursor.last_event_id), cursor)
+
+    def resume(self, of: str | Approval, action: Action, options: DecisionOptions) -> Flow[Answer]:
+        return self.answer(calls.resume(of, action, options))
+
+    def resume_stream(
+        self, of: str | Approval, action: Action, options: DecisionOptions, cursor: Cursor
+    ) -> Stream[StreamEvent, None]:
+        return self.followed(calls.as_stream(calls.resume(of, action, options)), cursor)
+
+    def cancel(self, request_id: str) -> Flow[RequestDocument]:
+        call = calls.change("POST", f"/requests/{segment(request_id)}/cancel")
+        return self.document(call, RequestDocument.parse)
+
+    # --- sessions and tasks ---------------------------------------------------------------------------
+
+    def sessions(self) -> Stream[Session, None]:
+        return self.listed("/sessions", Session.parse)
+
+    def session(self, session_id: str) -> Flow[Session]:
+        return self.document(calls.read(f"/sessions/{segment(session_id)}"), Session.parse)
+
+    def delete_session(self, session_id: str) -> Flow[None]:
+        return self.erased(f"/sessions/{segment(session_id)}")
+
+    def tasks(self, session_id: str | None, status: str | None) -> Stream[Task, None]:
+        return self.listed("/tasks", Task.parse, session_id=session_id, status=status)
+
+    def task(self, task_id: str) -> Flow[Task]:
+        return self.document(calls.read(_task(task_id)), Task.parse)
+
+    def patch_task(self, task_id: str, changes: TaskChanges) -> Flow[Task]:
+        call = calls.change("PATCH", _task(task_id), _changed(changes))
+        return self.document(call, Task.parse)
+
+    def delete_task(self, task_id: str) -> Flow[None]:
+        return self.erased(_task(task_id))
+
+    def messages(self, task_id: str, checkpoint_id: str | None) -> Stream[Message, None]:
+        return self.listed(_task(task_id, "/messages"), Message.parse, checkpoint_id=checkpoint_id)
+
+    def trace(self, task_id: str) -> Stream[Step, None]:
+        return self.listed(_task(task_id, "/trace"), Step.parse)
+
+    def checkpoints(self, task_id: str) -> Stream[Checkpoint, None]:
+        return self.listed(_task(task_id, "/checkpoints"), Checkpoint.parse)
+
+    def audit(self, task_id: str) -> Stream[AuditEntry, None]:
+        return self.listed(_task(task_id, "/audit"), AuditEntry.parse)
+
+    def rollback(self, task_id: str, checkpoint_id: str) -> Flow[Task]:
+        call = calls.change("POST", _task(task_id, "/rollback"), {"checkpoint_id": checkpoint_id})
+        return self.document(call, Task.parse)
+
+    def fork(self, task_id: str, checkpoint_id: str | None, message_id: str | None) -> Flow[Task]:
+        point = {"checkpoint_id": checkpoint_id, "message_id": message_id}
+        body = {name: id for name, id in point.items() if id is not None}
+        call = calls.change("POST", _task(task_id, "/fork"), body, repeatable=False)
+        return self.document(call, Task.parse)
+
+    def export_task(self, task_id: str) -> Flow[Json]:
+        return self.document(calls.read(_task(task_id, "/export")), lambda document: document)
+
+    def import_task(self, document: Json) -> Flow[Task]:
+        call = calls.change("POST", "/tasks/import", dict(document), repeatable=False)
+        return self.document(call, Task.parse)
+
+    # --- the rest -------------------------------------------------------------------------------------
+
+    def approvals(self, status: str | None) -> Stream[Approval, None]:
+        return self.listed("/approvals", Approval.parse, status=status)
+
+    def health(self) -> Flow[Health]:
+        return self.described(Health.parse)
+
+
+def _task(task_id: str, below: str = "") -> str:
+    return f"/tasks/{segment(task_id)}{below}"
+
+
+def _changed(changes: TaskChanges) -> Mapping[str, Any]:
+    body: dict[str, Any] = dict(changes)
+    if isinstance(expires_at := body.get("expires_at"), datetime):
+        body["expires_at"] = expires_at.isoformat()
+    return body

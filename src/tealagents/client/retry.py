@@ -1,0 +1,52 @@
+"""How often, and how soon, to try again."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Bounds on trying again. With the defaults a service that is away is asked for about half a minute."""
+
+    #: failures in a row, without any progress between them, after which to give up
+    attempts: int = 10
+    #: seconds before the first repetition; each further one waits twice as long
+    first_delay: float = 0.2
+    longest_delay: float = 8.0
+    #: a `Retry-After` beyond it is not waited for
+    longest_wait: float = 60.0
+
+
+#: for those who would rather see each failure themselves
+NO_RETRY = Retry(attempts=0)
+
+
+class Budget:
+    """What one call, or one stream, has left of its `Retry`."""
+
+    def __init__(self, retry: Retry, jitter: Callable[[], float] = random.random) -> None:
+        self._retry = retry
+        self._jitter = jitter
+        self._failures = 0
+
+    @property
+    def used(self) -> bool:
+        """Something has failed since the beginning, or since there was progress."""
+        return self._failures > 0
+
+    def renew(self) -> None:
+        """There was progress: earlier failures no longer count."""
+        self._failures = 0
+
+    def delay(self, retry_after: float | None = None) -> float | None:
+        """Seconds to wait before trying again; None when it is time to give up.
+
+        Between half and all of a ceiling that doubles, so that those who failed together do not come
+        back together; after what the service asked for, if it asked.
+        """
+        ceiling = min(self._retry.longest_delay, self._retry.first_delay * 2.0**self._failures)
+        self._failures += 1
+        if self._failures > self._retry.attempts or (retry_after or 0) > self._retry.longest_wait:
+            return None
+        return (retry_after or 0) + ceiling * (0.5 + 0.5 * self._jitter())

@@ -1,0 +1,395 @@
+"""The rules of talking to the service: what an answer means, and when to ask again. No I/O.
+
+Each method of `Rules` is a flow (see `wire`), which the two drivers, `aio` and `sync`, carry out.
+`Cursor` is how far a stream has been read: it decides what an event, or the end of a connection,
+means.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, TypeGuard, TypeVar
+
+from tealagents.client import calls
+from tealagents.client.documents import Accepted, Answer, Json, RequestDocument, each, text
+from tealagents.client.errors import (
+    ConnectionLost,
+    NotFound,
+    ProblemError,
+    RequestInProgress,
+    StillRunning,
+    UnexpectedAnswer,
+)
+from tealagents.client.events import (
+    ApprovalRequired,
+    Failed,
+    StreamEvent,
+    Terminal,
+    ending,
+    event_number,
+    failure,
+    parse_event,
+)
+from tealagents.client.retry import Budget, Retry
+from tealagents.client.sse import EventParser, EventTooLong, ServerSentEvent
+from tealagents.client.wire import (
+    Call,
+    Close,
+    Emit,
+    Flow,
+    Lost,
+    Reply,
+    Stream,
+    Timeouts,
+    fetch,
+    open_stream,
+    receive,
+    segment,
+    sleep,
+)
+
+T = TypeVar("T")
+
+#: why a call, or a connection, has to be made again
+Trouble = Lost | ProblemError
+
+#: refused before anything happened, so that any call may be made again
+REFUSED = frozenset({"overloaded", "draining", "auth_unavailable"})
+#: how a gateway says that the service is away
+GATEWAY = frozenset({502, 503, 504})
+GOING_ON = frozenset({"Running", "Queued"})
+
+FIRST_POLL, LONGEST_POLL = 0.1, 2.0
+
+
+class Identified(Protocol):
+    """Whatever carries ids, some of them perhaps unknown."""
+
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def task_id(self) -> str | None: ...
+    @property
+    def request_id(self) -> str | None: ...
+
+
+@dataclass(kw_only=True)
+class Cursor:
+    """How far a stream has been read."""
+
+    session_id: str | None = None
+    task_id: str | None = None
+    request_id: str | None = None
+    #: the highest event id handed on
+    last_event_id: int = 0
+    #: the service is known to have the message, so that its events can be followed
+    located: bool = False
+    ended: bool = False
+    #: a pause that ends the stream, unless more follows because it has been decided meanwhile
+    _pause: ApprovalRequired | None = None
+
+    def locate(self, found: Identified) -> None:
+        self.session_id = found.session_id or self.session_id
+        self.task_id = found.task_id or self.task_id
+        self.request_id = found.request_id or self.request_id
+        self.located = self.request_id is not None
+
+    def take(self, message: ServerSentEvent) -> StreamEvent | None:
+        """The event to hand on, if any: nothing unknown, nothing twice, no pause before its end is sure."""
+        number = event_number(message)
+        if number is not None and number <= self.last_event_id:
+            return None
+        event = parse_event(message)
+        if isinstance(event, ApprovalRequired):
+            self._pause = event
+            return None
+        self._pause = None
+        self._pass(number, event)
+        return event
+
+    def close(self) -> StreamEvent | None:
+        """The connection was closed in good order: a pause that came last is the end."""
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            self._pass(pause.id, pause)
+        return pause
+
+    def lose(self) -> None:
+        """The connection broke: whether a pause came last is not known, so it is read again."""
+        self._pause = None
+
+    def _pass(self, number: int | None, event: StreamEvent | None) -> None:
+        self.last_event_id = max(self.last_event_id, number or 0)
+        if event is not None:
+            self.locate(event)
+            self.ended = isinstance(event, Terminal)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    retry: Retry = field(default_factory=Retry)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    clock: Callable[[], float] = time.monotonic
+    jitter: Callable[[], float] = random.random
+
+    # --- one answer -----------------------------------------------------------------------------------
+
+    def answer(self, call: Call) -> Flow[Answer]:
+        """The answer to a message or a decision, however long the way to it is."""
+        budget = self._budget()
+        while True:
+            reply = yield from self._exchange(call, budget)
+            if reply.ok:
+                answer = Answer.parse(reply.document())
+                if answer.status not in GOING_ON:
+                    return answer
+                return (yield from self.waited(answer.request_id, self.timeouts.answer))
+            problem = reply.problem()
+            if not isinstance(problem, RequestInProgress):
+                raise problem
+            if problem.request_id is not None:
+                return (yield from self.waited(problem.request_id, self.timeouts.answer))
+            yield from self._hold_on(problem, budget, call)
+
+    def accepted(self, call: Call) -> Flow[Accepted]:
+        """The ids of a request that runs, or has run, under the call's idempotency key."""
+        reply = yield from self._exchange(call)
+        if reply.ok:
+            return Accepted.parse(reply.document())
+        problem = reply.problem()
+        if problem.request_id is None or not (problem.replayed or isinstance(problem, RequestInProgress)):
+            raise problem
+        return Accepted(
+            session_id=problem.session_id or "",
+            task_id=problem.task_id or "",
+            request_id=problem.request_id,
+            status="Failed" if problem.replayed else "Running",
+        )
+
+    def waited(self, request_id: str, timeout: float | None) -> Flow[Answer]:
+        """Ask for the request until it has ended or paused."""
+        started, pause = self.clock(), FIRST_POLL
+        while True:
+            request = yield from self.found(request_id)
+            if request.status not in GOING_ON:
+                return request.answer()
+            if timeout is not None and self.clock() - started + pause > timeout:
+                raise StillRunning(request_id, timeout)
+            yield from sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+
+    def found(self, request_id: str) -> Flow[RequestDocument]:
+        return self.document(calls.read(f"/requests/{segment(request_id)}"), RequestDocument.parse)
+
+    def document(self, call: Call, parse: Callable[[Json], T]) -> Flow[T]:
+        """The document that answers `call`."""
+        reply = yield from self._exchange(call)
+        if not reply.ok:
+            raise reply.problem()
+        return parse(reply.document())
+
+    def erased(self, path: str) -> Flow[None]:
+        budget = self._budget()
+        reply = yield from self._exchange(calls.change("DELETE", path), budget)
+        if reply.ok:
+            return
+        problem = reply.problem()
+        # the answer to an earlier attempt was lost, and that attempt did it
+        if not (isinstance(problem, NotFound) and budget.used):
+            raise problem
+
+    def described(self, parse: Callable[[Json], T]) -> Flow[T]:
+        """As it is now: one attempt, and an answer of 503 that describes itself is an answer."""
+        call = calls.read("/health")
+        outcome = yield from fetch(call)
+        if isinstance(outcome, Lost):
+            raise self._given_up(outcome, call) from outcome.error
+        problem = None if outcome.ok else outcome.problem()
+        if problem is None:
+            return parse(outcome.document())
+        if not isinstance(problem.raw.get("status"), str):
+            raise problem
+        return parse(problem.raw)
+
+    # --- lists ----------------------------------------------------------------------------------------
+
+    def listed(self, path: str, parse: Callable[[Json], T], **query: str | None) -> Stream[T, None]:
+        """All items of a list, page after page."""
+        cursor: str | None = None
+        while True:
+            items, following = yield from self.document(calls.read(path, **query, cursor=cursor), _page)
+            for item in items:
+                yield Emit(parse(item))
+            if following is None:
+                return
+            if following == cursor:
+                raise UnexpectedAnswer(f"the list {path} names the same page as its next one")
+            cursor = following
+
+    # --- streams --------------------------------------------------------------------------------------
+
+    def followed(self, start: Call, cursor: Cursor) -> Stream[StreamEvent, None]:
+        """Events to the end, through any number of connections.
+
+        `start` is made until the service is known to have it; from then on the request's log is
+        followed from where reading ended.
+        """
+        budget = self._budget()
+        while not cursor.ended:
+            call = calls.follow(cursor.request_id or "", cursor.last_event_id) if cursor.located else start
+            outcome = yield from open_stream(call)
+            if isinstance(outcome, Lost):
+                trouble: Trouble | None = outcome
+            elif outcome.is_stream:
+                trouble = yield from self._read(cursor, budget)
+            else:
+                trouble = yield from self._without_stream(call, outcome, cursor)
+            if trouble is not None:
+                yield from self._hold_on(trouble, budget, start, cursor)
+
+    def _read(self, cursor: Cursor, budget: Budget) -> Stream[StreamEvent, Trouble | None]:
+        """Hand on what the open connection brings. None: the stream has ended; else why it broke."""
+        parser, opened = EventParser(), self.clock()
+        while True:
+            chunk = yield from receive()
+            if isinstance(chunk, Lost) or not chunk:
+                break
+            for event in _taken(parser, chunk, cursor):
+                if _of_the_way(event):
+                    cursor.ended = False
+                    return event.error
+                budget.renew()
+                yield from _tell(event, cursor)
+                if cursor.ended:
+                    return None
+        if self.clock() - opened > self.retry.longest_delay:
+            # a connection that lasted, perhaps with nothing but keepalives, is progress too
+            budget.renew()
+        if isinstance(chunk, Lost):
+            cursor.lose()
+            return chunk
+        pause = cursor.close()
+        if pause is None:
+            return Lost(EOFError("the stream broke off before its last event"))
+        yield from _tell(pause, cursor)
+        return None
+
+    def _without_stream(
+        self, call: Call, reply: Reply, cursor: Cursor
+    ) -> Stream[StreamEvent, ProblemError | None]:
+        """What an answer means that is no stream. None: go on, or the end has been told."""
+        if reply.status == 204:
+            return (yield from self._settle(cursor))
+        if reply.ok:
+            answer = Answer.parse(reply.document())
+            cursor.locate(answer)
+            if answer.status not in GOING_ON:
+                yield from _end(ending(answer), cursor)
+            return None
+        problem = reply.problem()
+        if isinstance(problem, RequestInProgress) and problem.request_id is not None:
+            cursor.locate(problem)
+            return None
+        if cursor.located and isinstance(problem, NotFound):
+            return (yield from self._settle(cursor))
+        if isinstance(problem, RequestInProgress) or may_repeat(call, problem):
+            return problem
+        raise problem
+
+    def _settle(self, cursor: Cursor) -> Stream[StreamEvent, ProblemError | None]:
+        """The log has nothing more to say: the request itself tells its end."""
+        request = yield from self.found(cursor.request_id or "")
+        if request.status in GOING_ON:
+            return RequestInProgress("the request goes on, and its log says nothing", status=409)
+        if request.error is not None:
+            yield from _end(failure(None, request.error.raw), cursor)
+        else:
+            yield from _end(ending(request.answer()), cursor)
+        return None
+
+    # --- trying again ---------------------------------------------------------------------------------
+
+    def _exchange(self, call: Call, budget: Budget | None = None) -> Flow[Reply]:
+        """The service's answer to `call`, made again while that is safe and the budget lasts."""
+        budget = budget or self._budget()
+        while True:
+            outcome = yield from fetch(call)
+            trouble = outcome if isinstance(outcome, Lost) or outcome.ok else outcome.problem()
+            if isinstance(trouble, Reply):
+                return trouble
+            if not may_repeat(call, trouble):
+                if isinstance(outcome, Reply):
+                    return outcome
+                raise self._given_up(outcome, call) from outcome.error
+            yield from self._hold_on(trouble, budget, call)
+
+    def _hold_on(
+        self, trouble: Trouble, budget: Budget, call: Call, cursor: Cursor | None = None
+    ) -> Flow[None]:
+        """Wait before the next attempt; raises the trouble when there is none left."""
+        delay = budget.delay(trouble.retry_after if isinstance(trouble, ProblemError) else None)
+        if delay is not None:
+            yield from sleep(delay)
+        elif isinstance(trouble, ProblemError):
+            raise trouble
+        else:
+            raise self._given_up(trouble, call, cursor) from trouble.error
+
+    def _given_up(self, lost: Lost, call: Call, cursor: Cursor | None = None) -> ConnectionLost:
+        said = str(lost.error) or type(lost.error).__name__
+        cursor = cursor or Cursor()
+        return ConnectionLost(
+            f"no answer from the service: {said}",
+            request_id=cursor.request_id,
+            last_event_id=cursor.last_event_id,
+            idempotency_key=call.headers.get(calls.IDEMPOTENCY_KEY),
+        )
+
+    def _budget(self) -> Budget:
+        return Budget(self.retry, self.jitter)
+
+
+def may_repeat(call: Call, trouble: Trouble) -> bool:
+    """Whether making the call again can help, and cannot do its work twice."""
+    if isinstance(trouble, Lost):
+        return call.repeatable or not trouble.sent
+    if trouble.status == 503 and trouble.code in REFUSED:
+        return True
+    # a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
+    if not call.repeatable or trouble.replayed or trouble.code == "interrupted":
+        return False
+    return trouble.status == 503 or (trouble.code is None and trouble.status in GATEWAY)
+
+
+def _taken(parser: EventParser, chunk: bytes, cursor: Cursor) -> Iterator[StreamEvent]:
+    try:
+        messages = parser.feed(chunk)
+    except EventTooLong as error:
+        raise UnexpectedAnswer(str(error)) from error
+    for message in messages:
+        if (event := cursor.take(message)) is not None:
+            yield event
+
+
+def _of_the_way(event: StreamEvent) -> TypeGuard[Failed]:
+    """An error that no log holds says what happened to the reading of the log, not to the request."""
+    return isinstance(event, Failed) and event.id is None and event.error.status == 503
+
+
+def _tell(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
+    if cursor.ended:
+        # before the last event is handed on, since many a caller asks for nothing after it
+        yield Close()
+    yield Emit(event)
+
+
+def _end(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
+    cursor.ended = True
+    yield from _tell(event, cursor)
+
+
+def _page(document: Json) -> tuple[tuple[Json, ...], str | None]:
+    if not isinstance(document.get("items"), list):
+        raise UnexpectedAnswer("a list without `items`")
+    return each(document, "items", lambda item: item), text(document, "next_cursor") or None

@@ -1,0 +1,398 @@
+"""The synchronous driver: carries out what `rules` decide, on `httpx.Client`."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
+
+import httpx
+
+from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
+from tealagents.client.documents import (
+    Accepted,
+    Answer,
+    Approval,
+    AuditEntry,
+    Checkpoint,
+    Health,
+    Json,
+    Message,
+    RequestDocument,
+    Session,
+    Step,
+    Task,
+)
+from tealagents.client.errors import UnexpectedAnswer
+from tealagents.client.events import StreamEvent, outcome_of
+from tealagents.client.items import Action, Content
+from tealagents.client.operations import Operations
+from tealagents.client.retry import Retry
+from tealagents.client.rules import Cursor
+from tealagents.client.wire import (
+    LIMITS,
+    Call,
+    Close,
+    Effect,
+    Emit,
+    Fetch,
+    Flow,
+    Lost,
+    Open,
+    Outcome,
+    Receive,
+    Reply,
+    Sleep,
+    Stream,
+    Timeouts,
+    advance,
+    build_request,
+    is_event_stream,
+    lost,
+)
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+#: a bearer token, or what gives one; it is asked before every call, so that a stream outlives a token
+Token = str | Callable[[], str]
+
+
+class Client:
+    """One agent, seen by one user.
+
+    Parameters:
+        base_url: the agent's prefix, `https://host/{name}/{version}`.
+        token: a bearer token, or a function that gives one that is still good.
+        timeouts: how long to wait for what.
+        retry: how often to try again what can safely be tried again.
+        http: used instead of a client of our own, and left open.
+
+    Use it as a context manager, or call `close`. One client may serve many threads at once, each
+    stream one of them.
+    What goes wrong is a `ClientError` (see `errors`); nothing is tried again that could be done twice.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        token: Token = "",
+        *,
+        timeouts: Timeouts | None = None,
+        retry: Retry | None = None,
+        http: httpx.Client | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._token = token
+        self._timeouts = timeouts or Timeouts()
+        self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)
+        self._owns_http = http is None
+        self._http = http or httpx.Client(limits=LIMITS)
+
+    def close(self) -> None:
+        if self._owns_http:
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- messages -------------------------------------------------------------------------------------
+
+    def send(self, content: Content, **options: Unpack[MessageOptions]) -> Answer:
+        """Send a message and wait for its answer, which is the model's output or a pause.
+
+        Carried by an idempotency key, it is repeated through lost connections, restarts and overload
+        without being done twice.
+
+        Raises:
+            TaskBusy, ApprovalPending, …: it was refused.
+            ModelError, RequestCanceled, …: it began and failed.
+            ConnectionLost: its fate is not known; its key tells it.
+        """
+        return self._run(self._does.send(content, options))
+
+    def stream(self, content: Content, **options: Unpack[MessageOptions]) -> "EventStream":
+        """Send a message and follow its answer, through any number of broken connections.
+
+        Every event comes once, in order, and the last one is `Final`, `ApprovalRequired` or `Failed`.
+        Nothing is sent before the first event is asked for.
+        """
+        cursor = Cursor()
+        return EventStream(self._does.stream(content, options, cursor), self._wire(), cursor)
+
+    def background(self, content: Content, **options: Unpack[MessageOptions]) -> Accepted:
+        """Send a message and come back as soon as the service has stored it."""
+        return self._run(self._does.background(content, options))
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    def request(self, request_id: str) -> RequestDocument:
+        """The request as it stands now."""
+        return self._run(self._does.request(request_id))
+
+    def wait(self, request_id: str, *, timeout: float | None = None) -> Answer:
+        """Wait until the request has ended or paused; its failure is raised.
+
+        Raises:
+            StillRunning: after `timeout` seconds. The request goes on.
+        """
+        return self._run(self._does.wait(request_id, timeout))
+
+    def follow(self, request_id: str, *, after: int = 0) -> "EventStream":
+        """The events of a request behind the one numbered `after`, to its end.
+
+        Of a request that has ended, and whose log is gone or was read to its end, the last event is
+        told again, with `id` None.
+        """
+        cursor = Cursor(request_id=request_id, last_event_id=after, located=True)
+        return EventStream(self._does.follow(request_id, cursor), self._wire(), cursor)
+
+    def resume(self, of: str | Approval, action: Action, **options: Unpack[DecisionOptions]) -> Answer:
+        """Approve or reject a pause and wait for what comes of it.
+
+        `of` is the `Approval` itself, which names its pause, or the request's id.
+        """
+        return self._run(self._does.resume(of, action, options))
+
+    def resume_stream(
+        self, of: str | Approval, action: Action, *, after: int = 0, **options: Unpack[DecisionOptions]
+    ) -> "EventStream":
+        """Approve or reject a pause and follow what comes of it.
+
+        `after` is the `id` of the `ApprovalRequired` event: what came before it is not told again.
+        """
+        cursor = Cursor(request_id=of if isinstance(of, str) else of.request_id, last_event_id=after)
+        return EventStream(self._does.resume_stream(of, action, options, cursor), self._wire(), cursor)
+
+    def cancel(self, request_id: str) -> RequestDocument:
+        """End a running or paused request; one that has ended stays as it is."""
+        return self._run(self._does.cancel(request_id))
+
+    # --- sessions and tasks ---------------------------------------------------------------------------
+
+    def sessions(self) -> "Items[Session]":
+        """The caller's sessions, newest first."""
+        return self._list(self._does.sessions())
+
+    def session(self, session_id: str) -> Session:
+        """A session with its tasks."""
+        return self._run(self._does.session(session_id))
+
+    def delete_session(self, session_id: str) -> None:
+        """Delete a session with all its tasks. This cannot be undone."""
+        self._run(self._does.delete_session(session_id))
+
+    def tasks(self, *, session_id: str | None = None, status: str | None = None) -> "Items[Task]":
+        """The caller's tasks, newest first."""
+        return self._list(self._does.tasks(session_id, status))
+
+    def task(self, task_id: str) -> Task:
+        """A task: its status, times and metadata."""
+        return self._run(self._does.task(task_id))
+
+    def patch_task(self, task_id: str, **changes: Unpack[TaskChanges]) -> Task:
+        """Change a task's metadata or the time it expires."""
+        return self._run(self._does.patch_task(task_id, changes))
+
+    def delete_task(self, task_id: str) -> None:
+        """Delete a task with everything it holds. This cannot be undone."""
+        self._run(self._does.delete_task(task_id))
+
+    def messages(self, task_id: str, *, checkpoint_id: str | None = None) -> "Items[Message]":
+        """The interaction history, oldest first: of the current path, or as of a checkpoint."""
+        return self._list(self._does.messages(task_id, checkpoint_id))
+
+    def trace(self, task_id: str) -> "Items[Step]":
+        """The steps of the execution, oldest first."""
+        return self._list(self._does.trace(task_id))
+
+    def checkpoints(self, task_id: str) -> "Items[Checkpoint]":
+        """The points a task can be rolled back to or forked at, newest first."""
+        return self._list(self._does.checkpoints(task_id))
+
+    def audit(self, task_id: str) -> "Items[AuditEntry]":
+        """The append-only record of who did what."""
+        return self._list(self._does.audit(task_id))
+
+    def rollback(self, task_id: str, checkpoint_id: str) -> Task:
+        """Make an earlier, or later, checkpoint the current one. Nothing is erased."""
+        return self._run(self._does.rollback(task_id, checkpoint_id))
+
+    def fork(self, task_id: str, *, checkpoint_id: str | None = None, message_id: str | None = None) -> Task:
+        """A new task with the history up to and including a point; by default the last completed request."""
+        return self._run(self._does.fork(task_id, checkpoint_id, message_id))
+
+    def export_task(self, task_id: str) -> Json:
+        """The whole task as one JSON document."""
+        return self._run(self._does.export_task(task_id))
+
+    def import_task(self, document: Json) -> Task:
+        """Bring an exported task back."""
+        return self._run(self._does.import_task(document))
+
+    # --- the rest -------------------------------------------------------------------------------------
+
+    def approvals(self, *, status: str | None = "pending") -> "Items[Approval]":
+        """The pauses that the caller may decide."""
+        return self._list(self._does.approvals(status))
+
+    def health(self) -> Health:
+        """How the service is; one attempt."""
+        return self._run(self._does.health())
+
+    def _run(self, flow: Flow[T]) -> T:
+        wire = self._wire()
+        outcome: Outcome = None
+        try:
+            while True:
+                outcome = wire.perform(flow.send(outcome))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            flow.close()
+            wire.close()
+
+    def _list(self, flow: Stream[E, None]) -> "Items[E]":
+        return Items(flow, self._wire())
+
+    def _wire(self) -> "_Wire":
+        return _Wire(self._http, self.base_url, self._token, self._timeouts)
+
+
+class Items(Generic[E]):
+    """An iterator. Leave it by its end, `with` or `close`, so that its connection is free."""
+
+    def __init__(self, flow: Stream[E, None], wire: "_Wire") -> None:
+        self._flow = flow
+        self._wire = wire
+        self._outcome: Outcome = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> E:
+        try:
+            while True:
+                step = advance(self._flow, self._outcome)
+                self._outcome = None
+                if isinstance(step, Emit):
+                    return step.item
+                if step is None:
+                    raise StopIteration
+                self._outcome = self._wire.perform(step)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._flow.close()
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EventStream(Items[StreamEvent]):
+    """The events of one request. Its ids are known once the first event is."""
+
+    def __init__(self, flow: Stream[StreamEvent, None], wire: "_Wire", cursor: Cursor) -> None:
+        super().__init__(flow, wire)
+        self._cursor = cursor
+
+    @property
+    def session_id(self) -> str | None:
+        return self._cursor.session_id
+
+    @property
+    def task_id(self) -> str | None:
+        return self._cursor.task_id
+
+    @property
+    def request_id(self) -> str | None:
+        return self._cursor.request_id
+
+    @property
+    def last_event_id(self) -> int:
+        """The highest id handed on: another process can `follow` the request from here."""
+        return self._cursor.last_event_id
+
+    def answer(self) -> Answer:
+        """Read to the end and give what `send` would have given; a failure is raised."""
+        with self:
+            for event in self:
+                if (answer := outcome_of(event)) is not None:
+                    return answer
+        raise UnexpectedAnswer("the stream was read to its end before")
+
+
+class _Wire:
+    """Carries out effects, and holds at most one open stream."""
+
+    def __init__(self, http: httpx.Client, base_url: str, token: Token, timeouts: Timeouts) -> None:
+        self._http = http
+        self._base_url = base_url
+        self._token = token
+        self._timeouts = timeouts
+        self._response: httpx.Response | None = None
+        self._chunks: Generator[bytes, None, None] | None = None
+
+    def perform(self, effect: Effect) -> Outcome:
+        match effect:
+            case Fetch(call):
+                return self._exchange(call)
+            case Open(call):
+                self.close()
+                return self._exchange(call, leave_open=True)
+            case Receive():
+                return self._receive()
+            case Close():
+                self.close()
+            case Sleep(seconds):
+                time.sleep(seconds)
+            case _:
+                assert_never(effect)
+        return None
+
+    def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
+        request = build_request(self._http, self._base_url, call, self._bearer(), self._timeouts)
+        try:
+            response = self._http.send(request, stream=True, follow_redirects=False)
+            if leave_open and response.status_code == 200 and is_event_stream(response.headers):
+                self._response = response
+                self._chunks = cast(Generator[bytes, None, None], response.iter_bytes())
+                return Reply(status=response.status_code, headers=response.headers)
+            try:
+                body = response.read()
+            finally:
+                response.close()
+        except httpx.RequestError as error:
+            return lost(error)
+        return Reply(status=response.status_code, headers=response.headers, body=body)
+
+    def _receive(self) -> bytes | Lost:
+        if self._chunks is None:
+            return b""
+        try:
+            return next(self._chunks, b"")
+        except httpx.RequestError as error:
+            return lost(error)
+
+    def _bearer(self) -> str:
+        if isinstance(self._token, str):
+            return self._token
+        return self._token()
+
+    def close(self) -> None:
+        response, chunks = self._response, self._chunks
+        self._response = self._chunks = None
+        if response is None or chunks is None:
+            return
+        with suppress(httpx.RequestError):
+            chunks.close()
+            response.close()

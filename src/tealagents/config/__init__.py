@@ -1,0 +1,58 @@
+"""The config of a service: one YAML file, and the variables `TA_…` over it.
+
+- `load` reads both and gives a `ServiceConfig`, or raises a `ConfigError` with everything that is wrong
+- `summary` says what would be served; `json_schema` describes the file for editors
+- within: `file` (YAML with line numbers), `environment` (variables, `.env`, `${NAME}`), `credentials` (none
+  may stand in the file), `models` and `types` (the file's keys), `settings` (the variables), `urls` (of
+  stores), `explain` and `problems` (errors as sentences), `documentation` (what each key means),
+  `service` (file and environment put together)
+
+Read by bootstrap and the command line. Imports nothing of the rest of the package; adapters never see it.
+"""
+
+from tealagents.config.models import (
+    API_VERSIONS,
+    AgentConfig,
+    AuthSection,
+    Component,
+    ConfigFile,
+    GovernanceOverride,
+    Limits,
+    McpServer,
+    Metadata,
+    Skill,
+    Spec,
+    ThreadConfig,
+)
+from tealagents.config.problems import ConfigError, Problem
+from tealagents.config.schema import json_schema
+from tealagents.config.service import AuthOptions, ServiceConfig, TelemetryOptions, load
+from tealagents.config.settings import Settings, variables
+from tealagents.config.summary import summary
+from tealagents.config.urls import masked
+
+__all__ = [
+    "API_VERSIONS",
+    "AgentConfig",
+    "AuthOptions",
+    "AuthSection",
+    "Component",
+    "ConfigError",
+    "ConfigFile",
+    "GovernanceOverride",
+    "Limits",
+    "McpServer",
+    "Metadata",
+    "Problem",
+    "ServiceConfig",
+    "Settings",
+    "Skill",
+    "Spec",
+    "TelemetryOptions",
+    "ThreadConfig",
+    "json_schema",
+    "load",
+    "masked",
+    "summary",
+    "variables",
+]

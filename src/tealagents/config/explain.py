@@ -1,0 +1,117 @@
+"""What pydantic found, as sentences that say what to do. Values are never quoted: they may be secret."""
+
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from tealagents.config.problems import closest, did_you_mean
+from tealagents.config.types import kind_of
+
+_WANTED = {
+    "string_type": "must be text",
+    "string_unicode": "is not valid text",
+    "bool_parsing": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping (keys and values)",
+    "model_type": "must be a mapping (keys and values)",
+    "string_too_short": "must not be empty",
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+}
+_TYPES = {"string_type", "tuple_type", "dict_type", "model_type"}
+
+
+def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, Any] | None = None) -> str:
+    """One sentence for one error of `model`; `around` is the mapping in which a key is missing."""
+    kind, context = error["type"], error.get("ctx", {})
+    match kind:
+        case "missing":
+            return "is missing" + _misspelt(str(error["loc"][-1]), model_at(model, error["loc"][:-1]), around)
+        case "extra_forbidden":
+            return _unknown_key(str(error["loc"][-1]), model_at(model, error["loc"][:-1]))
+        case "literal_error":
+            return _not_one_of(error["input"], context["expected"])
+        case "value_error":
+            return str(context["error"])
+    wanted = _WANTED.get(kind)
+    if wanted is None:
+        return error["msg"]
+    if kind not in _TYPES:
+        return wanted.format(**context)
+    if kind == "string_type" and isinstance(error["input"], str):  # with half a character in it
+        return "is not valid text"
+    quotes = (
+        "; write it in quotes" if kind == "string_type" and isinstance(error["input"], int | float) else ""
+    )
+    return f"{wanted}, not {kind_of(error['input'])}{quotes}"
+
+
+def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
+    refused: Mapping[str, str] = getattr(model, "refused", {})
+    if key in refused:
+        return refused[key]
+    known = keys_of(model) if model else []
+    return "unknown key" + (did_you_mean(key, known) or f"; the keys here are {', '.join(known)}")
+
+
+def _misspelt(key: str, model: type[BaseModel] | None, around: Mapping[str, Any] | None) -> str:
+    known = keys_of(model) if model else []
+    others = [name for name in around or () if name not in known]
+    match = closest(key, others)
+    return f"; is '{match}' meant to be it?" if match else ""
+
+
+def _not_one_of(given: Any, expected: str) -> str:
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    return f"must be {expected}" + (did_you_mean(given, choices) if isinstance(given, str) else "")
+
+
+def keys_of(model: type[BaseModel]) -> list[str]:
+    """The keys of a section as they are written in the file."""
+    return [key_of(name, field) for name, field in model.model_fields.items()]
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    return field.alias or name
+
+
+def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
+    """The section that lies at `path` below `model`, if one lies there."""
+    annotation: Any = model
+    for part in path:
+        annotation = _within(_bare(annotation), part)
+    annotation = _bare(annotation)
+    return annotation if _is_model(annotation) else None
+
+
+def _within(annotation: Any, part: str | int) -> Any:
+    if _is_model(annotation):
+        fields: Mapping[str, FieldInfo] = annotation.model_fields
+        return next((field.annotation for name, field in fields.items() if key_of(name, field) == part), None)
+    if get_origin(annotation) is tuple:
+        return get_args(annotation)[0]
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    return None
+
+
+def _bare(annotation: Any) -> Any:
+    """The type without `| None` and what is annotated to it."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not NoneType)
+    return annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,49 @@
+"""The JSON Schema of the config file, for editors."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from tealagents.config import models
+from tealagents.config.documentation import meaning
+from tealagents.config.explain import key_of
+from tealagents.config.models import ConfigFile
+
+_NUMBERS_AND_SWITCHES = ("integer", "number", "boolean")
+_VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$"}
+_EMPTY = {"type": "null"}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a config file as it is written, before `${NAME}` is expanded."""
+    schema = ConfigFile.model_json_schema()
+    _complete(schema, ConfigFile)
+    for name, section in schema["$defs"].items():
+        _complete(section, getattr(models, name))
+    schema["$defs"]["Component"]["additionalProperties"] = True
+    schema["properties"]["version"] |= {"type": ["string", "number"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _complete(section: dict[str, Any], model: type[BaseModel]) -> None:
+    names = {key_of(name, field): name for name, field in model.model_fields.items()}
+    required = section.get("required", ())
+    section["properties"] = {
+        key: {"description": meaning(model, names[key])} | _as_written(about, optional=key not in required)
+        for key, about in section["properties"].items()
+    }
+
+
+def _as_written(key: dict[str, Any], *, optional: bool) -> dict[str, Any]:
+    """The key's schema, which also takes variables for numbers and switches, and keys left empty.
+
+    Not so for whole sections: editors would then complain about the section, not about what is wrong in it.
+    """
+    about = {"default": key["default"]} if "default" in key else {}
+    rest = {name: value for name, value in key.items() if name not in ("default", "title")}
+    choices = list(rest.pop("anyOf", ())) or [rest]
+    if any(choice.get("type") in _NUMBERS_AND_SWITCHES for choice in choices):
+        choices.append(_VARIABLE)
+    if optional and _EMPTY not in choices and "$ref" not in rest:
+        choices.append(_EMPTY)
+    return about | (choices[0] if len(choices) == 1 else {"anyOf": choices})

@@ -1,0 +1,349 @@
+"""The effective config: the file, with what the environment says over it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from tealagents.config.credentials import credentials
+from tealagents.config.environment import Environment, expand_all, read_environment
+from tealagents.config.explain import explain, key_of, keys_of, model_at
+from tealagents.config.file import Document, read_document
+from tealagents.config.models import (
+    API_VERSIONS,
+    AgentConfig,
+    AuthSection,
+    ConfigFile,
+    Limits,
+    McpServer,
+    Metadata,
+    Section,
+    ThreadConfig,
+)
+from tealagents.config.problems import ConfigError, KeyPath, Problem, did_you_mean, key_text
+from tealagents.config.settings import OVERRIDES, Settings, read_settings
+from tealagents.config.types import Concurrency, NameOrClass, OnDisconnect
+from tealagents.config.urls import absolute_store
+
+#: Versions of the earlier framework whose files differ in nothing but this line.
+_SAME_STRUCTURE = ("skagents/v2alpha1",)
+_AUTH: KeyPath = ("spec", "auth")
+_CERTIFICATE: KeyPath = (*_AUTH, "certificate")
+_PERSISTENCE: KeyPath = ("spec", "persistence")
+
+
+class AuthOptions(AuthSection):
+    """Who may call, with the provider decided."""
+
+    provider: NameOrClass = "mock"
+    """`entra`, `mock` or `module:Class`."""
+    chosen: bool = False
+    """Whether the provider was named. A `mock` that was not is for loopback addresses only."""
+
+    @property
+    def provider_options(self) -> dict[str, Any]:
+        """What the provider is opened with: `options`, and for entra all the other keys, too."""
+        about_entra = self.model_dump(exclude={"provider", "chosen", "options"})
+        return (about_entra if self.provider == "entra" else {}) | self.options
+
+
+class TelemetryOptions(Section):
+    """What is observed, and where it goes."""
+
+    enabled: bool = False
+    """Whether traces, metrics and logs are exported."""
+    endpoint: str | None = None
+    """Where to export to (OTLP over HTTP)."""
+    log_level: str = "INFO"
+    """Least severity that is logged."""
+    log_content: bool = False
+    """Whether logs and spans may hold the content of messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceConfig:
+    """Everything that a service needs to know, checked. All paths are absolute."""
+
+    source: Path  #: the config file
+    api_version: str
+    kind: str
+    name: str
+    version: str
+    description: str
+    metadata: Metadata
+    agent: AgentConfig
+    thread: ThreadConfig
+    limits: Limits
+    concurrency: Concurrency
+    on_disconnect: OnDisconnect
+    cors_origins: tuple[str, ...]
+    auth: AuthOptions
+    persistence: str = field(repr=False)  #: URL of the store; may hold a password
+    base_url: str | None = field(repr=False)
+    azure_api_version: str | None
+    azure_deployment: str | None
+    api_key: SecretStr | None
+    encryption_key: SecretStr | None
+    encryption_old_keys: tuple[SecretStr, ...]
+    audit_key: SecretStr | None
+    plugin_module: Path | None
+    plugin_catalog_file: Path | None
+    remote_plugin_path: Path | None
+    public_url: str | None  #: without a slash at the end
+    forward_headers: tuple[str, ...]  #: in lower case
+    offline_script: Path | None
+    telemetry: TelemetryOptions
+    environment: Mapping[str, str] = field(repr=False)  #: all variables, those of `.env` too
+    warnings: tuple[str, ...]  #: what works but was probably not meant
+
+    @property
+    def prefix(self) -> str:
+        """What every path of the service begins with: /{name}/{version}."""
+        return f"/{self.name}/{self.version}"
+
+
+def load(
+    path: Path | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    dotenv: Path | None = Path(".env"),
+) -> ServiceConfig:
+    """Reads the config file at `path`, by default the one that TA_SERVICE_CONFIG names.
+
+    Variables come from `env`, by default the process's environment, and below it from the file `dotenv`.
+    Raises ConfigError with everything that is wrong, in the file and in the environment.
+    """
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    environment = read_environment(os.environ if env is None else env, dotenv, problems)
+    settings = read_settings(environment, problems, warnings)
+    path = path or settings.service_config
+    if path is None:
+        problems.append(Problem(None, None, "TA_SERVICE_CONFIG", "is not set, and no config file was named"))
+        raise ConfigError(problems)
+    try:
+        document = read_document(path, problems)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    file = _validated(document, environment, problems)
+    config = _combined(file, settings, environment, document, problems, warnings) if file else None
+    if config is None or problems:
+        raise ConfigError(_ordered(problems))
+    return config
+
+
+def _validated(document: Document, environment: Environment, problems: list[Problem]) -> ConfigFile | None:
+    """The file as a model, with what the environment says put over it."""
+    problems += credentials(document)
+    overrides = _overrides(environment, problems)
+    if isinstance(provider := document.get(_AUTH), str):  # so that variables can say more of it
+        document.put(_AUTH, {"provider": provider})
+    for path in overrides:
+        document.remove(path)
+    problems += (document.problem(*each) for each in expand_all(document.data, environment))
+    if not _is_of_this_version(document, problems):
+        return None
+    _resolve_paths(document, problems)
+    for path, text in overrides.items():
+        document.put(path, text)
+    try:
+        return ConfigFile.model_validate(document.data)
+    except ValidationError as error:
+        problems += (_problem(document, each) for each in error.errors())
+        return None
+
+
+def _overrides(environment: Environment, problems: list[Problem]) -> Mapping[KeyPath, str]:
+    """What valid variables put in place of what the file says."""
+    wrong = {problem.key for problem in problems}
+    overrides: dict[KeyPath, str] = {}
+    for name, key in OVERRIDES.items():
+        if (text := environment.get(name)) is not None and name not in wrong:
+            overrides[key] = text
+    if path := overrides.get(_CERTIFICATE):
+        overrides[_CERTIFICATE] = os.path.abspath(path)
+    if url := overrides.get(_PERSISTENCE):
+        try:
+            overrides[_PERSISTENCE] = absolute_store(url, Path.cwd())
+        except ValueError as error:
+            problems.append(environment.problem("TA_PERSISTENCE", str(error)))
+    return overrides
+
+
+def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
+    """Whether the file can be judged by this structure; if its version is another, that is a problem."""
+    version = document.data.get("apiVersion")
+    if version is None or version in API_VERSIONS:
+        return True
+    if version in _SAME_STRUCTURE:
+        message = f"is of the earlier framework; change this one line to 'apiVersion: {API_VERSIONS[0]}'"
+    else:
+        message = f"is not known; known: {', '.join(API_VERSIONS)}{did_you_mean(str(version), API_VERSIONS)}"
+    problems.append(document.problem(("apiVersion",), message))
+    document.data["apiVersion"] = API_VERSIONS[0]
+    return version in _SAME_STRUCTURE
+
+
+def _resolve_paths(document: Document, problems: list[Problem]) -> None:
+    """Makes what the file says of paths independent of the working directory."""
+    directory = _directory(document)
+    if isinstance(url := document.get(_PERSISTENCE), str):
+        try:
+            document.put(_PERSISTENCE, absolute_store(url, directory))
+        except ValueError as error:
+            problems.append(document.problem(_PERSISTENCE, str(error)))
+    if isinstance(path := document.get(_CERTIFICATE), str):
+        certificate = os.path.normpath(directory / path)
+        document.put(_CERTIFICATE, certificate)
+        if not os.path.isfile(certificate):
+            problems.append(document.problem(_CERTIFICATE, f"there is no such file: {certificate}"))
+
+
+def _directory(document: Document) -> Path:
+    """Where the file lies. Links are not followed: mounted config maps are links to elsewhere."""
+    return Path(os.path.abspath(document.name)).parent
+
+
+def _problem(document: Document, error: ErrorDetails) -> Problem:
+    path = (*error["loc"], *error.get("ctx", {}).get("path", ()))
+    around = document.get(path[:-1])
+    return document.problem(path, explain(error, ConfigFile, around if isinstance(around, dict) else {}))
+
+
+def _ordered(problems: list[Problem]) -> list[Problem]:
+    """In the order of the files, one for each key: the first, of which the others are consequences."""
+    first: dict[tuple[str | None, str], Problem] = {}
+    for problem in problems:
+        first.setdefault((problem.file, problem.key or problem.message), problem)
+    return sorted(first.values(), key=lambda each: (each.file is None, each.file or "", each.line or 0))
+
+
+def _combined(
+    file: ConfigFile,
+    settings: Settings,
+    environment: Environment,
+    document: Document,
+    problems: list[Problem],
+    warnings: list[str],
+) -> ServiceConfig:
+    spec = file.spec
+    warnings += _unknown_keys(file, document)
+    auth = _auth(spec.auth, document, problems, warnings)
+    if spec.agent.remote_plugins and settings.remote_plugin_path is None:
+        message = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
+        problems.append(document.problem(("spec", "agent", "remote_plugins"), message))
+    if settings.encryption_old_keys and settings.encryption_key is None:
+        warnings.append(
+            "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
+        )
+    return ServiceConfig(
+        source=Path(os.path.abspath(document.name)),
+        api_version=file.api_version,
+        kind=file.kind,
+        name=file.name,
+        version=file.version,
+        description=file.description,
+        metadata=file.metadata,
+        agent=_with_programs_below(spec.agent, _directory(document)),
+        thread=spec.thread,
+        limits=spec.limits,
+        concurrency=spec.concurrency,
+        on_disconnect=spec.on_disconnect,
+        cors_origins=spec.cors_origins,
+        auth=auth,
+        persistence=spec.persistence,
+        base_url=settings.base_url,
+        azure_api_version=settings.azure_api_version,
+        azure_deployment=settings.azure_deployment,
+        api_key=settings.api_key,
+        encryption_key=settings.encryption_key,
+        encryption_old_keys=settings.encryption_old_keys,
+        audit_key=settings.audit_key,
+        plugin_module=settings.plugin_module or _beside(document, "custom_plugins.py"),
+        plugin_catalog_file=settings.plugin_catalog_file,
+        remote_plugin_path=settings.remote_plugin_path,
+        public_url=settings.public_url.rstrip("/") if settings.public_url else None,
+        forward_headers=settings.forward_headers,
+        offline_script=settings.offline_script,
+        telemetry=_telemetry(settings, warnings),
+        environment=environment.variables,
+        warnings=tuple(warnings),
+    )
+
+
+def _auth(
+    section: AuthSection, document: Document, problems: list[Problem], warnings: list[str]
+) -> AuthOptions:
+    provider = section.provider or ("entra" if section.tenant_id else "mock")
+    options = AuthOptions(
+        **section.model_dump(exclude={"provider"}), provider=provider, chosen=section.provider is not None
+    )
+    if provider == "entra":
+        for key in ("tenant_id", "audience"):
+            if not getattr(options, key):
+                message = f"entra needs it; set it here, or TA_ENTRA_{key.upper()} in the environment"
+                problems.append(document.problem((*_AUTH, key), message))
+        if not options.scopes:
+            warnings.append("any token for the audience will do: no scopes are required; set TA_ENTRA_SCOPES")
+    elif not options.chosen:
+        warnings.append(
+            "nobody's identity is checked: no auth provider is chosen, so mock takes any bearer token for "
+            "the user's id, on loopback addresses only; set TA_AUTH or spec.auth"
+        )
+    return options
+
+
+def _telemetry(settings: Settings, warnings: list[str]) -> TelemetryOptions:
+    endpoint = settings.otel_endpoint
+    if settings.telemetry_enabled and endpoint is None:
+        warnings.append("TA_TELEMETRY_ENABLED: has no effect without TA_OTEL_ENDPOINT; nothing is exported")
+    return TelemetryOptions(
+        enabled=endpoint is not None and settings.telemetry_enabled is not False,
+        endpoint=endpoint,
+        log_level=settings.log_level,
+        log_content=settings.log_content,
+    )
+
+
+def _with_programs_below(agent: AgentConfig, directory: Path) -> AgentConfig:
+    """The agent, its MCP servers' programs found from where the file is, and running there."""
+
+    def located(server: McpServer) -> McpServer:
+        if server.command is None:
+            return server
+        paths = {"cwd": os.path.normpath(directory / (server.cwd or "."))}
+        if "/" in server.command:
+            paths["command"] = os.path.normpath(directory / server.command)
+        return server.model_copy(update=paths)
+
+    return agent.model_copy(update={"mcp_servers": tuple(map(located, agent.mcp_servers))})
+
+
+def _beside(document: Document, name: str) -> Path | None:
+    path = _directory(document) / name
+    return path if path.is_file() else None
+
+
+def _unknown_keys(file: ConfigFile, document: Document) -> Iterator[str]:
+    """At most one warning, which lists all of them."""
+    listed = []
+    for path in _extras(file, ()):
+        section = model_at(ConfigFile, path[:-1])
+        hint = did_you_mean(str(path[-1]), keys_of(section) if section else ())
+        listed.append(f"{key_text(path)} (line {document.line(path)}{hint})")
+    if listed:
+        yield f"{document.name}: unknown keys are ignored: {', '.join(listed)}"
+
+
+def _extras(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    if isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _extras(item, (*path, index))
+    elif isinstance(value, BaseModel):
+        yield from ((*path, key) for key in value.model_extra or ())
+        for name, each in type(value).model_fields.items():
+            yield from _extras(getattr(value, name), (*path, key_of(name, each)))

@@ -1,0 +1,75 @@
+"""What would be served, in a few lines for people. No secret is in it."""
+
+from collections.abc import Iterator
+
+from tealagents.config.service import AuthOptions, ServiceConfig
+from tealagents.config.urls import masked
+
+
+def summary(config: ServiceConfig) -> list[tuple[str, str]]:
+    """Labels and what stands for them, in the order of reading."""
+    return list(_lines(config))
+
+
+def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
+    agent, thread = config.agent, config.thread
+    yield "config", str(config.source)
+    yield "serves", f"{config.prefix} ({config.kind}, {config.api_version})"
+    yield "model", f"{agent.model}, by {agent.client or _CLIENTS[thread.kind]}{_options(config)}"
+    yield "model service", masked(config.base_url) if config.base_url else "OpenAI"
+    yield "API key", "set" if config.api_key else "not set"
+    yield from _tools(config)
+    yield "store", masked(config.persistence) + (", encrypted" if config.encryption_key else "")
+    yield "auth", _auth(config.auth)
+    yield (
+        "thread",
+        ", ".join([thread.kind, *(part.name for part in thread.reducers + thread.context_providers)]),
+    )
+    yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
+    yield "CORS origins", ", ".join(config.cors_origins) or "none"
+    yield "limits", _limits(config)
+    yield "telemetry", config.telemetry.endpoint or "off" if config.telemetry.enabled else "off"
+
+
+_CLIENTS = {"local": "openai-chat", "remote": "openai-responses"}
+
+
+def _options(config: ServiceConfig) -> str:
+    agent = config.agent
+    options = {
+        "temperature": agent.temperature,
+        "max_tokens": agent.max_tokens,
+        "reasoning_effort": agent.reasoning_effort,
+    }
+    given = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+    return f" ({given})" if given else ""
+
+
+def _tools(config: ServiceConfig) -> Iterator[tuple[str, str]]:
+    agent = config.agent
+    if agent.plugins:
+        yield "plugins", f"{', '.join(agent.plugins)} (from {config.plugin_module or 'installed packages'})"
+    if agent.remote_plugins:
+        yield "OpenAPI plugins", f"{', '.join(agent.remote_plugins)} (from {config.remote_plugin_path})"
+    for server in agent.mcp_servers:
+        where = server.command if server.transport == "stdio" else masked(server.url or "")
+        yield "MCP server", f"{server.name}: {where} ({server.trust_level})"
+    if not (agent.plugins or agent.remote_plugins or agent.mcp_servers):
+        yield "tools", "none"
+    if config.plugin_catalog_file:
+        yield "catalogue", str(config.plugin_catalog_file)
+
+
+def _auth(auth: AuthOptions) -> str:
+    if auth.provider != "entra":
+        return (
+            auth.provider if auth.chosen else f"{auth.provider} (not chosen, so on loopback addresses only)"
+        )
+    scopes = f", scopes {' '.join(auth.scopes)}" if auth.scopes else ""
+    return f"entra, tenant {auth.tenant_id}, audience {' '.join(auth.audience)}{scopes}"
+
+
+def _limits(config: ServiceConfig) -> str:
+    defaults = type(config.limits)()
+    changed = [f"{name} {value:g}" for name, value in config.limits if value != getattr(defaults, name)]
+    return f"{', '.join(changed)}; the others as by default" if changed else "as by default"

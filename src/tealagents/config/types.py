@@ -1,0 +1,148 @@
+"""The kinds of values that config keys take, each defined once for the file and for the environment.
+
+In the file a number is a number: `"7"` in quotes or `true` is a mistake. What a variable brought, whether as
+`TA_LIMITS__…` or as `${NAME}`, is text by nature and is read as what the key wants.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from tealagents.config.environment import FromEnvironment
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | FromEnvironment):
+        raise ValueError(f"must be a number, not {kind_of(value)}")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if not isinstance(value, bool | FromEnvironment):
+        raise ValueError(f"must be true or false, not {kind_of(value)}")
+    return value
+
+
+def _words(value: Any) -> Any:
+    """A list, or its items in one text, separated by spaces."""
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+def kind_of(value: Any) -> str:
+    """What the user wrote, in the user's words."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true or false"
+        case str():
+            return "text"
+        case int() | float():
+            return "a number"
+        case dict():
+            return "a mapping"
+    return "a list"
+
+
+def _url_segment(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,99}", text):
+        fitting = re.sub(r"[^A-Za-z0-9._~-]+", "-", text).strip("-._~")[:100]
+        example = f", for example {fitting}" if fitting else ""
+        raise ValueError(
+            f"is part of the service's URL: use up to 100 letters, digits, '-', '_', '.' and '~'{example}"
+        )
+    return text
+
+
+def _name_or_class(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w-]*|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
+        raise ValueError("must be a name, or module:Class")
+    return text
+
+
+def _http_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or re.search(r"\s", text):
+        raise ValueError("must be an http:// or https:// URL")
+    return text
+
+
+def _authority(text: str) -> str:
+    host = urlsplit(_http_url(text)).hostname or ""
+    loopback = host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host)
+    if text.startswith("http:") and not loopback:
+        raise ValueError("must be https://; plain http is for loopback addresses only")
+    return text.rstrip("/")
+
+
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", text):
+        raise ValueError("must be an origin such as https://app.example.com, without a path, or *")
+    return text
+
+
+def _tenant(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", text):
+        raise ValueError("must be a tenant's id, one of its domains, or organizations")
+    return text.lower()
+
+
+def _tenant_id(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text.lower()):
+        raise ValueError("must be the ids of tenants; their domains are not in tokens")
+    return text.lower()
+
+
+def _header_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", text):
+        raise ValueError("must be the names of headers, separated by spaces")
+    return text.lower()
+
+
+def _existing_file(path: Path) -> Path:
+    absolute = Path(os.path.abspath(path))
+    if not os.path.isfile(absolute):
+        raise ValueError(f"there is no such file: {absolute}")
+    return absolute
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+_TEN_YEARS = 315_360_000
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(_number)]
+CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_number)]
+Seconds = Annotated[float, Field(gt=0, le=_TEN_YEARS), BeforeValidator(_number)]
+DrainSeconds = Annotated[float, Field(ge=0, le=86_400), BeforeValidator(_number)]
+LeaseSeconds = Annotated[float, Field(ge=0.1, le=3600), BeforeValidator(_number)]
+Temperature = Annotated[float, Field(ge=0, le=2), BeforeValidator(_number)]
+
+UrlSegment = Annotated[str, AfterValidator(_url_segment)]
+NameOrClass = Annotated[str, AfterValidator(_name_or_class)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+Authority = Annotated[str, AfterValidator(_authority)]
+Tenant = Annotated[str, AfterValidator(_tenant)]
+Text = Annotated[str, Field(min_length=1)]
+
+_SPLIT = BeforeValidator(_words, json_schema_input_type=str | tuple[str, ...])
+Words = Annotated[tuple[Text, ...], _SPLIT]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], _SPLIT]
+TenantIds = Annotated[tuple[Annotated[str, AfterValidator(_tenant_id)], ...], _SPLIT]
+HeaderNames = Annotated[tuple[Annotated[str, AfterValidator(_header_name)], ...], _SPLIT]
+ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
+
+Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
+OnDisconnect = Literal["continue", "cancel"]
+ThreadKind = Literal["local", "remote"]
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)]

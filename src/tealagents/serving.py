@@ -1,0 +1,58 @@
+"""Stopping in good order: on SIGTERM the socket stays open while what runs is finished."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tealagents.engine.service import Service
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
+    """Within it, the first SIGTERM or SIGINT drains `service`; the server is told only then.
+
+    New messages are refused meanwhile; reads, followers and health go on. A second signal does not wait.
+    Outside the main thread signals are somebody else's, and nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    servers = {number: signal.getsignal(number) for number in _SIGNALS}
+    draining: list[asyncio.Task[None]] = []
+
+    def hand_over(number: signal.Signals) -> None:
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, servers[each])
+        signal.raise_signal(number)
+
+    async def drain(number: signal.Signals) -> None:
+        try:
+            await service.drain(seconds)
+        except Exception:
+            log.exception("draining failed; stopping all the same")
+        hand_over(number)
+
+    def told(number: signal.Signals) -> None:
+        if draining:
+            draining[0].cancel()
+            hand_over(number)
+        else:
+            draining.append(loop.create_task(drain(number)))
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, told, number)
+    try:
+        yield
+    finally:
+        for each in _SIGNALS:
+            if loop.remove_signal_handler(each):
+                signal.signal(each, servers[each])

@@ -1,0 +1,32 @@
+"""Traces, metrics and logs.
+
+=============  ==========================================================================
+`logs`         one line a record, with the ids of the request it belongs to; never content
+`exporting`    OpenTelemetry's SDK and its OTLP exporters, only where an endpoint is given
+`observing`    spans and metrics of an agent, its model calls and its tools (GenAI conventions)
+=============  ==========================================================================
+
+The span of an HTTP request, which continues the caller's W3C trace context, is FastAPI's own.
+
+Off until an endpoint is given: then nothing of OpenTelemetry's SDK is imported and a turn pays nothing.
+Used by bootstrap alone; the engine knows only `engine.agent.Observer`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tealagents.config import TelemetryOptions
+from tealagents.telemetry.logs import configure_logs
+
+
+@contextmanager
+def configured(options: TelemetryOptions, name: str, version: str) -> Iterator[None]:
+    """Logs as configured, and exporters for as long as the service runs."""
+    configure_logs(options.log_level, content=options.log_content)
+    if not (options.enabled and options.endpoint):
+        yield
+        return
+    from tealagents.telemetry.exporting import exporting
+
+    with exporting(options, name, version):
+        yield

@@ -1,0 +1,96 @@
+"""OpenTelemetry's SDK and its OTLP exporters."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import metrics, trace
+from opentelemetry._logs import Logger, SeverityNumber, set_logger_provider
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from tealagents.config import TelemetryOptions
+from tealagents.telemetry.logs import Ids
+
+_SEVERITIES = (
+    (logging.CRITICAL, SeverityNumber.FATAL),
+    (logging.ERROR, SeverityNumber.ERROR),
+    (logging.WARNING, SeverityNumber.WARN),
+    (logging.INFO, SeverityNumber.INFO),
+    (logging.NOTSET, SeverityNumber.DEBUG),
+)
+
+
+class Exported(logging.Handler):
+    """Hands log records to OpenTelemetry; the span they belong to is the current one."""
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("opentelemetry"):
+            return  # an exporter that fails must not feed itself
+        severity = next(number for level, number in _SEVERITIES if record.levelno >= level)
+        attributes = {"logger": record.name}
+        attributes |= {f"tealagents.{name}": value for name, value in getattr(record, "ids", {}).items()}
+        if record.exc_info and record.exc_info[0] is not None:
+            attributes["exception.type"] = record.exc_info[0].__name__
+        self._logger.emit(
+            timestamp=int(record.created * 1e9),
+            severity_number=severity,
+            severity_text=record.levelname,
+            body=record.getMessage(),
+            attributes=attributes,
+        )
+
+
+class WithoutQueries(SpanProcessor):
+    """Masks the queries of URLs: an authorization comes back with its code and state in one."""
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        if span.attributes and "url.query" in span.attributes:
+            span.set_attribute("url.query", "REDACTED")
+
+
+@contextmanager
+def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[None]:
+    """Exports for as long as it is entered, and what is left at the end."""
+    resource = Resource.create(
+        {
+            "service.name": name,
+            "service.version": version,
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
+    )
+    base = (options.endpoint or "").rstrip("/")
+    tracing = TracerProvider(resource=resource)
+    tracing.add_span_processor(WithoutQueries())
+    tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics"))
+    metering = MeterProvider(resource=resource, metric_readers=[reader])
+    logs = LoggerProvider(resource=resource)
+    logs.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs")))
+    trace.set_tracer_provider(tracing)
+    metrics.set_meter_provider(metering)
+    set_logger_provider(logs)
+    handler = Exported(logs.get_logger("tealagents"))
+    handler.addFilter(Ids())
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        for provider in (tracing, metering, logs):
+            provider.shutdown()

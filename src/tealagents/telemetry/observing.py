@@ -1,0 +1,184 @@
+"""Spans and metrics of an agent, its model calls and its tools.
+
+Names follow OpenTelemetry's semantic conventions for generative AI: `invoke_agent {agent}`,
+`chat {model}`, `execute_tool {tool}`; token usage and durations as histograms.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry import context, metrics, propagate, trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from tealagents.domain.current import current_ids
+from tealagents.domain.errors import TealError
+from tealagents.domain.events import ModelDone
+from tealagents.domain.models import RequestRecord, ToolCall
+from tealagents.engine.observer import ModelWatch, Observer, RequestWatch, ToolWatch
+
+#: seconds; as the conventions advise for model operations
+_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+
+class OpenTelemetryObserver(Observer):
+    """Tells OpenTelemetry. `content` allows what was said into spans."""
+
+    def __init__(self, agent: str, version: str, *, content: bool) -> None:
+        self._agent = agent
+        self._version = version
+        self._content = content
+        self._tracer = trace.get_tracer("tealagents")
+        meter = metrics.get_meter("tealagents")
+        self._duration = meter.create_histogram(
+            "gen_ai.client.operation.duration", "s", explicit_bucket_boundaries_advisory=_BUCKETS
+        )
+        self._first = meter.create_histogram(
+            "gen_ai.client.operation.time_to_first_chunk", "s", explicit_bucket_boundaries_advisory=_BUCKETS
+        )
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage", "{token}", explicit_bucket_boundaries_advisory=_TOKENS
+        )
+        self._requests = meter.create_counter("tealagents.requests", "{request}")
+
+    @contextmanager
+    def request(self, request: RequestRecord) -> Iterator[RequestWatch]:
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": self._agent,
+            "gen_ai.agent.version": self._version,
+            "gen_ai.conversation.id": request.task_id,
+            "tealagents.session_id": request.session_id,
+            "tealagents.task_id": request.task_id,
+            "tealagents.request_id": request.request_id,
+        }
+        span = self._tracer.start_span(f"invoke_agent {self._agent}", attributes=attributes)
+        token = context.attach(trace.set_span_in_context(span))
+        try:
+            with super().request(request):
+                yield _RequestWatch(span, self)
+        finally:
+            span.end()
+            context.detach(token)
+
+    def count(self, status: str, code: str | None) -> None:
+        self._requests.add(1, {"status": status, "error.type": code or ""})
+
+    def model_call(self, model: str, provider: str, *, streamed: bool) -> ModelWatch:
+        attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": provider,
+            "gen_ai.request.model": model,
+            **_ids(),
+        }
+        span = self._tracer.start_span(f"chat {model}", kind=SpanKind.CLIENT, attributes=attributes)
+        return _ModelWatch(span, self, {"gen_ai.provider.name": provider, "gen_ai.request.model": model})
+
+    def record_model(self, attributes: dict[str, str], seconds: float, done: ModelDone | None) -> None:
+        named = {"gen_ai.operation.name": "chat", **attributes}
+        self._duration.record(seconds, named)
+        if done is not None:
+            usage = done.usage
+            self._tokens.record(usage.prompt_tokens, {**named, "gen_ai.token.type": "input"})
+            self._tokens.record(usage.completion_tokens, {**named, "gen_ai.token.type": "output"})
+
+    def record_first(self, attributes: dict[str, str], seconds: float) -> None:
+        self._first.record(seconds, {"gen_ai.operation.name": "chat", **attributes})
+
+    @property
+    def content(self) -> bool:
+        return self._content
+
+    @contextmanager
+    def tool_call(self, call: ToolCall) -> Iterator[ToolWatch]:
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": call.tool,
+            "gen_ai.tool.call.id": call.id,
+            **_ids(),
+        }
+        with self._tracer.start_as_current_span(f"execute_tool {call.tool}", attributes=attributes) as span:
+            if self._content:
+                span.set_attribute("gen_ai.tool.call.arguments", call.arguments)
+            yield _ToolWatch(span, content=self._content)
+
+
+class _RequestWatch(RequestWatch):
+    def __init__(self, span: Span, observer: OpenTelemetryObserver) -> None:
+        self._span = span
+        self._observer = observer
+
+    def ended(self, request: RequestRecord) -> None:
+        code = request.error["code"] if request.error else None
+        self._span.set_attribute("tealagents.status", request.status)
+        self._span.set_attribute("gen_ai.usage.input_tokens", request.usage.prompt_tokens)
+        self._span.set_attribute("gen_ai.usage.output_tokens", request.usage.completion_tokens)
+        if code is not None:
+            self._span.set_attribute("error.type", code)
+            self._span.set_status(Status(StatusCode.ERROR, code))
+        self._observer.count(request.status, code)
+
+    def failed(self, error: TealError) -> None:
+        self._span.set_attribute("error.type", error.code)
+        self._span.set_status(Status(StatusCode.ERROR, error.code))
+        self._observer.count("Unknown", error.code)
+
+
+class _ModelWatch(ModelWatch):
+    def __init__(self, span: Span, observer: OpenTelemetryObserver, attributes: dict[str, str]) -> None:
+        self._span = span
+        self._observer = observer
+        self._attributes = attributes
+        self._began = time.perf_counter()
+
+    def headers(self) -> dict[str, str]:
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(self._span))
+        return carrier
+
+    def first_piece(self) -> None:
+        self._observer.record_first(self._attributes, time.perf_counter() - self._began)
+
+    def done(self, done: ModelDone, text: str) -> None:
+        span = self._span
+        span.set_attribute("gen_ai.response.model", done.model)
+        span.set_attribute("gen_ai.response.finish_reasons", [done.finish_reason])
+        span.set_attribute("gen_ai.usage.input_tokens", done.usage.prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", done.usage.completion_tokens)
+        if done.response_id:
+            span.set_attribute("gen_ai.response.id", done.response_id)
+        if self._observer.content:
+            span.set_attribute("gen_ai.output.messages", text)
+        self._end(done, None)
+
+    def failed(self, error: BaseException) -> None:
+        kind = error.code if isinstance(error, TealError) else type(error).__name__
+        self._span.set_attribute("error.type", kind)
+        self._span.set_status(Status(StatusCode.ERROR, kind))
+        self._end(None, kind)
+
+    def _end(self, done: ModelDone | None, kind: str | None) -> None:
+        attributes = {**self._attributes, **({"error.type": kind} if kind else {})}
+        self._observer.record_model(attributes, time.perf_counter() - self._began, done)
+        self._span.end()
+
+
+class _ToolWatch(ToolWatch):
+    def __init__(self, span: Span, *, content: bool) -> None:
+        self._span = span
+        self._content = content
+
+    def done(self, output: str, *, is_error: bool) -> None:
+        if is_error:
+            self._span.set_attribute("error.type", "tool_error")
+            self._span.set_status(Status(StatusCode.ERROR, "tool_error"))
+        if self._content:
+            self._span.set_attribute("gen_ai.tool.call.result", output)
+
+    def deferred(self) -> None:
+        self._span.set_attribute("tealagents.deferred", True)
+
+
+def _ids() -> dict[str, str]:
+    return {f"tealagents.{name}": value for name, value in current_ids.get().items()}

@@ -1,0 +1,21 @@
+"""What ships for tests: of this project, of agents, and of stores and providers that others write.
+
+=================  =====================================================================================
+`service`          a running service, on a thread or as a process that can be killed
+`forking`          the same, started in milliseconds
+`killing`          a process that dies at a chosen point of a turn
+`servers`          private Redis, PostgreSQL and DynamoDB servers
+`faults`           a proxy that delays, drops, resets and cuts connections
+`stores`           the suite that every store passes
+`history`          what clients were told, held against what a service remembers
+`recounting`       a model that recounts what it was sent
+`models`           a model in this process
+`authority`        an authority that issues tokens as Entra ID does
+`clock`            time that a test moves
+`pytest_servers`   servers as fixtures; `pytest_places`: services on any durable store
+=================  =====================================================================================
+
+The model service for tests is `tealagents.llm.offline`. May import everything; nothing imports it but
+tests, demos, benchmarks and the command line's `authority` and `token`. What is for pytest needs the extra
+`testing`.
+"""

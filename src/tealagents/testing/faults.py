@@ -1,0 +1,345 @@
+"""A TCP proxy on loopback that does to a connection what networks do.
+
+    async with FaultProxy("127.0.0.1", 5432) as proxy:
+        store = open_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
+        proxy.faults = Faults(drop_replies=True)      # the server acts, and nobody hears of it
+
+`proxy.faults` holds for every connection, `connection.faults` for one of them, and both may be changed while
+bytes are passing. `proxy.chaos(seed=…, rate=…)` breaks pieces at random, the same way for the same seed and
+traffic. ``with FaultProxy(…)`` runs the proxy in a thread of its own, for code that is not asynchronous.
+
+Bytes are never lost from the middle of a stream, because TCP does not do that: a connection whose reply was
+dropped stays mute for the rest of its life.
+"""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+__all__ = ["KINDS", "Connection", "FaultProxy", "Faults"]
+
+Direction = Literal["request", "reply"]
+Kind = Literal["delay", "drop_reply", "reset", "half_close", "cut"]
+
+#: what `chaos` may do to a piece
+KINDS: Final[tuple[Kind, ...]] = ("delay", "drop_reply", "reset", "half_close", "cut")
+
+_PIECE = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """What is done to connections."""
+
+    #: seconds for which every piece is held back
+    delay: float = 0
+    #: bytes a second, in each direction
+    throttle: float | None = None
+    #: what the server says is swallowed
+    drop_replies: bool = False
+    #: nothing passes in either direction, and nothing is closed; lifted, what waited goes on
+    blackhole: bool = False
+    #: a new connection is reset at once
+    refuse: bool = False
+    #: a connection is reset when so many bytes have passed towards the server
+    cut_requests_after: int | None = None
+    #: … or towards the client
+    cut_replies_after: int | None = None
+    #: a cut ends that direction as a `shutdown` does, instead of resetting the connection
+    cut_in_good_order: bool = False
+
+    def room(self, direction: Direction, passed: int) -> int | None:
+        """How many bytes may still pass before the cut; None where none is due."""
+        limit = self.cut_requests_after if direction == "request" else self.cut_replies_after
+        return None if limit is None else max(0, limit - passed)
+
+
+NO_FAULTS: Final = Faults()
+
+
+class Connection:
+    """One client's connection through the proxy."""
+
+    def __init__(self, proxy: "FaultProxy", client: socket.socket) -> None:
+        self.number = next(proxy._numbers)
+        #: overrides the proxy's faults for this connection
+        self.faults: Faults | None = proxy.upcoming.pop(0) if proxy.upcoming else None
+        self.passed: dict[Direction, int] = {"request": 0, "reply": 0}
+        self._proxy = proxy
+        self._client = client
+        self._server: socket.socket | None = None
+        self._mute = False
+        self._with_reset = False
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def reset(self) -> None:
+        """Both ends see ECONNRESET."""
+        self._with_reset = True
+        self._task.cancel()
+
+    def cut_after(self, passed: int, direction: Direction) -> None:
+        """Resets the connection once `passed` bytes have gone in one direction."""
+        request = direction == "request"
+        self.faults = Faults(cut_requests_after=passed) if request else Faults(cut_replies_after=passed)
+
+    def half_close(self, direction: Direction = "reply") -> None:
+        """Ends one direction, as a `shutdown` does: the reader of it sees the end, the writer nothing yet."""
+        if direction == "reply":
+            self._mute = True
+        sink = self._client if direction == "reply" else self._server
+        if sink is not None:
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+    # --- passing bytes on -------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            if (self.faults or self._proxy.faults).refuse:
+                self._with_reset = True
+                return
+            self._server = await _connect(self._proxy.upstream)
+            requests = asyncio.create_task(self._pump(self._client, self._server, "request"))
+            replies = asyncio.create_task(self._pump(self._server, self._client, "reply"))
+            try:
+                await asyncio.gather(requests, replies)
+            finally:
+                requests.cancel()
+                replies.cancel()
+                await asyncio.gather(requests, replies, return_exceptions=True)
+        except OSError:
+            self._with_reset = True
+        except asyncio.CancelledError:
+            pass  # `reset`, or the proxy ends
+        finally:
+            self._close()
+
+    async def _pump(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
+        loop = asyncio.get_running_loop()
+        while piece := await loop.sock_recv(source, _PIECE):
+            piece = await self._suffer(piece, direction)
+            if self._with_reset:
+                return None  # it is about to happen: nothing may pass that comes after what was lost
+            if piece:
+                await loop.sock_sendall(sink, piece)
+                self.passed[direction] += len(piece)
+            if self._cut_due(direction):
+                in_good_order = (self.faults or self._proxy.faults).cut_in_good_order
+                return self.half_close(direction) if in_good_order else self.reset()
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+        return None
+
+    async def _suffer(self, piece: bytes, direction: Direction) -> bytes:
+        """What is left of `piece` after the faults that hold now."""
+        piece = await self._proxy._random_fault(self, piece, direction)
+        faults = self.faults or self._proxy.faults
+        if faults.delay:
+            await asyncio.sleep(faults.delay)
+        if faults.throttle:
+            await asyncio.sleep(len(piece) / faults.throttle)
+        while (self.faults or self._proxy.faults).blackhole:  # noqa: ASYNC110 — anybody may change the faults
+            await asyncio.sleep(0.01)
+        if direction == "reply" and (self.faults or self._proxy.faults).drop_replies:
+            self._mute = True
+        if direction == "reply" and self._mute:
+            return b""
+        return piece[: faults.room(direction, self.passed[direction])]
+
+    def _cut_due(self, direction: Direction) -> bool:
+        return (self.faults or self._proxy.faults).room(direction, self.passed[direction]) == 0
+
+    def _close(self) -> None:
+        for end in (self._client, self._server):
+            if end is not None:
+                if self._with_reset:
+                    with suppress(OSError):  # no linger time: close sends RST
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.close()
+
+
+class FaultProxy:
+    """Listens on a free port of loopback and passes on to `host:port` what its faults leave of it."""
+
+    def __init__(self, host: str, port: int, *, faults: Faults = NO_FAULTS) -> None:
+        self.upstream = (host, port)
+        self.faults = faults
+        #: the next connections' own faults, one for each
+        self.upcoming: list[Faults] = []
+        self.host = "127.0.0.1"
+        self.port = 0
+        #: those that are open now
+        self.connections: set[Connection] = set()
+        #: how often each kind of random fault has struck
+        self.struck: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._numbers = iter(range(1 << 62))
+        self._random: random.Random | None = None
+        self._rate = 0.0
+        self._kinds: Sequence[Kind] = KINDS
+        self._hold = 0.05
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._thread: _ProxyThread | None = None
+
+    def url_for(self, url: str) -> str:
+        """`url` with the proxy in the place of the server; where the URL has an `endpoint`, in that."""
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if "endpoint" in query:
+            query["endpoint"] = self.url_for(query["endpoint"])
+            return urlunsplit(parts._replace(query=urlencode(query, safe=":/")))
+        credentials, at, _ = parts.netloc.rpartition("@")
+        return urlunsplit(parts._replace(netloc=f"{credentials}{at}{self.host}:{self.port}"))
+
+    # --- breaking things --------------------------------------------------------------------------
+
+    def reset_all(self) -> None:
+        """Resets every open connection."""
+        self._for_all(Connection.reset)
+
+    def half_close_all(self, direction: Direction = "reply") -> None:
+        self._for_all(lambda connection: connection.half_close(direction))
+
+    def chaos(self, *, seed: int, rate: float, kinds: Sequence[Kind] = KINDS, hold: float = 0.05) -> None:
+        """From now on a piece meets one of `kinds` with the probability `rate`; delays last up to `hold`."""
+        self._random, self._rate, self._kinds, self._hold = random.Random(seed), rate, kinds, hold
+
+    def calm(self) -> None:
+        """Ends `chaos` and every fault that holds for all connections."""
+        self._random = None
+        self.faults = NO_FAULTS
+
+    async def _random_fault(self, connection: Connection, piece: bytes, direction: Direction) -> bytes:
+        chance = self._random
+        if chance is None or chance.random() >= self._rate:
+            return piece
+        kind = chance.choice(self._kinds)
+        self.struck[kind] += 1
+        pause = chance.uniform(0, self._hold)
+        if kind == "delay":
+            await asyncio.sleep(pause)
+            return piece
+        if kind == "cut":
+            piece = piece[: chance.randrange(len(piece))]
+            connection.cut_after(connection.passed[direction] + len(piece), direction)
+            return piece
+        if kind == "half_close":
+            connection.half_close("reply")
+        elif kind == "drop_reply":
+            connection._mute = True
+        elif kind == "reset":
+            connection.reset()
+            return b""
+        # soon, so that a client need not wait for its own timeout; by then the server may have acted
+        asyncio.get_running_loop().call_later(pause, connection.reset)
+        return piece
+
+    # --- opening and closing ----------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._listener = socket.create_server((self.host, 0), backlog=512)
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._accepting = asyncio.create_task(self._accept(self._listener))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._accepting is not None
+        assert self._listener is not None
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self._listener.close()
+        for connection in (open_now := list(self.connections)):
+            connection._task.cancel()
+        await asyncio.gather(*(connection._task for connection in open_now), return_exceptions=True)
+        self._loop = None
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            client, _ = await loop.sock_accept(listener)
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self, client)
+            self.connections.add(connection)
+            connection._task.add_done_callback(partial(self._forget, connection))
+
+    def _forget(self, connection: Connection, _: "asyncio.Task[None]") -> None:
+        self.connections.discard(connection)
+        # a task canceled before it ran at all has closed nothing
+        connection._close()
+
+    def __enter__(self) -> Self:
+        self._thread = _ProxyThread(self)
+        self._thread.begin()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._thread is not None
+        self._thread.end()
+        self._thread = None
+
+    def _for_all(self, action: Callable[[Connection], None]) -> None:
+        """Does `action` in the thread of the proxy's loop, and returns when it is done."""
+        done = threading.Event()
+
+        def act() -> None:
+            for connection in list(self.connections):
+                action(connection)
+            done.set()
+
+        if self._thread is None:
+            act()
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(act)
+            done.wait()
+
+
+class _ProxyThread(threading.Thread):
+    """Runs a proxy in an event loop of its own."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        super().__init__(name="fault-proxy", daemon=True)
+        self._proxy = proxy
+        self._loop = asyncio.new_event_loop()
+        self._end = asyncio.Event()
+        self._ready = threading.Event()
+
+    def begin(self) -> None:
+        self.start()
+        self._ready.wait()
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._end.set)
+        self.join()
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        async with self._proxy:
+            self._ready.set()
+            await self._end.wait()
+
+
+async def _connect(address: tuple[str, int]) -> socket.socket:
+    link = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    link.setblocking(False)
+    try:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(link, address)
+    except BaseException:
+        link.close()
+        raise
+    return link

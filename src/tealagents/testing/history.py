@@ -1,0 +1,453 @@
+"""A history checker: what clients were told, held against what the service remembers in the end.
+
+Every message is a word of its own, and the model is `recounting.RecountingModel`, whose answer tells which
+words it was sent. While processes are killed and connections are cut, correspondents send, look, and note
+what they were told. Afterwards every task is read over REST, whole, and not one of these may be found:
+
+========  ====================================================================================
+lost      a message whose answer was told, and that is not there, or answered otherwise
+doubled   a message that is there twice, or that was answered twice
+phantom   a message that nobody sent, or that was refused, or sent to another task
+stale     an answer, or a look, that left out what had been told before, or knew what was not so
+stuck     a request or a task that never ends, or a task that takes no further message
+========  ====================================================================================
+
+What became of a message is `ok` (its answer was told), `failed` (its refusal or its end without an answer
+was) or `unknown` (the connection broke, or the service could not tell): then both is allowed, and only the
+rules for what is stored hold.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx
+import msgspec
+
+from tealagents.domain.models import Entry
+from tealagents.state.chain import GENESIS, Chain
+from tealagents.testing.recounting import recount
+
+__all__ = ["Correspondent", "History", "Operation", "Verdict", "check"]
+
+Outcome = Literal["ok", "failed", "unknown"]
+Json = dict[str, Any]
+#: reads a document: the path behind the agent's prefix, its query
+Read = Callable[..., Awaitable[Json]]
+
+#: codes of refusals: nothing was stored
+REFUSALS = frozenset({"task_busy", "overloaded", "draining", "invalid_request"})
+#: codes after which only the request itself tells what became of it
+UNCERTAIN = frozenset({"persistence_unavailable", "interrupted", "request_in_progress"})
+#: seconds between two attempts under one key
+PAUSE = 0.05
+
+
+@dataclass(kw_only=True)
+class Operation:
+    """One message, and what its sender was told."""
+
+    word: str
+    task_id: str | None
+    began: float
+    ended: float = 0.0
+    outcome: Outcome = "unknown"
+    #: of a request that the service has named; None where nothing was stored
+    request_id: str | None = None
+    #: how it failed
+    code: str | None = None
+    detail: str | None = None
+    answer: str | None = None
+    #: it was taken as a stream
+    streamed: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one read of a task showed."""
+
+    task_id: str
+    began: float
+    words: frozenset[str]
+
+
+@dataclass
+class History:
+    """What all correspondents did."""
+
+    operations: dict[str, Operation] = field(default_factory=dict)
+    looks: list[Look] = field(default_factory=list)
+    #: what no fault excuses
+    wrong: list[str] = field(default_factory=list)
+
+    def begin(self, task_id: str | None, *, streamed: bool) -> Operation:
+        word = f"word-{len(self.operations) + 1}"
+        operation = Operation(word=word, task_id=task_id, began=time.monotonic(), streamed=streamed)
+        self.operations[word] = operation
+        return operation
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(op.task_id for op in self.operations.values() if op.task_id))
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(op.outcome == outcome for op in self.operations.values())
+
+
+class Correspondent:
+    """One client. It sends to any of the replicas, and again under the same key where it was not told."""
+
+    def __init__(
+        self,
+        history: History,
+        http: httpx.AsyncClient,
+        replicas: Sequence[str],
+        rng: random.Random,
+        *,
+        patience: float = 5.0,
+    ) -> None:
+        """`replicas` are URLs with the agent's prefix; `http` brings the user's token."""
+        self._history = history
+        self.http = http
+        self._replicas = replicas
+        self._rng = rng
+        self._patience = patience
+
+    async def send(self, task_id: str | None, *, attempts: int = 1, streamed: bool = False) -> Operation:
+        """Sends one message; with more than one attempt under an idempotency key."""
+        operation = self._history.begin(task_id, streamed=streamed)
+        headers = {"idempotency-key": operation.word} if attempts > 1 else {}
+        body: Json = {"items": [{"content_type": "text", "content": operation.word}]}
+        if task_id:
+            body["task_id"] = task_id
+        certain = True
+        for attempt in range(attempts):
+            if attempt:
+                await asyncio.sleep(PAUSE)
+            told = await self._attempt(operation, body, headers)
+            if told == "told":
+                break
+            if told == "refused":
+                # an attempt before this one may still be on its way
+                operation.outcome = "failed" if certain else "unknown"
+                break
+            certain = certain and told == "never sent"
+        else:
+            operation.outcome = "unknown" if not certain else "failed"
+        operation.ended = time.monotonic()
+        return operation
+
+    async def _attempt(
+        self, operation: Operation, body: Json, headers: Mapping[str, str]
+    ) -> Literal["told", "refused", "never sent", "uncertain"]:
+        url = self._rng.choice(self._replicas)
+        try:
+            async with asyncio.timeout(self._patience):
+                if operation.streamed:
+                    status, replayed, document = await self._stream(operation, url, body, headers)
+                else:
+                    response = await self.http.post(url, json=body, headers=dict(headers))
+                    status, document = response.status_code, response.json()
+                    replayed = "idempotent-replayed" in response.headers
+        except httpx.ConnectError:
+            return "never sent"
+        except (httpx.TransportError, TimeoutError, BrokenStream):
+            return "uncertain"
+        return self._judge(operation, status, document, replayed=replayed)
+
+    def _judge(
+        self, operation: Operation, status: int, document: Json, *, replayed: bool
+    ) -> Literal["told", "refused", "uncertain"]:
+        if status == 200:
+            operation.outcome = "ok"
+            operation.request_id, operation.task_id = document["request_id"], document["task_id"]
+            operation.answer = document["content"]["output"]
+            return "told"
+        code = document.get("code", "")
+        if code in REFUSALS:
+            return "refused"
+        if status == 500:
+            self._history.wrong.append(f"{operation.word} was answered {document}")
+        if code in UNCERTAIN and not replayed:
+            return "uncertain"
+        operation.outcome, operation.code, operation.detail = "failed", code, document.get("detail")
+        operation.request_id = document.get("request_id")
+        return "told"
+
+    async def _stream(
+        self, operation: Operation, url: str, body: Json, headers: Mapping[str, str]
+    ) -> tuple[int, bool, Json]:
+        async with self.http.stream("POST", url + "/sse", json=body, headers=dict(headers)) as response:
+            replayed = "idempotent-replayed" in response.headers
+            if response.status_code != 200:
+                return response.status_code, replayed, msgspec.json.decode(await response.aread())
+            heard = [event async for event in events_of(response)]
+        if not heard or heard[-1].name not in ("final-response", "error"):
+            raise BrokenStream
+        document = heard[-1].data
+        if heard[-1].name == "final-response":
+            self._history.wrong += gaps(heard, operation.word)
+            return 200, replayed, document
+        return int(document["status"]), replayed, document
+
+    async def look(self, task_id: str) -> None:
+        """Reads a task's messages from one replica, and notes what it saw."""
+        began = time.monotonic()
+        read = reader(self.http, self._rng.choice(self._replicas))
+        try:
+            async with asyncio.timeout(self._patience):
+                messages = await everything(read, f"/tasks/{task_id}/messages")
+        except (httpx.TransportError, httpx.HTTPStatusError, TimeoutError):
+            return
+        words = frozenset(_text(message) for message in messages if message["role"] == "user")
+        self._history.looks.append(Look(task_id, began, words))
+
+
+# --- streams ----------------------------------------------------------------------------------------
+
+
+class BrokenStream(Exception):
+    """A stream that ended before its last event."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One event."""
+
+    id: int
+    name: str
+    data: Json
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[Heard]:
+    """The events of a stream as they come."""
+    name, number = "", 0
+    async for line in response.aiter_lines():
+        kind, _, value = line.partition(": ")
+        if kind == "event":
+            name = value
+        elif kind == "id":
+            number = int(value)
+        elif kind == "data":
+            yield Heard(number, name, msgspec.json.decode(value))
+
+
+def gaps(heard: Sequence[Heard], word: str) -> list[str]:
+    """What is wrong with a stream that ended in an answer: numbers left out, pieces that do not make it."""
+    found = []
+    if [event.id for event in heard] != list(range(1, len(heard) + 1)):
+        found.append(f"the stream of {word} has the numbers {[event.id for event in heard]}")
+    pieces = "".join(event.data["output_partial"] for event in heard if event.name == "partial-response")
+    if pieces not in ("", heard[-1].data["content"]["output"]):
+        found.append(f"the pieces of {word} make {pieces!r}")
+    return found
+
+
+# --- the verdict ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    """What was found; each is a sentence that names the message."""
+
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    phantom: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    #: answered 500, streams with gaps, audits that do not verify
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> dict[str, list[str]]:
+        """What must be empty."""
+        return {name: found for name, found in vars(self).items() if found}
+
+
+async def check(history: History, http: httpx.AsyncClient, replicas: Sequence[str]) -> Verdict:
+    """Reads every task whole, each from another replica, and compares. The faults must be over by now."""
+    verdict = Verdict(wrong=list(history.wrong))
+    places: Counter[str] = Counter()
+
+    async def check_tasks(place: int) -> None:
+        read = reader(http, replicas[place])
+        for task_id in history.tasks[place :: len(replicas)]:
+            await _TaskCheck(history, verdict, places, read, task_id).run()
+            await _check_audit(verdict, read, task_id)
+
+    await asyncio.gather(*map(check_tasks, range(len(replicas))))
+    verdict.doubled += [f"{word} is there {count} times" for word, count in places.items() if count > 1]
+    for n, operation in enumerate(history.operations.values()):
+        if operation.request_id is not None and not places[operation.word]:
+            await _check_absent(verdict, reader(http, replicas[n % len(replicas)]), operation)
+    streamed = [op for op in history.operations.values() if op.streamed and op.outcome == "ok"]
+    for n, operation in enumerate(streamed):
+        await _check_replay(verdict, http, replicas[n % len(replicas)], operation)
+    return verdict
+
+
+class _TaskCheck:
+    """One task, message by message."""
+
+    def __init__(
+        self, history: History, verdict: Verdict, places: Counter[str], read: Read, task_id: str
+    ) -> None:
+        self._history = history
+        self._verdict = verdict
+        self._places = places
+        self._read = read
+        self._task_id = task_id
+        #: what the model must have been told of
+        self._completed: list[str] = []
+        self._order: list[Operation] = []
+
+    async def run(self) -> None:
+        task = await self._read(f"/tasks/{self._task_id}")
+        if task["status"] not in ("Completed", "Failed", "Canceled"):
+            self._verdict.stuck.append(f"the task {self._task_id} is {task['status']}")
+        by_request: dict[str, list[Json]] = defaultdict(list)
+        for message in await everything(self._read, f"/tasks/{self._task_id}/messages"):
+            by_request[message["request_id"]].append(message)
+        for request_id, messages in by_request.items():
+            await self._request(request_id, messages)
+        self._check_order()
+        self._check_looks()
+
+    async def _request(self, request_id: str, messages: Sequence[Json]) -> None:
+        verdict, request = self._verdict, await self._read(f"/requests/{request_id}")
+        asked = [_text(message) for message in messages if message["role"] == "user"]
+        answers = [_text(message) for message in messages if message["role"] == "assistant"]
+        self._places.update(asked)
+        if len(asked) != 1:
+            verdict.doubled.append(f"the request {request_id} holds the messages {asked}")
+            return
+        word, status = asked[0], request["status"]
+        operation = self._history.operations.get(word)
+        if operation is None or operation.task_id not in (None, self._task_id):
+            verdict.phantom.append(f"{word} is in the task {self._task_id}: {operation}")
+            return
+        if operation.outcome == "failed" and operation.request_id is None:
+            verdict.phantom.append(f"{word} was refused, and is there: {operation}")
+        if status == "Completed":
+            self._completed_request(operation, request, answers)
+        elif status in ("Failed", "Canceled"):
+            self._ended_request(operation, request, answers)
+        else:
+            verdict.stuck.append(f"the request {request_id} of {word} is {status}")
+        if operation.outcome == "ok":
+            self._order.append(operation)
+
+    def _completed_request(self, operation: Operation, request: Json, answers: list[str]) -> None:
+        word, verdict = operation.word, self._verdict
+        self._completed.append(word)
+        if len(answers) != 1:
+            (verdict.doubled if answers else verdict.lost).append(f"{word} has the answers {answers}")
+            return
+        if answers[0] != recount(self._completed):
+            verdict.stale.append(f"{word} was answered {answers[0]!r} after {self._completed}")
+        if request["content"]["output"] != answers[0]:
+            verdict.lost.append(f"{word} was answered {answers[0]!r}, and its request tells {request}")
+        if operation.outcome == "failed":
+            verdict.lost.append(f"{word} was told to have failed, and is completed: {operation}")
+        if operation.outcome == "ok":
+            told = (operation.request_id, operation.answer)
+            if told != (request["request_id"], answers[0]):
+                verdict.lost.append(f"{word} was answered {told}, and {request['request_id']} has {answers}")
+
+    def _ended_request(self, operation: Operation, request: Json, answers: list[str]) -> None:
+        word, verdict = operation.word, self._verdict
+        if answers:
+            verdict.phantom.append(f"{word} is {request['status']} and has the answers {answers}")
+        if operation.outcome == "ok":
+            verdict.lost.append(f"{word} was answered, and is {request['status']}: {request['error']}")
+        if operation.outcome == "failed" and operation.code != request["error"]["code"]:
+            verdict.lost.append(f"{word} was told {operation.code}, and ended {request['error']}")
+
+    def _check_order(self) -> None:
+        """What was answered before another was sent comes before it."""
+        latest: Operation | None = None
+        for operation in self._order:
+            if latest is not None and operation.ended < latest.began:
+                self._verdict.stale.append(f"{operation.word} was answered before {latest.word} was sent")
+            if latest is None or operation.began > latest.began:
+                latest = operation
+
+    def _check_looks(self) -> None:
+        mine = [op for op in self._history.operations.values() if op.task_id == self._task_id]
+        for look in self._history.looks:
+            if look.task_id != self._task_id:
+                continue
+            for operation in mine:
+                told = operation.outcome == "ok" and operation.ended < look.began
+                if told and operation.word not in look.words:
+                    self._verdict.stale.append(f"a look did not see {operation.word}")
+            for word in look.words:
+                if not self._places[word]:
+                    self._verdict.lost.append(f"a look saw {word}, which is not there")
+
+
+async def _check_absent(verdict: Verdict, read: Read, operation: Operation) -> None:
+    """Whether a message may be missing: its request has ended while it waited its turn."""
+    request = await read(f"/requests/{operation.request_id}")
+    ended = request["status"] in ("Failed", "Canceled") and request["started_at"] is None
+    if not ended or operation.outcome == "ok" or operation.code not in (None, request["error"]["code"]):
+        verdict.lost.append(f"{operation.word} is not there, and its sender was told {operation}")
+
+
+async def _check_audit(verdict: Verdict, read: Read, task_id: str) -> None:
+    """Whether the task's audit is one unbroken chain."""
+    chain, before = Chain(), GENESIS
+    for seq, document in enumerate(await everything(read, f"/tasks/{task_id}/audit"), 1):
+        entry = msgspec.convert(document, Entry)
+        if fault := chain.fault(entry, seq, before):
+            verdict.wrong.append(f"the audit of {task_id}: entry {seq} {fault}")
+            return
+        before = entry.hash
+
+
+async def _check_replay(verdict: Verdict, http: httpx.AsyncClient, url: str, operation: Operation) -> None:
+    """Whether the log of an answered stream replays whole."""
+    async with http.stream("GET", f"{url}/requests/{operation.request_id}/events") as response:
+        heard = [event async for event in events_of(response)]
+    if not heard or heard[-1].name != "final-response":
+        verdict.lost.append(f"the stream of {operation.word} replays as {[event.name for event in heard]}")
+        return
+    verdict.wrong += gaps(heard, operation.word)
+    if heard[-1].data["content"]["output"] != operation.answer:
+        verdict.lost.append(f"the stream of {operation.word} replays as {heard[-1].data}")
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def reader(http: httpx.AsyncClient, url: str) -> Read:
+    """Reads documents from one replica."""
+
+    async def read(path: str, **query: Any) -> Json:
+        response = await http.get(url + path, params=query)
+        response.raise_for_status()
+        document: Json = response.json()
+        return document
+
+    return read
+
+
+async def everything(read: Read, path: str) -> list[Json]:
+    """The items of all pages of a list."""
+    items: list[Json] = []
+    query: Json = {"limit": 200}
+    while True:
+        page = await read(path, **query)
+        items += page["items"]
+        if page["next_cursor"] is None:
+            return items
+        query["cursor"] = page["next_cursor"]
+
+
+def _text(message: Json) -> str:
+    items: Iterable[Json] = message["items"]
+    return "".join(item["content"] for item in items)

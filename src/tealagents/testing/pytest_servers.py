@@ -1,0 +1,93 @@
+"""pytest fixtures for private servers: started once per session, that is once per worker of pytest-xdist.
+
+Name this module in `pytest_plugins`. `redis_server`, `redis_cluster`, `postgres_server` and `dynamodb_server`
+are the servers; `redis_url`, `redis_cluster_url`, `postgres_url` and `dynamodb_url` an empty state on them,
+of each test's own. Where a server is not installed its tests are skipped, and told what to install; with
+``REQUIRE_BACKENDS=1`` in the environment they fail instead.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+import pytest
+
+from tealagents.testing.servers import (
+    DynamoServer,
+    PostgresServer,
+    RedisCluster,
+    RedisServer,
+    ServerMissing,
+)
+
+S = TypeVar("S", bound=AbstractContextManager[object])
+
+
+@contextmanager
+def running(make: Callable[[], S]) -> Generator[S]:
+    """A server that answers, or the test skipped (failed, with `REQUIRE_BACKENDS=1`) where it is missing."""
+    server = make()
+    try:
+        server.__enter__()
+    except ServerMissing as missing:
+        if os.environ.get("REQUIRE_BACKENDS") == "1":
+            pytest.fail(f"REQUIRE_BACKENDS=1, but a server is missing. Install {missing}", pytrace=False)
+        pytest.skip(f"needs {missing}")
+    try:
+        yield server
+    finally:
+        server.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with running(RedisServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    with running(RedisCluster) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with running(PostgresServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def dynamodb_server() -> Iterator[DynamoServer]:
+    with running(DynamoServer) as server, pytest.MonkeyPatch.context() as environment:
+        # moto takes any credentials; nobody may look for real ones, on the network or elsewhere
+        environment.setenv("AWS_ACCESS_KEY_ID", "testing")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        environment.delenv("AWS_PROFILE", raising=False)
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    return f"{redis_server.url}?prefix={_fresh()}:"
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster: RedisCluster) -> str:
+    return f"{redis_cluster.url}?prefix={_fresh()}:"
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> str:
+    return f"{postgres_server.url}?schema={_fresh()}"
+
+
+@pytest.fixture
+def dynamodb_url(dynamodb_server: DynamoServer) -> str:
+    return dynamodb_server.url_of(_fresh())
+
+
+def _fresh() -> str:
+    return f"t{uuid.uuid4().hex[:16]}"

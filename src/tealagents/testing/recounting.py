@@ -1,0 +1,73 @@
+"""A model that recounts what it was sent, so that any test can tell whether it was sent the right thing.
+
+Name it in a config as `client: tealagents.testing.recounting:RecountingModel`. It runs within the service's
+process and needs no network. To a conversation whose user has said `one`, `two`, `three` it answers::
+
+    3 messages, 61d034473102d7dac305902770471fd5 (three)
+
+which is ``recount(["one", "two", "three"])``. A model called `recount-20ms` thinks that long before it
+answers.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Sequence
+from typing import Self
+
+import msgspec
+
+from tealagents.domain.events import ModelDone, ModelEvent, Piece
+from tealagents.domain.models import Message, Usage
+from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.llm.options import ModelOptions
+
+__all__ = ["RecountingModel", "recount"]
+
+_THINKS = re.compile(r"-(\d+)ms$")
+
+
+def recount(said: Sequence[str]) -> str:
+    """What the model answers when the user has said all that."""
+    digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:32]
+    return f"{len(said)} messages, {digest} ({said[-1] if said else ''})"
+
+
+class RecountingModel:
+    """Fills `tealagents.domain.ports.Model`."""
+
+    provider = "tealagents.testing"
+    supports_remote_threads = False
+
+    class Options(ModelOptions):
+        pass
+
+    def __init__(self, options: Options) -> None:
+        self.name = options.model
+        thinks = _THINKS.search(options.model)
+        self._seconds = int(thinks[1]) / 1000 if thinks else 0.0
+
+    def encode_system(self, text: str) -> bytes:
+        return msgspec.json.encode(["system", text])
+
+    def encode(self, message: Message) -> bytes:
+        return msgspec.json.encode([message.role, message.text])
+
+    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
+        return b""
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        parts = [msgspec.json.decode(part, type=tuple[str, str]) for part in call.prompt]
+        answer = recount([text for role, text in parts if role == "user"])
+        await asyncio.sleep(self._seconds)
+        words = answer.split(" ")
+        for n, word in enumerate(words):
+            yield Piece(word if n == 0 else " " + word)
+        usage = Usage(len(parts), len(words), len(parts) + len(words))
+        yield ModelDone(finish_reason="stop", usage=usage, model=self.name)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None

@@ -1,0 +1,798 @@
+"""The contract suite of stores: one class of tests that every store passes, ours and a third party's.
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def open_store(self, tmp_path):
+            return lambda: open_store(f"my.module:MyStore://{tmp_path}/state")
+
+`open_store` makes a store that is not yet opened; called again it makes one more on the same state (only
+of a `shared` store is more than one open at a time). Every test works in partitions of its own, so that the
+state may live on a server that others use.
+
+`examples` random histories are compared with a plain dictionary by a Hypothesis state machine: the same
+ones each time, unless the environment's `STORE_EXAMPLES` sets how many, which makes them random.
+"""
+
+import asyncio
+import os
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from tealagents.domain.errors import Conflict
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put, Record, Store
+
+__all__ = ["AWKWARD_NAMES", "AWKWARD_VALUES", "OpenStore", "StoreContract"]
+
+#: makes a store that is not yet opened; each call makes one more on the same state
+OpenStore = Callable[[], Store]
+
+_NAMES = """
+    - -rf . .. ... ../../etc/passwd ./a / // /abs/olute a/ a//b a/b 0 A AA Aa aA aa a CON con nul a. a.json
+    a.tmp .lock lock redo redo.json a:b a::b a@b user@host ~ ~root ~~ _ a_b a-b axb tid.oid
+    log/01234567-89ab-8def-8123-456789abcdef/000000000001
+"""
+_LONG = ("k" * 254 + "1", "k" * 254 + "2", "K" * 254 + "1", "/" * 255, "~" * 255, "A" * 120, "a" * 120)
+
+#: what file systems, SQL patterns, shells and separators trip over
+AWKWARD_NAMES = (*_NAMES.split(), *_LONG)
+
+#: what encodings, JSON formatters and terminators trip over
+AWKWARD_VALUES = (
+    *(b"", b"\x00", b"\xff", b"\n", b" ", bytes(range(256)), b"NaN", b"\\x00", b"eyJhIjoxfQ=="),
+    *(b"null", b"0", b'""', b"{}", b"[1,2]", b'{"a":1}', b'"\xc3\x28"', b"\xef\xbb\xbf{}"),
+    b'{ "a" :\t1.0,\r\n"a": 1e5 }\n',
+    b'{"b":1,"a":{"z":[],"y":null},"long":123456789012345678901234567890,"float":0.1000}',
+    '{"text":"é \\u00e9 \u2028 \U0001f600 \\/ </script>"}'.encode(),
+    b'{"surrogate":"\\ud800"}',
+    b'{"sha256":"' + b"0" * 64 + b'","value":{"role":"user","items":[{"text":"hello"}]}}',
+)
+
+
+class StoreContract:
+    """Every sentence of the port `Store`, as tests. Subclass it with a fixture `open_store`."""
+
+    #: how many random histories are compared with the model; `STORE_EXAMPLES` in the environment wins
+    examples: ClassVar[int] = 60
+    #: False where one `read` may see the records of one commit apart (see the port)
+    reads_are_snapshots: ClassVar[bool] = True
+
+    @pytest.fixture
+    async def store(self, open_store: OpenStore) -> AsyncGenerator[Store]:
+        async with open_store() as store:
+            yield store
+
+    @pytest.fixture
+    def partition(self) -> str:
+        """One that nobody else uses, with every kind of character that a partition may hold."""
+        return f"Tid.{operation_id()}~/@:-_"
+
+    # --- what a commit does -----------------------------------------------------------------------
+
+    async def test_what_is_put_is_read(self, store: Store, partition: str) -> None:
+        """A value put is read at once, with the operation's id as its version."""
+        operation = await put(store, partition, {"key": b"value"})
+        assert await store.read(partition, ["key"]) == [Record(b"value", operation)]
+
+    async def test_reading_keeps_the_order_asked_for(self, store: Store, partition: str) -> None:
+        """Records come in the order of the keys asked for, None for the absent, twice if asked twice."""
+        version = await put(store, partition, {"a": b"1", "b": b"2"})
+        a, b = Record(b"1", version), Record(b"2", version)
+        assert await store.read(partition, ["b", "c", "a", "b"]) == [b, None, a, b]
+        assert await store.read(partition, []) == []
+
+    async def test_many_records_are_read_at_once(self, store: Store, partition: str) -> None:
+        """A read may ask for more keys than a commit may put."""
+        written = {f"key/{n:03}": str(n).encode() for n in range(120)}
+        await put_all(store, partition, written)
+        assert await values(store, partition, list(written)) == list(written.values())
+
+    async def test_values_are_bytes(self, store: Store, partition: str) -> None:
+        """Any bytes come back exactly: empty, JSON of any layout, not UTF-8, every byte there is."""
+        written = {f"value/{n:02}": value for n, value in enumerate(AWKWARD_VALUES)}
+        await put_all(store, partition, written)
+        assert await values(store, partition, list(written)) == list(written.values())
+        assert [(key, r.value) for key, r in await store.scan(partition, "value/")] == list(written.items())
+
+    @pytest.mark.parametrize("text", [True, False], ids=["text", "bytes"])
+    async def test_values_up_to_a_megabyte(self, store: Store, partition: str, text: bool) -> None:
+        """A value of 1,000,000 bytes is kept, text or not, and can be replaced and deleted."""
+        value = b'{"a":"' + b"x" * 999_992 + b'"}' if text else os.urandom(1_000_000)
+        version = await put(store, partition, {"big": value})
+        assert await store.read(partition, ["big"]) == [Record(value, version)]
+        assert await store.scan(partition, "b") == [("big", Record(value, version))]
+        version = await put(store, partition, {"big": b"small"})
+        assert await store.read(partition, ["big"]) == [Record(b"small", version)]
+        await put(store, partition, {"big": value})
+        await store.commit(partition, commit(delete=["big"]))
+        assert await store.read(partition, ["big"]) == [None]
+
+    async def test_a_commit_of_ten_records(self, store: Store, partition: str) -> None:
+        """Ten records go in one commit, expected, put and deleted together, a megabyte in all."""
+        before = await put(store, partition, {"a": b"1", "b": b"2", "c": b"3"})
+        new = {key: key.encode() * 140_000 for key in ("a", "d", "e", "f", "g", "h", "i")}
+        change = commit(expect={"a": before, "b": before, "d": None}, put=new, delete=["b", "c", "j"])
+        await store.commit(partition, change)
+        found = await store.scan(partition, "")
+        assert {key: record.value for key, record in found} == new
+        assert {record.version for _, record in found} == {change.operation}
+
+    async def test_deleting(self, store: Store, partition: str) -> None:
+        """A deleted record is absent, is expected absent and can be written anew; deleting none is fine."""
+        await put(store, partition, {"key": b"1"})
+        await store.commit(partition, commit(delete=["key", "never-was"]))
+        assert await store.read(partition, ["key"]) == [None]
+        assert await store.scan(partition, "") == []
+        await store.commit(partition, commit(expect={"key": None}, put={"key": b"2"}))
+        assert await values(store, partition, ["key"]) == [b"2"]
+
+    async def test_a_commit_may_only_expect(self, store: Store, partition: str) -> None:
+        """A commit without writes checks its expectations."""
+        version = await put(store, partition, {"key": b"1"})
+        await store.commit(partition, commit(expect={"key": version, "other": None}))
+        with pytest.raises(Conflict):
+            await store.commit(partition, commit(expect={"key": None}))
+        assert await store.read(partition, ["key", "other"]) == [Record(b"1", version), None]
+
+    async def test_partitions_are_apart(self, store: Store, partition: str) -> None:
+        """The same key in two partitions is two records; a scan sees its own partition alone."""
+        others = [partition + "x", partition[:-1], partition.swapcase(), partition + "/key"]
+        for other in others:
+            await put(store, other, {"key": other.encode()})
+        assert await store.read(partition, ["key", "/key"]) == [None, None]
+        assert await store.scan(partition, "") == []
+        for other in others:
+            assert await values(store, other, ["key"]) == [other.encode()]
+            assert [key for key, _ in await store.scan(other, "")] == ["key"]
+
+    # --- expectations -----------------------------------------------------------------------------
+
+    async def test_expecting_absence(self, store: Store, partition: str) -> None:
+        """Expecting a key to be absent lets the first writer through and refuses the second."""
+        await store.commit(partition, commit(expect={"key": None}, put={"key": b"first"}))
+        with pytest.raises(Conflict):
+            await store.commit(partition, commit(expect={"key": None}, put={"key": b"second"}))
+        assert await values(store, partition, ["key"]) == [b"first"]
+
+    async def test_expecting_a_version(self, store: Store, partition: str) -> None:
+        """Only the version that is there passes: not an earlier one, not one of an absent record."""
+        first = await put(store, partition, {"key": b"1"})
+        change = commit(expect={"key": first}, put={"key": b"2"})
+        await store.commit(partition, change)
+        for stale in (first, operation_id()):
+            with pytest.raises(Conflict):
+                await store.commit(partition, commit(expect={"key": stale}, put={"key": b"3"}))
+        with pytest.raises(Conflict):
+            await store.commit(partition, commit(expect={"absent": first}, put={"absent": b"3"}))
+        assert await store.read(partition, ["key", "absent"]) == [Record(b"2", change.operation), None]
+
+    async def test_a_conflict_writes_nothing(self, store: Store, partition: str) -> None:
+        """One expectation that fails, be it the last, leaves everything as it was."""
+        version = await put(store, partition, {"a": b"1", "b": b"2", "z": b"26"})
+        before = await store.scan(partition, "")
+        new = {"a": b"new", "c": b"3", "z": b"new"}
+        for wrong in ({"z": operation_id()}, {"z": None}, {"absent": version}):
+            with pytest.raises(Conflict):
+                await store.commit(partition, commit(expect={"a": version, **wrong}, put=new, delete=["b"]))
+            assert await store.scan(partition, "") == before
+
+    async def test_a_conflict_names_only_keys_that_differ(self, store: Store, partition: str) -> None:
+        """The keys that a conflict names, if it names any, are among those whose expectation failed."""
+        version = await put(store, partition, {"right": b"1", "wrong": b"2"})
+        expect = {"right": version, "wrong": None, "absent": None, "missing": version}
+        with pytest.raises(Conflict) as conflict:
+            await store.commit(partition, commit(expect=expect))
+        assert set(conflict.value.keys) <= {"wrong", "missing"}
+
+    async def test_deleting_needs_its_expectation(self, store: Store, partition: str) -> None:
+        """A record is not deleted where its expected version has passed."""
+        first = await put(store, partition, {"key": b"1"})
+        await put(store, partition, {"key": b"2"})
+        with pytest.raises(Conflict):
+            await store.commit(partition, commit(expect={"key": first}, delete=["key"]))
+        assert await values(store, partition, ["key"]) == [b"2"]
+
+    async def test_a_version_is_of_the_last_writer(self, store: Store, partition: str) -> None:
+        """The same value written again has the new operation's version, and so has a record made anew."""
+        first = await put(store, partition, {"key": b"same"})
+        second = await put(store, partition, {"key": b"same"})
+        assert await store.read(partition, ["key"]) == [Record(b"same", second)]
+        await store.commit(partition, commit(delete=["key"]))
+        third = await put(store, partition, {"key": b"same"})
+        assert await store.read(partition, ["key"]) == [Record(b"same", third)]
+        for past in (first, second):
+            with pytest.raises(Conflict):
+                await store.commit(partition, commit(expect={"key": past}, put={"key": b"other"}))
+
+    async def test_an_operation_retried_after_it_was_applied(self, store: Store, partition: str) -> None:
+        """A retry under the same operation id conflicts or changes nothing: it never shows up twice."""
+        version = await put(store, partition, {"head": b"1"})
+        change = commit(expect={"head": version, "log/1": None}, put={"head": b"2", "log/1": b"entry"})
+        for _ in range(2):
+            with suppress(Conflict):
+                await store.commit(partition, change)
+            assert await store.scan(partition, "") == [
+                ("head", Record(b"2", change.operation)),
+                ("log/1", Record(b"entry", change.operation)),
+            ]
+
+    async def test_an_operation_retried_after_a_conflict(self, store: Store, partition: str) -> None:
+        """A refused operation leaves no trace: sent again when nothing is in its way, it writes."""
+        change = commit(expect={"gate": None}, put={"key": b"value"})
+        await put(store, partition, {"gate": b"shut"})
+        with pytest.raises(Conflict):
+            await store.commit(partition, change)
+        await store.commit(partition, commit(delete=["gate"]))
+        await store.commit(partition, change)
+        assert await store.read(partition, ["key"]) == [Record(b"value", change.operation)]
+
+    async def test_mistakes_are_refused(self, store: Store, partition: str) -> None:
+        """What the port does not allow is a ValueError, and nothing is written."""
+        mistakes = [
+            (partition, Commit(operation="short", put={"key": Put(b"")})),
+            (partition, commit(put={"": b""})),
+            (partition, commit(put={"ключ": b""})),
+            (partition, commit(put={"two\nlines": b""})),
+            (partition, commit(put={"line\n": b""})),
+            (partition, commit(put={"k" * 256: b""})),
+            (partition, commit(expect={"a b": None}, put={"key": b""})),
+            (partition, commit(put={"key": b""}, delete=["key"])),
+            (partition, commit(put={f"key/{n}": b"" for n in range(11)})),
+            (partition, commit(put={"key": b"x" * 1_100_000})),
+            ("", commit(put={"key": b""})),
+            ("a b", commit(put={"key": b""})),
+        ]
+        for where, mistake in mistakes:
+            with pytest.raises(ValueError):
+                await store.commit(where, mistake)
+        assert await store.scan(partition, "") == []
+
+    # --- names ------------------------------------------------------------------------------------
+
+    async def test_keys_of_every_kind(self, store: Store, partition: str) -> None:
+        """Keys that look like paths, differ only by case or are 255 long are each a record of their own."""
+        names = sorted(AWKWARD_NAMES)
+        await put_all(store, partition, {name: name.encode() for name in names})
+        assert await values(store, partition, names) == [name.encode() for name in names]
+        assert [key for key, _ in await store.scan(partition, "")] == names
+        for some in batches(names[::2]):
+            await store.commit(partition, commit(delete=some))
+        assert await values(store, partition, names[::2]) == [None] * len(names[::2])
+        assert [(key, record.value) for key, record in await store.scan(partition, "")] == [
+            (name, name.encode()) for name in names[1::2]
+        ]
+
+    async def test_partitions_of_every_kind(self, store: Store) -> None:
+        """A partition may be named whatever a key may be."""
+        mark = operation_id()
+        for name in AWKWARD_NAMES:
+            await put(store, name, {mark: name.encode()})
+        for name in AWKWARD_NAMES:
+            assert [record.value for _, record in await store.scan(name, mark)] == [name.encode()]
+            await store.commit(name, commit(delete=[mark]))
+            assert await store.read(name, [mark]) == [None]
+
+    # --- scans ------------------------------------------------------------------------------------
+
+    async def test_scans_are_ordered_by_code_point(self, store: Store, partition: str) -> None:
+        """Keys come in the order of their code points, whatever a locale says, or in its reverse."""
+        keys = list("-./0129:@AZ_az~")
+        await put_all(store, partition, dict.fromkeys(reversed(keys), b""))
+        assert [key for key, _ in await store.scan(partition, "")] == keys
+        assert [key for key, _ in await store.scan(partition, "", reverse=True)] == keys[::-1]
+
+    async def test_a_scan_finds_its_prefix(self, store: Store, partition: str) -> None:
+        """Only keys that begin with the prefix, taken literally, are found."""
+        keys = sorted(["a", "a.b", "a/", "a/1", "a/10", "a/2", "a_b", "axb", "a~", "a~~", "A/1", "b", "~"])
+        await put_all(store, partition, {key: key.encode() for key in keys})
+        for prefix in ("", "a", "a/", "a/1", "a/10", "a/100", "a_", "a.", "a~", "A", "b", "b/", "c", "~"):
+            found = await store.scan(partition, prefix)
+            assert [(key, record.value) for key, record in found] == [
+                (key, key.encode()) for key in keys if key.startswith(prefix)
+            ]
+
+    @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+    async def test_scans_in_pages(self, store: Store, partition: str, reverse: bool) -> None:
+        """Pages joined by `after` hold every key once, in order; a short page is the last one."""
+        keys = sorted(f"log/{n:02}" for n in range(25))
+        await put_all(store, partition, dict.fromkeys([*keys, "log", "log0", "lof/9", "zzz"], b""))
+        if reverse:
+            keys.reverse()
+        for limit, expected in (
+            (10, [keys[:10], keys[10:20], keys[20:]]),
+            (1, [*([key] for key in keys), []]),
+            (25, [keys, []]),
+            (26, [keys]),
+        ):
+            assert [page async for page in pages(store, partition, "log/", limit, reverse)] == expected
+
+    async def test_after_need_not_be_there(self, store: Store, partition: str) -> None:
+        """`after` may name an absent key, within the prefix or on either side of it."""
+        await put(store, partition, dict.fromkeys(("a", "m/1", "m/3", "m/5", "z"), b""))
+        forward = {"0": 0, "a": 0, "m/0": 0, "m/1": 1, "m/2": 1, "m/3": 2, "m/5": 3, "m/9": 3, "z": 3}
+        backward = {"a": 0, "m/0": 0, "m/1": 0, "m/3": 1, "m/4": 2, "m/5": 2, "m/9": 3, "z": 3, "zz": 3}
+        for after, behind in forward.items():
+            found = await store.scan(partition, "m/", after=after)
+            assert [key for key, _ in found] == ["m/1", "m/3", "m/5"][behind:], after
+        for after, before in backward.items():
+            found = await store.scan(partition, "m/", after=after, reverse=True)
+            assert [key for key, _ in found] == ["m/1", "m/3", "m/5"][:before][::-1], after
+
+    async def test_a_scan_is_full_however_large_its_records(self, store: Store, partition: str) -> None:
+        """Fewer than the limit are returned only when there are no more, be they megabytes."""
+        written = {f"big/{n:02}": os.urandom(240_000) for n in range(20)}
+        for some in batches(list(written), 4):
+            await put(store, partition, {key: written[key] for key in some})
+        found = await store.scan(partition, "big/", limit=20)
+        assert {key: record.value for key, record in found} == written
+
+    async def test_a_scan_of_a_hundred(self, store: Store, partition: str) -> None:
+        """A scan returns up to a hundred where no limit is named, and as many as the limit says."""
+        keys = [f"key/{n:03}" for n in range(150)]
+        await put_all(store, partition, dict.fromkeys(keys, b""))
+        assert [key for key, _ in await store.scan(partition, "key/")] == keys[:100]
+        assert [key for key, _ in await store.scan(partition, "key/", limit=1000)] == keys
+
+    # --- ttl --------------------------------------------------------------------------------------
+
+    async def test_a_record_expires(self, store: Store, partition: str) -> None:
+        """A record past its ttl is absent from reads and scans, and is expected absent."""
+        version = await put(store, partition, {"key": b"1"}, ttl=0.02)
+        await put(store, partition, {"long": b"2"}, ttl=3600)
+        await asyncio.sleep(0.05)
+        assert await values(store, partition, ["key", "long"]) == [None, b"2"]
+        assert [key for key, _ in await store.scan(partition, "")] == ["long"]
+        with pytest.raises(Conflict):
+            await store.commit(partition, commit(expect={"key": version}, put={"key": b"3"}))
+        await store.commit(partition, commit(expect={"key": None}, put={"key": b"4"}))
+        assert await values(store, partition, ["key"]) == [b"4"]
+
+    async def test_writing_again_sets_the_ttl_anew(self, store: Store, partition: str) -> None:
+        """The last put decides when a record expires, or that it never does."""
+        await put(store, partition, {"kept": b"1"}, ttl=0.02)
+        await put(store, partition, {"kept": b"2"})
+        await put(store, partition, {"longer": b"1"}, ttl=0.02)
+        await put(store, partition, {"longer": b"2"}, ttl=3600)
+        await put(store, partition, {"shorter": b"1"})
+        await put(store, partition, {"shorter": b"2"}, ttl=0.02)
+        await asyncio.sleep(0.05)
+        assert await values(store, partition, ["kept", "longer", "shorter"]) == [b"2", b"2", None]
+
+    async def test_expired_records_do_not_fill_a_page(self, store: Store, partition: str) -> None:
+        """Expired records are left out before the limit counts."""
+        await put(store, partition, {f"key/{n}": b"" for n in range(0, 20, 2)}, ttl=0.02)
+        await put(store, partition, {f"key/{n}": b"" for n in range(1, 20, 2)})
+        await asyncio.sleep(0.05)
+        live = sorted(f"key/{n}" for n in range(1, 20, 2))
+        found = await store.scan(partition, "key/", limit=10)
+        assert [key for key, _ in found] == live
+        found = await store.scan(partition, "key/", limit=3, reverse=True)
+        assert [key for key, _ in found] == live[::-1][:3]
+
+    # --- concurrency ------------------------------------------------------------------------------
+
+    async def test_of_a_hundred_writers_one_wins(self, store: Store, partition: str) -> None:
+        """Of a hundred commits that expect the same version at once, exactly one is applied, each round."""
+        version = None
+        for _ in range(3):
+            changes = [commit(expect={"key": version}, put={"key": str(n).encode()}) for n in range(100)]
+            won = await winners(store, partition, changes)
+            assert len(won) == 1
+            assert await store.read(partition, ["key"]) == [Record(won[0].put["key"].value, won[0].operation)]
+            version = won[0].operation
+
+    async def test_no_increment_is_lost(self, store: Store, partition: str) -> None:
+        """Writers that read, add one, and try again on a conflict, count exactly."""
+
+        async def count(times: int) -> None:
+            for _ in range(times):
+                await change_until_done(store, partition, lambda found: {"n": b"%d" % (int(found["n"]) + 1)})
+
+        await put(store, partition, {"n": b"0"})
+        await asyncio.gather(*(count(4) for _ in range(10)))
+        assert await values(store, partition, ["n"]) == [b"40"]
+
+    async def test_a_commit_is_seen_whole(self, store: Store, partition: str) -> None:
+        """While transfers run, what all accounts hold together never changes."""
+        accounts = {f"account/{n}": b"100" for n in range(5)}
+
+        async def transfer(source: str, target: str) -> None:
+            for _ in range(4):
+                await change_until_done(store, partition, lambda found: moved(found, source, target))
+
+        async def watch() -> None:
+            while not done:
+                found = await values(store, partition, list(accounts))
+                assert sum(map(amount, found)) == 500
+                await asyncio.sleep(0)
+
+        done = False
+        await put(store, partition, accounts)
+        watching = asyncio.create_task(watch()) if self.reads_are_snapshots else None
+        names = list(accounts)
+        await asyncio.gather(*(transfer(names[n], names[(n + 2) % 5]) for n in range(5)))
+        done = True
+        if watching:
+            await watching
+        assert sum(map(amount, await values(store, partition, names))) == 500
+
+    async def test_partitions_do_not_hinder_each_other(self, store: Store, partition: str) -> None:
+        """Commits to many partitions at once all go through."""
+        names = [f"{partition}/{n}" for n in range(40)]
+        await asyncio.gather(*(put(store, name, {"key": name.encode()}) for name in names))
+        found = await asyncio.gather(*(values(store, name, ["key"]) for name in names))
+        assert found == [[name.encode()] for name in names]
+
+    async def test_a_canceled_commit_is_whole_or_not_there(self, store: Store, partition: str) -> None:
+        """A caller canceled at any moment leaves all of its commit or none, and a store that works."""
+        for n in range(24):
+            keys = [f"{n}/{part}" for part in range(4)]
+            change = commit(put={key: operation_id().encode() for key in keys})
+            task = asyncio.create_task(store.commit(partition, change))
+            await (ticks(n) if n < 12 else asyncio.sleep((n - 12) / 2000))
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            expected = [change.put[key].value for key in keys]
+            await until(lambda keys=keys: values(store, partition, keys), [expected, [None] * 4])  # type: ignore[misc]
+        await put(store, partition, {"key": b"still works"})
+        assert await values(store, partition, ["key"]) == [b"still works"]
+
+    async def test_a_canceled_reader_disturbs_nobody(self, store: Store, partition: str) -> None:
+        """Readers and scanners canceled at any moment leave a store that answers the others rightly."""
+        written = {f"key/{n}": str(n).encode() for n in range(10)}
+        await put(store, partition, written)
+        for n in range(16):
+            tasks: list[asyncio.Task[Any]] = [
+                asyncio.create_task(reading(store, partition, written)),
+                asyncio.create_task(scanning(store, partition)),
+            ]
+            await (ticks(n) if n < 8 else asyncio.sleep((n - 8) / 2000))
+            for task in tasks:
+                task.cancel()
+            assert await values(store, partition, ["key/1", "key/9"]) == [b"1", b"9"]
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- several openings -------------------------------------------------------------------------
+
+    async def test_openings_see_each_other(self, open_store: OpenStore, partition: str) -> None:
+        """What one opening of a shared store acknowledged, another one reads at once."""
+        async with two_openings(open_store) as (one, other):
+            for n in range(10):
+                writer, reader = (one, other) if n % 2 else (other, one)
+                record = Record(b"value", await put(writer, partition, {f"key/{n}": b"value"}))
+                assert await reader.read(partition, [f"key/{n}"]) == [record]
+                assert (f"key/{n}", record) in await reader.scan(partition, "key/")
+
+    async def test_one_winner_among_two_openings(self, open_store: OpenStore, partition: str) -> None:
+        """Of many writers on two openings of a shared store exactly one wins."""
+        async with two_openings(open_store) as openings:
+            version = None
+            for _ in range(3):
+                changes = [commit(expect={"key": version}, put={"key": b"%d" % n}) for n in range(40)]
+                halves = zip(openings, (changes[:20], changes[20:]), strict=True)
+                won = await asyncio.gather(*(winners(store, partition, half) for store, half in halves))
+                [winner] = [*won[0], *won[1]]
+                version = winner.operation
+                for store in openings:
+                    assert await store.read(partition, ["key"]) == [Record(winner.put["key"].value, version)]
+
+    async def test_what_is_durable_outlives_its_opening(self, open_store: OpenStore, partition: str) -> None:
+        """A durable store keeps values, versions and ttls when it is closed; another one forgets them."""
+        async with open_store() as store:
+            version = await put(store, partition, {"a": b"1", "b": b"2"})
+            await put(store, partition, {"short": b"3"}, ttl=0.02)
+            await put(store, partition, {"long": b"4"}, ttl=3600)
+            durable = store.durable
+        await asyncio.sleep(0.05)
+        async with open_store() as store:
+            found = await store.read(partition, ["a", "b", "short"])
+            kept = [Record(b"1", version), Record(b"2", version), None]
+            assert found == (kept if durable else [None] * 3)
+            assert await values(store, partition, ["long"]) == [b"4" if durable else None]
+            if durable:
+                await store.commit(partition, commit(expect={"a": version}, put={"a": b"5"}))
+                assert await values(store, partition, ["a"]) == [b"5"]
+
+    async def test_closing_lets_commits_end(self, open_store: OpenStore, partition: str) -> None:
+        """A commit whose caller left before the store was closed is whole or not there."""
+        async with open_store() as store:
+            durable = store.durable
+            tasks = [
+                asyncio.create_task(put(store, partition, {f"{n}/a": b"x", f"{n}/b": b"x"})) for n in range(8)
+            ]
+            await ticks(4)
+            for task in tasks:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if durable:
+            async with open_store() as store:
+                keys = [key for key, _ in await store.scan(partition, "")]
+                assert {key[:-1] + "a" for key in keys} == {key[:-1] + "a" for key in keys if key[-1] == "b"}
+                assert len(keys) % 2 == 0
+
+    # --- clock, health, watching -----------------------------------------------------------------
+
+    async def test_the_clock_moves_on(self, open_store: OpenStore) -> None:
+        """`now` is seconds since the epoch, the same for every opening, and does not run backwards."""
+        async with two_openings(open_store) as (one, other):
+            first, second, third = await one.now(), await other.now(), await one.now()
+        assert 1_700_000_000 < first <= third
+        assert abs(second - first) < 60
+
+    async def test_a_store_that_is_there_answers(self, store: Store) -> None:
+        """`ping` returns, and a store says what it is."""
+        await store.ping()
+        assert store.name
+        assert isinstance(store.shared, bool)
+        assert isinstance(store.durable, bool)
+
+    async def test_watching_wakes_up(self, open_store: OpenStore, partition: str) -> None:
+        """A watcher is woken after each change, by whichever opening made it, and without one too."""
+        async with (
+            two_openings(open_store) as (one, other),
+            watching(one, partition, "events/") as wakes,
+            asyncio.timeout(30),
+        ):
+            for n in range(2):
+                await put(other, partition, {f"events/{n}": b""})
+                await anext(wakes)
+                assert await values(one, partition, [f"events/{n}"]) == [b""]
+            await anext(wakes)
+
+    async def test_watchers_are_independent(self, store: Store, partition: str) -> None:
+        """Several watchers of one prefix are all woken; one that is closed, or canceled, disturbs nobody."""
+        async with watching(store, partition, "a/") as first, watching(store, partition, "a/") as second:
+            async with watching(store, partition, "a/") as third, asyncio.timeout(30):
+                await anext(third)
+            canceled = asyncio.ensure_future(anext(first))
+            await ticks(3)
+            canceled.cancel()
+            await asyncio.wait([canceled])
+            await put(store, partition, {"a/1": b""})
+            async with asyncio.timeout(30):
+                await anext(second)
+        with pytest.raises(StopAsyncIteration):
+            await anext(second)
+
+    # --- random histories -------------------------------------------------------------------------
+
+    def test_random_histories(self, open_store: OpenStore) -> None:
+        """Whatever is committed, read and scanned in whatever order, a dictionary would answer the same."""
+        chosen = "STORE_EXAMPLES" in os.environ
+        profile = settings(
+            max_examples=int(os.environ.get("STORE_EXAMPLES", self.examples)),
+            stateful_step_count=10,
+            deadline=None,
+            database=None,
+            derandomize=not chosen,
+            suppress_health_check=list(HealthCheck),
+        )
+        with asyncio.Runner() as runner:
+            store = runner.run(open_store().__aenter__())
+            try:
+                machine = cast("type[Histories]", partial(Histories, store, runner.run))
+                run_state_machine_as_test(machine, settings=profile)
+            finally:
+                runner.run(store.__aexit__(None, None, None))
+
+
+# --- the model: a dictionary ----------------------------------------------------------------------
+
+_KEYS = st.sampled_from(["a", "A", "a/1", "a/10", "a/2", "a_1", "a.1", "b/1", "~"])
+_VALUES = st.sampled_from([b"", b"1", b'{"a": 1}', b"\xff\x00"])
+_PREFIXES = st.sampled_from(["", "a", "a/", "a/1", "a_", "A", "b", "~", "c"])
+_CHANGES = st.dictionaries(_KEYS, st.one_of(st.none(), _VALUES), max_size=5)
+_VERSIONS = st.sampled_from(["as it is", "as it is", "as it is", "absent", "past"])
+_EXPECTED = st.dictionaries(_KEYS, _VERSIONS, max_size=4)
+
+
+class Histories(RuleBasedStateMachine):
+    """Commits, reads and scans at random, in a partition of its own, beside a dictionary."""
+
+    def __init__(self, store: Store, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        super().__init__()
+        self.store, self.run = store, run
+        self.partition = f"history/{operation_id()}"
+        self.model: dict[str, Record] = {}
+        self.past = operation_id()
+
+    @rule(expected=_EXPECTED, changes=_CHANGES, keeps=st.booleans())
+    def commit(self, expected: dict[str, str], changes: dict[str, bytes | None], keeps: bool) -> None:
+        """`changes` holds None where a key is deleted; one in two commits puts with a (long) ttl."""
+        ttl = None if keeps else 3600
+        puts = {key: Put(value, ttl) for key, value in changes.items() if value is not None}
+        change = Commit(
+            operation=operation_id(),
+            expect={key: self.version(key, how) for key, how in expected.items()},
+            put=puts,
+            delete=changes.keys() - puts.keys(),
+        )
+        if any(self.version(key, "as it is") != version for key, version in change.expect.items()):
+            with pytest.raises(Conflict):
+                self.run(self.store.commit(self.partition, change))
+        else:
+            self.run(self.store.commit(self.partition, change))
+            self.apply(change)
+
+    @rule(key=_KEYS)
+    def expire(self, key: str) -> None:
+        """A record is put and has expired before anything else happens."""
+        self.run(put(self.store, self.partition, {key: b"short-lived"}, ttl=0.001))
+        self.model.pop(key, None)
+        self.run(asyncio.sleep(0.004))
+
+    @rule(keys=st.lists(_KEYS, max_size=6))
+    def read(self, keys: list[str]) -> None:
+        assert self.run(self.store.read(self.partition, keys)) == [self.model.get(key) for key in keys]
+
+    @rule(
+        prefix=_PREFIXES,
+        after=st.one_of(st.none(), _KEYS),
+        limit=st.sampled_from([1, 2, 3, 100]),
+        reverse=st.booleans(),
+    )
+    def scan(self, prefix: str, after: str | None, limit: int, reverse: bool) -> None:
+        keys = [
+            key
+            for key in sorted(self.model, reverse=reverse)
+            if key.startswith(prefix) and (after is None or (key < after if reverse else key > after))
+        ]
+        found = self.run(self.store.scan(self.partition, prefix, after=after, limit=limit, reverse=reverse))
+        assert found == [(key, self.model[key]) for key in keys[:limit]]
+
+    def teardown(self) -> None:
+        assert self.run(self.store.scan(self.partition, "")) == sorted(self.model.items())
+
+    def version(self, key: str, how: str) -> str | None:
+        """The version of `key` as it is; or None; or the last one that was overwritten (of whatever key)."""
+        record = self.model.get(key)
+        return {"as it is": record.version if record else None, "absent": None, "past": self.past}[how]
+
+    def apply(self, change: Commit) -> None:
+        for key in change.delete:
+            self.model.pop(key, None)
+        for key, (value, _) in change.put.items():
+            if key in self.model:
+                self.past = self.model[key].version
+            self.model[key] = Record(value, change.operation)
+
+
+# --- small words ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def two_openings(open_store: OpenStore) -> AsyncIterator[tuple[Store, Store]]:
+    """Two stores on the same state; one, twice, where no more than one may be open."""
+    async with AsyncExitStack() as opened:
+        one = await opened.enter_async_context(open_store())
+        yield one, await opened.enter_async_context(open_store()) if one.shared else one
+
+
+def commit(
+    *,
+    expect: Mapping[str, str | None] | None = None,
+    put: Mapping[str, bytes] | None = None,
+    delete: Collection[str] = (),
+    ttl: float | None = None,
+) -> Commit:
+    """A commit under a fresh operation id."""
+    puts = {key: Put(value, ttl) for key, value in (put or {}).items()}
+    return Commit(operation=operation_id(), expect=expect or {}, put=puts, delete=delete)
+
+
+async def put(store: Store, partition: str, records: Mapping[str, bytes], ttl: float | None = None) -> str:
+    """Writes whatever was there before; the operation's id."""
+    change = commit(put=records, ttl=ttl)
+    await store.commit(partition, change)
+    return change.operation
+
+
+async def put_all(store: Store, partition: str, records: Mapping[str, bytes]) -> None:
+    """As `put`, in as many commits as it takes."""
+    for keys in batches(list(records)):
+        await put(store, partition, {key: records[key] for key in keys})
+
+
+async def values(store: Store, partition: str, keys: Sequence[str]) -> list[bytes | None]:
+    return [record and record.value for record in await store.read(partition, keys)]
+
+
+async def pages(
+    store: Store, partition: str, prefix: str, limit: int, reverse: bool
+) -> AsyncGenerator[list[str]]:
+    """The keys of each page up to the first that is short."""
+    after = None
+    while True:
+        found = await store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        yield [key for key, _ in found]
+        if len(found) < limit:
+            return
+        after = found[-1][0]
+
+
+async def winners(store: Store, partition: str, changes: Sequence[Commit]) -> list[Commit]:
+    """Those of `changes`, all committed at once, that did not conflict."""
+
+    async def won(change: Commit) -> bool:
+        try:
+            await store.commit(partition, change)
+        except Conflict:
+            return False
+        return True
+
+    outcomes = await asyncio.gather(*map(won, changes))
+    return [change for change, outcome in zip(changes, outcomes, strict=True) if outcome]
+
+
+async def change_until_done(
+    store: Store, partition: str, change: Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
+) -> None:
+    """Reads everything, changes it, and commits on the versions read; again after a conflict."""
+    while True:
+        found = dict(await store.scan(partition, ""))
+        new = change({key: record.value for key, record in found.items()})
+        with suppress(Conflict):
+            await store.commit(partition, commit(expect={key: found[key].version for key in new}, put=new))
+            return
+
+
+def moved(found: Mapping[str, bytes], source: str, target: str) -> Mapping[str, bytes]:
+    """One unit taken from an account and added to another."""
+    return {source: b"%d" % (int(found[source]) - 1), target: b"%d" % (int(found[target]) + 1)}
+
+
+def amount(value: bytes | None) -> int:
+    assert value is not None
+    return int(value)
+
+
+async def reading(store: Store, partition: str, keys: Collection[str]) -> None:
+    for _ in range(4):
+        await store.read(partition, list(keys))
+
+
+async def scanning(store: Store, partition: str) -> None:
+    for _ in range(4):
+        await store.scan(partition, "")
+
+
+async def until(look: Callable[[], Coroutine[Any, Any, Any]], expected: Collection[Any]) -> None:
+    """Looks until one of `expected` is seen; fails after some seconds, showing what is seen instead."""
+    for _ in range(100):
+        if (seen := await look()) in expected:
+            return
+        await asyncio.sleep(0.02)
+    assert seen in expected
+
+
+async def ticks(count: int) -> None:
+    """Lets the event loop turn so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def watching(store: Store, partition: str, prefix: str) -> "aclosing[AsyncGenerator[None]]":
+    """A watch that is closed at the end of its `async with`."""
+    return aclosing(cast("AsyncGenerator[None]", store.watch(partition, prefix)))
+
+
+def batches(items: Sequence[str], size: int = 10) -> Iterator[Sequence[str]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,54 @@
+"""The tools of one config: plugins, OpenAPI services, MCP servers, governed by the catalogue."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+from tealagents.auth.options import EntraOptions
+from tealagents.config import ServiceConfig
+from tealagents.domain.ports import Clock, Delegation, Toolset
+from tealagents.state.ledger import Ledger
+from tealagents.state.vault import Vault
+from tealagents.tools import Consents, open_toolsets
+
+
+class Tooling:
+    """Opens every toolset of a config, and what acts for users downstream."""
+
+    def __init__(self, config: ServiceConfig, ledger: Ledger, clock: Clock) -> None:
+        self._config = config
+        self._stack = AsyncExitStack()
+        self.delegation: Delegation | None = None
+        self._entra: EntraOptions | None = None
+        if config.auth.provider == "entra":
+            # imported here: it brings msal along, which takes long
+            from tealagents.auth.delegation import open_delegation
+
+            self._entra = EntraOptions(**config.auth.provider_options)
+            self.delegation = open_delegation(self._entra, clock)
+        callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
+        vault = Vault(ledger) if config.encryption_key is not None else None
+        #: asks users to authorize tool servers, and takes what the browser brings back
+        self.consents = Consents(callback, vault=vault)
+
+    async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
+        """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""
+        config = self._config
+        if self.delegation is not None:
+            await self._stack.enter_async_context(self.delegation)  # type: ignore[arg-type]
+        agent = config.agent
+        return await self._stack.enter_async_context(
+            open_toolsets(
+                plugins=agent.plugins,
+                plugin_module=config.plugin_module,
+                remote=agent.remote_plugins,
+                remote_plugin_file=config.remote_plugin_path,
+                servers=[server.options() for server in agent.mcp_servers],
+                catalogue_file=config.plugin_catalog_file,
+                consents=self.consents,
+                changed=changed,
+                environment=config.environment,
+            )
+        )
+
+    async def close(self) -> None:
+        await self._stack.aclose()
