@@ -1,0 +1,41 @@
+"""A store that can be away."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.memory import MemoryStore
+
+
+class AwayStore(MemoryStore):
+    """State in memory; while `away` is set it cannot be reached."""
+
+    name = "away"
+    away: ClassVar[bool] = False
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        self._reach()
+        return await super().read(partition, keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        self._reach()
+        return await super().scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        self._reach()
+        await super().commit(partition, commit)
+
+    async def ping(self) -> None:
+        self._reach()
+
+    def _reach(self) -> None:
+        if self.away:
+            raise self.unavailable("nobody answers")

@@ -1,0 +1,249 @@
+"""Secrets stay where they belong: a dozen of them are sent through a service at DEBUG, and looked for.
+
+The service is a process of its own, as in production; its whole log is read, what it exports to
+OpenTelemetry, what it answers where something is wrong, and every byte that it stores.
+"""
+
+import base64
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from wire import JSON, text
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.authority import SERVICE_ID, LocalAuthority
+from tealagents.testing.service import ServiceProcess, agent_config, free_port
+
+HERE = Path(__file__).parent
+
+#: where a secret may turn up
+LOG, SPANS, ERRORS, STORE = "log", "spans", "error bodies", "store"
+EVERYWHERE = frozenset({LOG, SPANS, ERRORS, STORE})
+NOWHERE: frozenset[str] = frozenset()
+
+#: name → text, and the places where it belongs. What people say is kept, and told to nobody else.
+CANARIES: dict[str, tuple[str, frozenset[str]]] = {
+    "api key": ("sk-canary-api-key-0001", NOWHERE),
+    "encryption key": (base64.urlsafe_b64encode(b"canary-encryption-key-000000002!").decode(), NOWHERE),
+    "audit key": ("canary-audit-key-00003", NOWHERE),
+    "client secret": ("canary-client-secret-4", NOWHERE),
+    "store password": ("canary-password-00005", NOWHERE),
+    "idempotency key": ("canary-idempotency-06", NOWHERE),
+    "message": ("canary-message-000007", frozenset({STORE})),
+    "user context": ("canary-context-000008", frozenset({STORE})),
+    "metadata": ("canary-metadata-00009", frozenset({STORE})),
+    "tool argument": ("canary-argument-00010", frozenset({STORE})),
+    "reason": ("canary-reason-0000011", frozenset({STORE})),
+    "forged token": ("canary-forged-token-12", NOWHERE),
+    "query": ("canary-query-00000013", NOWHERE),
+    "header": ("canary-header-0000014", NOWHERE),
+}
+
+
+class Collector:
+    """Takes what is exported by OTLP and keeps the bytes."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                size = int(self.headers["content-length"])
+                collector.taken.append(self.path.encode() + b"\n" + self.rfile.read(size))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Says nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> "Collector":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@dataclass
+class Traces:
+    """All that a service has left behind, by place."""
+
+    places: dict[str, bytes] = field(default_factory=lambda: dict.fromkeys(EVERYWHERE, b""))
+
+    def leaks(self, secrets: Mapping[str, tuple[str, frozenset[str]]]) -> list[str]:
+        """Where secrets are that do not belong there, written plainly or in base64."""
+        return [
+            f"{name} in {place}"
+            for name, (secret, allowed) in secrets.items()
+            for place, left in self.places.items()
+            if place not in allowed and any(form in left for form in _forms(secret))
+        ]
+
+
+def _forms(secret: str) -> tuple[bytes, ...]:
+    plain = secret.encode()
+    return plain, base64.b64encode(plain).rstrip(b"=")
+
+
+def canary(name: str) -> str:
+    return CANARIES[name][0]
+
+
+@dataclass
+class Left:
+    traces: Traces
+    #: each token that was sent: nobody may keep or show any of them
+    tokens: list[str]
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    """What a service has left behind that was sent every secret, in calls that work and calls that do not."""
+    folder = tmp_path_factory.mktemp("canaries")
+    traces, tokens = Traces(), []
+    with ExitStack() as stack:
+        authority = stack.enter_context(LocalAuthority())
+        model = stack.enter_context(OfflineModel())
+        collector = stack.enter_context(Collector())
+        env = authority.environment(
+            TA_ENTRA_CLIENT_ID=SERVICE_ID,
+            TA_ENTRA_CLIENT_SECRET=canary("client secret"),
+            TA_BASE_URL=model.base_url,
+            TA_API_KEY=canary("api key"),
+            TA_AUDIT_KEY=canary("audit key"),
+            TA_LOG_LEVEL="DEBUG",
+            TA_OTEL_ENDPOINT=collector.url,
+            TA_PLUGIN_MODULE=str(HERE / "custom_plugins.py"),
+            TA_PLUGIN_CATALOG_FILE=str(HERE / "catalogue.json"),
+        )
+        config = agent_config(agent={"plugins": ["Shell"]}, persistence=f"file://{folder}/state")
+        with ServiceProcess(config, env) as service:
+            token = authority.token("alice")
+            tokens += [token, authority.token("alice", scopes=["other"])]
+            tokens.append(token[:-20] + canary("forged token"))
+            with service.client(token) as client:
+                traces.places[ERRORS] = b"".join(_conversation(client, model, tokens))
+            service.terminate()
+            traces.places[LOG] = service.log().encode()
+        traces.places[SPANS] = b"".join(collector.taken)
+    traces.places[STORE] = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    return Left(traces, tokens)
+
+
+def _conversation(client: httpx.Client, model: OfflineModel, tokens: list[str]) -> Iterator[bytes]:
+    """Sends everything; yields the bodies of what was refused or failed."""
+    key = {"idempotency-key": canary("idempotency key"), "x-private": canary("header")}
+    said = text(
+        canary("message"),
+        user_context={"about": canary("user context")},
+        metadata={"kept": canary("metadata")},
+    )
+    answer = client.post("", json=said, headers=key).raise_for_status().json()
+    client.post("/sse", json=text(canary("message"), task_id=answer["task_id"])).raise_for_status()
+    yield client.post("", json=text("another body"), headers=key).content
+    call = f'call Shell-delete {{"path": "{canary("tool argument")}"}}'
+    paused = client.post("", json=text(call)).raise_for_status().json()
+    yield client.post("", json=text(canary("message"), task_id=paused["task_id"])).content
+    decision = {"action": "reject", "reason": canary("reason")}
+    client.post(f"/requests/{paused['request_id']}/resume", json=decision).raise_for_status()
+    yield client.get("/tasks", params={"limit": canary("query")}).content
+    yield client.get("/oauth/callback", params={"state": canary("query"), "code": canary("query")}).content
+    yield client.post("", content=f'{{"items": "{canary("message")}', headers=JSON).content
+    for token in tokens[1:]:
+        yield client.get("/tasks", headers={"authorization": f"Bearer {token}"}).content
+    error = {"status": 401, "message": f"Incorrect API key provided: {canary('api key')}"}
+    model.script({"otherwise": {"error": error}})
+    yield client.post("", json=text(canary("message"))).content
+    model.script(None)
+
+
+def test_there_is_something_to_look_at(left: Left) -> None:
+    """There is a log, spans and logs were exported, errors were told, state was stored."""
+    places = left.traces.places
+    assert places[LOG].count(b"\n") > 5
+    assert b"/v1/traces" in places[SPANS]
+    assert b"/v1/logs" in places[SPANS]
+    assert b"invalid_request" in places[ERRORS]
+    assert b"model_error" in places[ERRORS]
+    for name, (secret, allowed) in CANARIES.items():
+        assert STORE not in allowed or secret.encode() in places[STORE], name
+
+
+def test_there_are_a_dozen_secrets() -> None:
+    """Tokens, keys, passwords, and what people say."""
+    assert len({secret for secret, _ in CANARIES.values()}) == len(CANARIES) >= 12
+
+
+def test_no_secret_is_where_it_does_not_belong(left: Left) -> None:
+    """Not in a log line at DEBUG, not in a span, not in an error, not in a record. covers: AUTH-1, APP-5"""
+    assert left.traces.leaks(CANARIES) == []
+
+
+def test_no_token_is_anywhere(left: Left) -> None:
+    """Neither whole nor by its signature, the good ones as little as the refused. covers: AUTH-5"""
+    parts = {f"token {n}": token.split(".")[-1][:60] for n, token in enumerate(left.tokens)}
+    assert left.traces.leaks({name: (part, NOWHERE) for name, part in parts.items()}) == []
+
+
+@pytest.mark.parametrize("place", sorted(EVERYWHERE))
+def test_a_planted_leak_is_found(left: Left, place: str) -> None:
+    """The search would find any of them, in each place, written plainly or in base64."""
+    for name, (secret, allowed) in CANARIES.items():
+        for form in _forms(secret):
+            planted = Traces(left.traces.places | {place: left.traces.places[place] + form})
+            assert (f"{name} in {place}" in planted.leaks(CANARIES)) is (place not in allowed)
+
+
+def test_encrypted_state_holds_nothing_that_can_be_read(tmp_path: Path) -> None:
+    """With an encryption key not even what people say is in the store; nor is the key. covers: STATE-1"""
+    with OfflineModel() as model:
+        env = {
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": canary("api key"),
+            "TA_AUTH": "mock",
+            "TA_LOG_LEVEL": "DEBUG",
+            "TA_ENCRYPTION_KEY": canary("encryption key"),
+        }
+        config = agent_config(persistence=f"file://{tmp_path}/state")
+        with ServiceProcess(config, env) as service, service.client("ada") as ada:
+            said = text(canary("message"), metadata={"kept": canary("metadata")})
+            ada.post("", json=said).raise_for_status()
+            service.terminate()
+            log = service.log().encode()
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+    assert stored
+    for name in ("message", "metadata", "encryption key", "api key"):
+        assert not any(form in stored + log for form in _forms(canary(name))), name
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql"])
+def test_the_password_of_a_store_is_not_told_when_it_is_away(scheme: str) -> None:
+    """A store that cannot be reached is named without its credentials."""
+    url = f"{scheme}://agent:{canary('store password')}@127.0.0.1:{free_port()}/0"
+    env = {"TA_API_KEY": "k", "TA_AUTH": "mock", "TA_LOG_LEVEL": "DEBUG", "TA_PERSISTENCE": url}
+    service = ServiceProcess(agent_config(), env)
+    try:
+        with pytest.raises(RuntimeError) as failed:
+            service.start()
+    finally:
+        service.__exit__(None, None, None)
+    told = str(failed.value)
+    assert "127.0.0.1" in told
+    assert canary("store password") not in told

@@ -1,0 +1,163 @@
+"""A document of a task that was tampered with is refused by name, or becomes a task that works."""
+
+import copy
+import json
+import random
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from wire import JSON, Json, problem, text
+
+from tealagents.testing.service import ServiceThread, offline_service
+
+#: what a value of a document is replaced by
+NASTY: tuple[Any, ...] = (
+    *(None, True, 0, -1, 2**63 - 1, 1.5, "", "x", "\u2028", "é" * 300, [], [[]], {}, {"a": {}}),
+    *("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-01-01T00:00:00"),
+    *("00000000-0000-0000-0000-000000000000", "../../etc/passwd", str(uuid.UUID(int=7, version=4))),
+    *("Running", "Completed", "Failed", "message", "end", "tool", '{"blob":', "data:image/png;base64,"),
+)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ServiceThread]:
+    with offline_service(limits={"max_concurrent_requests": 5000}) as (running, _):
+        yield running
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a document are, the containers too."""
+    yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for n, inner in enumerate(value):
+            yield from leaves(inner, (*path, n))
+
+
+def tampered(document: Json, rng: random.Random) -> Json:
+    """The document, with up to three values replaced, left out, doubled or put elsewhere."""
+    made = copy.deepcopy(document)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        path = rng.choice([path for path in leaves(made) if path])
+        parent: Any = made
+        for part in path[:-1]:
+            parent = parent[part]
+        match rng.randrange(6):
+            case 0:
+                del parent[path[-1]]
+            case 1 if isinstance(parent, list):
+                parent.insert(path[-1], copy.deepcopy(parent[path[-1]]))
+            case 2 if isinstance(parent, list):
+                rng.shuffle(parent)
+            case 3:
+                parent[path[-1]] = copy.deepcopy(rng.choice(NASTY))
+            case _:
+                alike = [value for value in NASTY if type(value) is type(parent[path[-1]])]
+                parent[path[-1]] = copy.deepcopy(rng.choice(alike or NASTY))
+    return made
+
+
+def renamed(document: Json) -> Json:
+    """The document with new ids, so that it can be imported beside the original."""
+    written = json.dumps(document)
+    task = document["task"]
+    for known in {task["task_id"], task["session_id"], *(r["request_id"] for r in document["requests"])}:
+        written = written.replace(known, str(uuid.uuid4()))
+    made: Json = json.loads(written)
+    return made
+
+
+def exported(client: httpx.Client) -> Json:
+    """A task with completed requests, a failed one, a rollback and a fork point."""
+    first = client.post("", json=text("My name is Ada.", metadata={"a": 1})).json()
+    task = first["task_id"]
+    client.post("", json=text("What is my name?", task_id=task)).raise_for_status()
+    failed = client.post("", json=text("call Shell-nothing {", task_id=task))
+    assert failed.status_code in (200, 502)
+    client.post(f"/tasks/{task}/rollback", json={"checkpoint_id": first["request_id"]}).raise_for_status()
+    client.post("", json=text("And now?", task_id=task)).raise_for_status()
+    document: Json = client.get(f"/tasks/{task}/export").raise_for_status().json()
+    return document
+
+
+def test_an_untouched_document_becomes_the_same_task(service: ServiceThread) -> None:
+    """The original of the tampering below is fine: imported under new ids it reads the same."""
+    with service.client("ada") as ada:
+        document = renamed(exported(ada))
+        task = ada.post("/tasks/import", json=document).raise_for_status().json()["task_id"]
+        assert ada.get(f"/tasks/{task}/messages").json()["items"]
+        assert [ask(ada, method, path, task).status_code < 300 for method, path in READS]
+
+
+VIEWS = ("", "/messages", "/trace", "/checkpoints", "/audit", "/export")
+READS = [
+    *(("GET", f"/tasks/{{}}{view}") for view in VIEWS),
+    ("POST", "/tasks/{}/fork"),
+    ("PATCH", "/tasks/{}"),
+    ("GET", "/tasks"),
+    ("GET", "/sessions"),
+]
+
+
+def ask(client: httpx.Client, method: str, path: str, task: str) -> httpx.Response:
+    return client.request(method, path.format(task), json={} if method != "GET" else None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tampered_document_is_refused_or_works(service: ServiceThread, seed: int) -> None:
+    """Whatever was changed: no answer is a fault of the service, and no list of the user breaks."""
+    tamper(service, seed, rounds=30)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_many_tampered_documents_are_refused_or_work(service: ServiceThread, seed: int) -> None:
+    """The same, a thousand times each."""
+    tamper(service, seed, rounds=1000)
+
+
+def tamper(service: ServiceThread, seed: int, rounds: int) -> None:
+    rng = random.Random(seed)
+    taken = 0
+    with service.client(f"user{seed}") as client:
+        original = exported(client)
+        for _ in range(rounds):
+            document = tampered(renamed(original), rng)
+            answer = client.post("/tasks/import", content=json.dumps(document), headers=JSON)
+            if answer.status_code != 201:
+                assert answer.status_code in (401, 409, 422), (answer.text, document)
+                if answer.status_code == 422:
+                    assert answer.json()["field"], answer.text
+                continue
+            taken += 1
+            task = answer.json()["task_id"]
+            for method, path in READS:
+                found = ask(client, method, path, task)
+                assert found.status_code < 500, (method, path, found.text, document)
+            for request in document["requests"]:
+                for path in (
+                    f"/requests/{request['request_id']}",
+                    f"/requests/{request['request_id']}/events",
+                ):
+                    assert client.get(path).status_code < 500, (path, document)
+            said = client.post("", json=text("go on", task_id=task))
+            assert said.status_code in (200, 404, 422, 502), (said.text, document)
+            client.delete(f"/tasks/{task}")
+    assert taken
+
+
+def test_a_document_of_another_user_is_refused(service: ServiceThread) -> None:
+    """Neither as it is nor under a changed owner can a task be taken from its owner. covers: AUTH-3"""
+    with service.client("ada") as ada, service.client("eve") as eve:
+        document = exported(ada)
+        problem(eve.post("/tasks/import", json=document), 401, "not_owner")
+        document["task"]["owner"]["oid"] = "eve"
+        problem(eve.post("/tasks/import", json=document), 401, "not_owner")
+        problem(ada.post("/tasks/import", json=document), 401, "not_owner")
+        document["task"]["owner"]["oid"] = "ada"
+        problem(ada.post("/tasks/import", json=document), 409, "already_exists")

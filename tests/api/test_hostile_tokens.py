@@ -1,0 +1,273 @@
+"""Hostile tokens against every route over HTTP; what is said to whom lacks a token, and where to get one."""
+
+import http.client
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hostile_tokens import HOSTILE, Forge
+from wire import NOBODYS, Json, events, operations, problem, records, store_of, text
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.state.ledger import SystemClock
+from tealagents.testing.authority import APP_ID_URI, SCOPE, TENANT, LocalAuthority, object_id
+from tealagents.testing.service import ServiceThread, agent_config
+
+HERE = Path(__file__).parent
+SENDABLE = [hostile for hostile in HOSTILE if hostile.sendable]
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock, set forward by as much as a test says."""
+
+    shift = timedelta(0)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.shift
+
+
+class Guarded:
+    """A service that trusts a local authority, and a forge of tokens it must not trust."""
+
+    def __init__(self, service: ServiceThread, forge: Forge, clock: ShiftedClock) -> None:
+        self.service = service
+        self.forge = forge
+        self.clock = clock
+        self.routes = list(self._routes())
+
+    def client(self, user: str = "alice", **claims: Any) -> httpx.Client:
+        return self.service.client(self.forge.authority.token(user, **claims))
+
+    def _routes(self) -> Iterator[tuple[str, str]]:
+        """Method and path of every operation that asks for a token."""
+        document = httpx.get(self.service.url + "/openapi.json").json()
+        for method, path, operation in operations(document):
+            if operation.get("security") != []:
+                for name in ("session_id", "task_id", "request_id"):
+                    path = path.replace(f"{{{name}}}", NOBODYS)
+                yield method, path
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    clock = ShiftedClock()
+    with LocalAuthority(clock=clock) as authority, OfflineModel() as model:
+        forge = Forge(authority)
+        env = authority.environment(
+            TA_BASE_URL=model.base_url,
+            TA_API_KEY="offline-key",
+            TA_PLUGIN_MODULE=str(HERE / "custom_plugins.py"),
+            TA_PLUGIN_CATALOG_FILE=str(HERE / "catalogue.json"),
+        )
+        config = agent_config(agent={"plugins": ["Shell"]})
+        with ServiceThread(config, env, clock=clock) as service:
+            yield Guarded(service, forge, clock)
+
+
+@pytest.fixture(autouse=True)
+def _clock_is_right_again(guarded: Guarded) -> Iterator[None]:
+    yield
+    guarded.clock.shift = timedelta(0)
+
+
+def metadata_url(service: ServiceThread, origin: str | None = None) -> str:
+    return f"{origin or service.root}/.well-known/oauth-protected-resource{service.prefix}"
+
+
+def test_there_are_many_routes_and_tokens(guarded: Guarded) -> None:
+    """The table and the OpenAPI document are what they should be. covers: AUTH-2"""
+    assert len(guarded.routes) >= 22
+    assert len(SENDABLE) >= 56
+
+
+def test_every_hostile_token_is_refused_on_every_route(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The right status and header each time, nothing worse in the log, and no token in it. covers: AUTH-2"""
+    place = f'Bearer resource_metadata="{metadata_url(guarded.service)}"'
+    invalid = place + ', error="invalid_token", error_description="The access token is not valid here"'
+    lacking = place + f', error="insufficient_scope", scope="{SCOPE}"'
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.service.port, timeout=30)
+    tokens = [(hostile, hostile.make(guarded.forge)) for hostile in SENDABLE]
+    with caplog.at_level(logging.DEBUG):
+        for method, path in guarded.routes:
+            for hostile, token in tokens:
+                headers = {"authorization": b"Bearer " + token.encode()}
+                connection.request(method, path, headers=headers)
+                answer = connection.getresponse()
+                said = answer.read().decode()
+                wanted = 401 if not token.strip() else hostile.status
+                assert answer.status == wanted, (method, path, hostile, said)
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert answer.headers["www-authenticate"] == (lacking if wanted == 403 else invalid), hostile
+                assert '"code":"insufficient_scope"' in said or wanted == 401
+    connection.close()
+    ours = [record for record in caplog.records if record.name.startswith(("tealagents", "uvicorn.error"))]
+    assert not [record for record in ours if record.levelno >= logging.WARNING], ours
+    logged = "\n".join(record.getMessage() for record in caplog.records)
+    parts = [part for _, token in tokens for part in token.split(".") if len(part) > 40]
+    assert not [part for part in parts if part in logged]
+
+
+def test_nothing_was_stored_for_any_of_them(guarded: Guarded) -> None:
+    """A refused token makes no user, no session, no task."""
+    store, agent = store_of(guarded.service), guarded.service.prefix.split("/")[1]
+    assert not records(store, f"{agent}/user/{TENANT}.{object_id('mallory')}")
+
+
+HEADERS: dict[str, tuple[list[tuple[bytes, bytes]], bool]] = {
+    "none at all": ([], False),
+    "empty": ([(b"authorization", b"")], True),
+    "no token": ([(b"authorization", b"Bearer")], True),
+    "another scheme": ([(b"authorization", b"Basic YTpi")], True),
+    "the token alone": ([(b"authorization", b"TOKEN")], True),
+    "two tokens": ([(b"authorization", b"Bearer TOKEN TOKEN")], True),
+    "a comma": ([(b"authorization", b"Bearer TOKEN, Bearer TOKEN")], True),
+    "twice": ([(b"authorization", b"Bearer TOKEN"), (b"authorization", b"Bearer TOKEN")], True),
+    "a good and a bad one": ([(b"authorization", b"Bearer TOKEN"), (b"authorization", b"Bearer x")], True),
+    "quoted": ([(b"authorization", b'Bearer "TOKEN"')], True),
+    "bytes": ([(b"authorization", b"Bearer \xff\xfe")], True),
+    "20 KB": ([(b"authorization", b"Bearer " + b"a" * 20_000)], True),
+    "in another header": ([(b"x-authorization", b"Bearer TOKEN")], False),
+    "in a cookie": ([(b"cookie", b"access_token=TOKEN")], False),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_missing_doubled_or_malformed_header_is_refused(guarded: Guarded, name: str) -> None:
+    """RFC 6750: no error code when no credentials came, else `invalid_token`. covers: AUTH-1"""
+    headers, given = HEADERS[name]
+    token = guarded.forge.authority.token("alice").encode()
+    sent = [(key, value.replace(b"TOKEN", token)) for key, value in headers]
+    place = f'Bearer resource_metadata="{metadata_url(guarded.service)}"'
+    with guarded.service.client(None) as client:
+        for method, path in guarded.routes:
+            answer = client.request(method, guarded.service.root + path, headers=sent)
+            problem(answer, 401, "unauthenticated")
+            told = answer.headers["www-authenticate"]
+            assert told.startswith(place)
+            assert ('error="invalid_token"' in told) is given, told
+            assert given or told == place
+
+
+def test_a_token_in_the_url_or_the_body_is_no_token(guarded: Guarded) -> None:
+    """Tokens are read from the header alone: URLs end up in logs."""
+    token = guarded.forge.authority.token("alice")
+    with guarded.service.client(None) as client:
+        problem(client.get("/tasks", params={"access_token": token}), 401, "unauthenticated")
+        problem(client.post("", data={"access_token": token}), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
+def test_a_good_token_is_taken(guarded: Guarded, scheme: str) -> None:
+    """In any case of the scheme, and for versions 1.0 and 2.0. covers: AUTH-2"""
+    with guarded.service.client(None) as client:
+        for ver in ("1.0", "2.0"):
+            token = guarded.forge.authority.token("alice", ver=ver)
+            answer = client.get("/tasks", headers={"authorization": f"{scheme} {token}"})
+            assert answer.status_code == 200
+
+
+# --- where tokens come from --------------------------------------------------------------------------
+
+
+def challenged(answer: httpx.Response) -> str:
+    """The URL that a challenge names."""
+    return answer.headers["www-authenticate"].split('resource_metadata="')[1].split('"')[0]
+
+
+def test_the_named_document_says_where_tokens_come_from(guarded: Guarded) -> None:
+    """The URL in the challenge leads to the document of this very resource (RFC 9728)."""
+    with guarded.service.client(None) as client:
+        url = challenged(client.get("/tasks"))
+        document = client.get(url).raise_for_status().json()
+        assert document["resource"] == guarded.service.url
+        assert document["authorization_servers"] == [f"{guarded.forge.authority.url}/{TENANT}/v2.0"]
+        assert document["scopes_supported"] == [f"{APP_ID_URI}/{SCOPE}"]
+        assert client.get(guarded.service.root + "/.well-known/oauth-protected-resource").json() == document
+        answer = client.get(guarded.service.root + "/.well-known/oauth-protected-resource/Other/0.1")
+        problem(answer, 404, "not_found")
+
+
+def test_the_challenge_names_the_address_that_was_called(guarded: Guarded) -> None:
+    """Behind a proxy that passes host and scheme on; a host that is none is not repeated."""
+    with guarded.service.client(None) as client:
+        headers = {"host": "agents.example", "x-forwarded-proto": "https"}
+        url = challenged(client.get("/tasks", headers=headers))
+        assert url == metadata_url(guarded.service, "https://agents.example")
+        document = client.get("/.well-known/oauth-protected-resource", headers=headers)
+        document = client.get(f"{guarded.service.root}/.well-known/oauth-protected-resource", headers=headers)
+        assert document.json()["resource"] == f"https://agents.example{guarded.service.prefix}"
+        for host in ('a"b', "a b", "x/y", "user@host", "[", "\xff"):
+            answer = client.get("/tasks", headers=[(b"host", host.encode("latin-1"))])
+            assert challenged(answer) == metadata_url(guarded.service)
+
+
+@pytest.mark.parametrize("path", ["", "/agents"])
+def test_the_challenge_names_the_public_url_where_one_is_set(path: str) -> None:
+    """Whatever the proxy passes on: TA_PUBLIC_URL is where clients see the service."""
+    with LocalAuthority() as authority:
+        env = authority.environment(TA_PUBLIC_URL=f"https://agents.example{path}/", TA_API_KEY="none")
+        with ServiceThread(agent_config(), env) as service, service.client(None) as client:
+            answer = client.get("/tasks", headers={"host": "10.0.0.7", "x-forwarded-proto": "http"})
+            well_known = "/.well-known/oauth-protected-resource"
+            assert challenged(answer) == f"https://agents.example{well_known}{path}{service.prefix}"
+            for known in (f"{path}{service.prefix}", service.prefix, ""):
+                document = client.get(service.root + well_known + known).raise_for_status().json()
+                assert document["resource"] == f"https://agents.example{path}{service.prefix}"
+
+
+def test_where_there_is_no_authority_none_is_named() -> None:
+    """With the mock provider the challenge is bare, and there is no document."""
+    env = {"TA_AUTH": "mock", "TA_API_KEY": "none"}
+    with ServiceThread(agent_config(), env) as service, service.client(None) as client:
+        assert client.get("/tasks").headers["www-authenticate"] == "Bearer"
+        problem(client.get(service.root + "/.well-known/oauth-protected-resource"), 404, "not_found")
+
+
+# --- tokens that expire ------------------------------------------------------------------------------
+
+
+def expire(guarded: Guarded) -> None:
+    """Two hours later every token made so far is too old."""
+    guarded.clock.shift += timedelta(hours=2)
+
+
+def test_a_token_that_expires_in_the_middle_of_a_stream_does_not_end_it(guarded: Guarded) -> None:
+    """Who was let in is answered to the end; the next call needs a new token. covers: AUTH-2"""
+    with guarded.client() as client:
+        said = text("pieces-40@20ms")
+        with client.stream("POST", "/sse", json=said) as stream:
+            shown = events(stream.iter_lines())
+            first = [next(shown), next(shown)]
+            expire(guarded)
+            problem(client.get("/tasks"), 401, "unauthenticated")
+            rest = list(shown)
+        assert [event.name for event in first] == ["request", "partial-response"]
+        assert rest[-1].name == "final-response"
+        assert rest[-1].data["content"]["output"] == " ".join(map(str, range(1, 41)))
+        request = first[0].data["request_id"]
+        problem(client.get(f"/requests/{request}/events"), 401, "unauthenticated")
+    with guarded.client() as again:
+        assert list(events(again.get(f"/requests/{request}/events").text))[-1].data == rest[-1].data
+
+
+def test_a_token_that_expires_before_a_resume_decides_nothing(guarded: Guarded) -> None:
+    """The pause stays as it was, and can be decided with a new token. covers: AUTH-2, HITL-1"""
+    with guarded.client() as client:
+        paused: Json = client.post("", json=text('call Shell-delete {"path": "/x"}')).json()
+        assert paused["status"] == "Paused"
+        path = paused["content"]["approval_url"]
+        expire(guarded)
+        for way in (path, path.replace("/resume", "/resume/sse")):
+            answer = client.post(guarded.service.root + way, json={"action": "approve"})
+            problem(answer, 401, "unauthenticated")
+            assert 'error="invalid_token"' in answer.headers["www-authenticate"]
+    with guarded.client() as again:
+        assert again.get(f"/requests/{paused['request_id']}").json()["status"] == "Paused"
+        answer = again.post(guarded.service.root + path, json={"action": "approve"})
+        assert answer.json()["status"] == "Completed"

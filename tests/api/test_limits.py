@@ -1,0 +1,254 @@
+"""How much at once, how long, and for whom: overload, deadlines, and clients that read nothing."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from talk import approve, call, connections, items, paused, request, send, told, working_service
+from wire import NOBODYS, Json, events, problem, streamed, text
+
+from tealagents.api import sse
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread
+
+SCRIPT = """
+rules:
+  - {when: begin and hang, reply: {pieces: [one, ' two', {text: ' three', delay_ms: 60000}]}}
+  - {when: hang, reply: {text: never, headers_delay_ms: 60000}}
+"""
+
+
+def begin(client: httpx.Client, words: str = "hang", **fields: object) -> Json:
+    """A request that goes on in the background."""
+    answer = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"})
+    accepted: Json = answer.raise_for_status().json()
+    return accepted
+
+
+def is_left(model: OfflineModel) -> None:
+    """The connection of the last model call is closed by whoever made it."""
+    while model.requests[-1]["outcome"] is None:
+        time.sleep(0.01)
+    assert model.requests[-1]["outcome"] == "left"
+
+
+def cancel(client: httpx.Client, accepted: Json) -> None:
+    client.post(f"/requests/{accepted['request_id']}/cancel").raise_for_status()
+
+
+# --- how many at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", "/sse"])
+def test_one_request_too_many_of_a_user_is_refused_with_429(suffix: str) -> None:
+    """A user's own limit does not concern others, reads, followers, cancels or health. covers: STATE-5"""
+    limits = {"max_requests_per_user": 2}
+    with working_service(SCRIPT, limits=limits) as (service, _), service.client() as ada:
+        running = [begin(ada), begin(ada)]
+        refused = ada.post(suffix, json=text("hello"))
+        problem(refused, 429, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        with service.client("eve") as eve:
+            assert send(eve, "hello")["status"] == "Completed"
+        assert len(items(ada, "/tasks")) == 2
+        with ada.stream("GET", f"/requests/{running[0]['request_id']}/events") as followed:
+            assert next(events(followed.iter_lines())).name == "request"
+            assert ada.get("/health/ready").status_code == 200
+            cancel(ada, running[0])
+        assert send(ada, "hello")["status"] == "Completed"
+        cancel(ada, running[1])
+
+
+def test_one_request_too_many_of_the_process_is_refused_with_503() -> None:
+    """Nobody's requests are taken; reads and health are answered; the refusal leaves nothing behind."""
+    limits = {"max_concurrent_requests": 2}
+    with (
+        working_service(SCRIPT, limits=limits) as (service, _),
+        service.client() as ada,
+        service.client("eve") as eve,
+    ):
+        running = [begin(ada), begin(eve)]
+        key = {"idempotency-key": "again"}
+        refused = ada.post("", json=text("hello"), headers=key)
+        problem(refused, 503, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        problem(eve.post("/sse", json=text("hello")), 503, "overloaded")
+        assert len(items(ada, "/tasks")) == 1
+        for path in ("/health", "/health/live", "/health/ready", "/tasks", "/approvals"):
+            assert ada.get(path).status_code == 200, path
+        cancel(eve, running[1])
+        # the refusal has not used the key up
+        answer = ada.post("", json=text("hello"), headers=key)
+        assert answer.json()["status"] == "Completed"
+        assert "idempotent-replayed" not in answer.headers
+        cancel(ada, running[0])
+
+
+def test_a_decision_counts_like_a_message_and_waits_undecided() -> None:
+    """Over the limit, resuming is refused and the pause stays; paused requests are not counted."""
+    limits = {"max_requests_per_user": 1}
+    with working_service(SCRIPT, limits=limits) as (service, _), service.client() as ada:
+        pause = paused(ada, call("Work-write", file="/dev/null", line="x"))
+        running = begin(ada)
+        resume = f"/requests/{pause['request_id']}/resume"
+        problem(ada.post(resume, json={"action": "approve"}), 429, "overloaded")
+        problem(ada.post(resume + "/sse", json={"action": "approve"}), 429, "overloaded")
+        assert request(ada, pause["request_id"])["content"] == pause
+        cancel(ada, running)
+        answer = approve(ada, pause)
+        assert answer["status"] == "Completed"
+        running = begin(ada)
+        assert approve(ada, pause) == answer  # what is decided is only read
+        cancel(ada, running)
+
+
+def test_every_end_of_a_request_gives_its_place_back() -> None:
+    """Completed, failed, refused, canceled, paused, replayed: with room for one, the next one fits."""
+    script = {"rules": [{"when": "fail", "reply": {"error": {"status": 400}}}]}
+    limits = {"max_concurrent_requests": 1}
+    with working_service(script, limits=limits) as (service, model), service.client() as ada:
+        task = send(ada, "hello")["task_id"]
+        problem(ada.post("", json=text("fail")), 502, "model_error")
+        streamed(ada, "/sse", text("fail"))
+        problem(ada.post("", json=text("x", session_id=task, task_id=task)), 409, "session_mismatch")
+        problem(ada.post("", json=text("x", task_id=NOBODYS)), 404, "not_found")
+        paused(ada, call("Work-write", file="/dev/null", line="x"))
+        for _ in range(2):
+            ada.post("", json=text("hi"), headers={"idempotency-key": "k"}).raise_for_status()
+        model.script(SCRIPT)
+        cancel(ada, begin(ada))
+        assert send(ada, "hello")["status"] == "Completed"
+
+
+# --- how long -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["json", "sse"])
+def test_a_request_past_its_deadline_ends_with_what_there_was(way: str) -> None:
+    """504 after `request_timeout_seconds`, and the pieces said so far are kept. covers: STATE-5"""
+    limits = {"request_timeout_seconds": 0.3}
+    with working_service(SCRIPT, limits=limits) as (service, model), service.client() as ada:
+        if way == "json":
+            document = problem(ada.post("", json=text("begin and hang")), 504, "request_timeout")
+        else:
+            found = streamed(ada, "", text("begin and hang"))
+            assert [event.name for event in found[-2:]] == ["partial-response", "error"]
+            assert told(found) == "one two"
+            document = found[-1].data
+            assert (document["code"], document["status"]) == ("request_timeout", 504)
+        ended = request(ada, document["request_id"])
+        assert ended["status"] == "Failed"
+        assert ended["content"]["output"] == ("one two" if way == "sse" else "")
+        is_left(model)
+        model.script({})
+        assert send(ada, "hello", task_id=document["task_id"])["status"] == "Completed"
+
+
+def test_the_deadline_covers_tools_and_not_the_time_a_pause_waits() -> None:
+    """A tool does not outlast the request; a pause may."""
+    limits = {"request_timeout_seconds": 0.4}
+    with working_service(limits=limits) as (service, _), service.client() as ada:
+        refused = ada.post("", json=text(call("Work-rest", file="/dev/null", seconds=30)))
+        problem(refused, 504, "request_timeout")
+        pause = paused(ada, call("Work-write", file="/dev/null", line="x"))
+        time.sleep(0.5)
+        assert approve(ada, pause)["status"] == "Completed"
+
+
+# --- clients that read nothing -------------------------------------------------------------------
+
+
+class Deaf:
+    """A client that sends a message and reads nothing of the answer."""
+
+    def __init__(self, service: ServiceThread, words: str, user: str = "ada") -> None:
+        body = json.dumps(text(words)).encode()
+        head = (
+            f"POST {service.prefix}/sse HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {user}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.connect(("127.0.0.1", service.port))
+        self.socket.sendall(head.encode() + body)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@contextmanager
+def impatient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(sse, "SEND_TIMEOUT", seconds)
+        yield
+
+
+#: more text than the kernel keeps for a connection nobody reads
+LOUD = {"rules": [{"when": "shout", "reply": {"pieces": ["loud " * 13_000] * 60}}]}
+
+
+def test_a_client_that_reads_nothing_is_cut_off_and_its_turn_is_stored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is really closed, quietly, while honest clients are served. covers: STATE-5"""
+    with working_service(LOUD) as (service, _), service.client() as ada:
+        caplog.clear()
+        with impatient(monkeypatch, 0.3):
+            deaf = [Deaf(service, "shout") for _ in range(3)]
+            while connections(service) < 3 or not items(ada, "/tasks"):
+                time.sleep(0.01)
+            ada.close()
+            while connections(service):
+                time.sleep(0.02)
+            for client in deaf:
+                client.close()
+        with service.client() as again:
+            while {task["status"] for task in items(again, "/tasks")} != {"Completed"}:
+                time.sleep(0.02)
+            assert len(items(again, "/tasks")) == 3
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
+
+
+def test_a_client_that_reads_nothing_cancels_where_leaving_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `on_disconnect: cancel` it counts as one that has left."""
+    script = {
+        "rules": [
+            {
+                "when": "shout",
+                "reply": {"pieces": [*["loud " * 13_000] * 60, {"text": "end", "delay_ms": 60_000}]},
+            }
+        ]
+    }
+    with (
+        working_service(script, on_disconnect="cancel") as (service, model),
+        impatient(monkeypatch, 0.3),
+        service.client() as ada,
+    ):
+        client = Deaf(service, "shout")
+        while not (tasks := items(ada, "/tasks")) or tasks[0]["status"] == "Running":
+            time.sleep(0.02)
+        assert tasks[0]["status"] == "Canceled"
+        is_left(model)
+        client.close()
+
+
+def test_clients_that_read_nothing_and_half_open_connections_keep_nobody_from_being_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 12 of the one and 60 of the other, every honest request is answered."""
+    limits = {"max_requests_per_user": 1000}
+    with working_service(LOUD, limits=limits) as (service, _), impatient(monkeypatch, 1.0):
+        half_open = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(60)]
+        for link in half_open[::2]:
+            link.sendall(b"POST / HTTP/1.1\r\n")
+        deaf = [Deaf(service, "shout", user="eve") for _ in range(12)]
+        with service.client() as ada:
+            for _ in range(10):
+                assert send(ada, "hello")["status"] == "Completed"
+                assert ada.get("/health/ready").status_code == 200
+        for link in [*half_open, *(client.socket for client in deaf)]:
+            link.close()

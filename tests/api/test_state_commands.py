@@ -1,0 +1,387 @@
+"""The operator's commands, on what a running service has left behind."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+from wire import Json, problem, text
+
+from tealagents.cli.main import command_line
+from tealagents.domain import ids
+from tealagents.domain.models import Head, User
+from tealagents.domain.ports import Commit, Put
+from tealagents.llm.offline import OfflineModel
+from tealagents.state import codec, keys
+from tealagents.state.erasing import Tombstone
+from tealagents.stores import open_store
+from tealagents.testing.pytest_places import DURABLE, Place
+from tealagents.testing.service import ServiceThread, agent_config
+
+PLUGINS = Path(__file__).parent / "custom_plugins.py"
+#: what a message says that is stored apart, and the answer that quotes it, too
+LARGE = "word " * 60_000
+
+
+class Agent:
+    """One agent's config, on one store after the other: served, and looked at by commands."""
+
+    def __init__(self, folder: Path, model: OfflineModel) -> None:
+        self.folder = folder
+        self._config = folder / "config.yaml"
+        self._config.write_text(yaml.safe_dump(agent_config(agent={"plugins": ["Shell"]})))
+        (folder / "catalogue.json").write_text(json.dumps({"plugins": []}))
+        self.env = {
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_AUTH": "mock",
+            "TA_PLUGIN_MODULE": str(PLUGINS),
+            "TA_PLUGIN_CATALOG_FILE": str(folder / "catalogue.json"),
+            "TA_PERSISTENCE": self.url,
+        }
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "state.db"
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.database}"
+
+    def served(self, **env: str) -> ServiceThread:
+        return ServiceThread(self._config, {**self.env, **env})
+
+    def run(self, *arguments: str, **env: str) -> Result:
+        variables = {**self.env, "TA_SERVICE_CONFIG": str(self._config), **env}
+        cli = command_line("state", "migrate")
+        return CliRunner().invoke(cli, list(arguments), env=variables, catch_exceptions=False)
+
+    def exported(self, name: str = "export", **env: str) -> bytes:
+        file = self.folder / name
+        file.unlink(missing_ok=True)
+        result = self.run("state", "export", str(file), **env)
+        assert result.exit_code == 0, result.output
+        return file.read_bytes()
+
+    def stats(self, **env: str) -> Json:
+        result = self.run("state", "stats", "--json", **env)
+        assert result.exit_code == 0, result.output
+        found: Json = json.loads(result.stdout.splitlines()[0])
+        return found
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with OfflineModel() as model:
+        yield Agent(tmp_path, model)
+
+
+def say(client: httpx.Client, words: str, key: str = "", **fields: Any) -> Json:
+    headers = {"idempotency-key": key} if key else {}
+    answer: Json = client.post("", json=text(words, **fields), headers=headers).raise_for_status().json()
+    return answer
+
+
+def life(client: httpx.Client) -> dict[str, Json]:
+    """A bit of everything: turns, something large, a fork, a pause, a request that was canceled."""
+    first = say(client, "My name is Ada.", key="first", metadata={"project": "x"})
+    large = say(client, LARGE)
+    say(client, "What is my name?", task_id=first["task_id"])
+    fork = client.post(f"/tasks/{first['task_id']}/fork", json={}).raise_for_status().json()
+    pause = say(client, 'call Shell-look {"path": "/x"}', key="paused")
+    dropped = say(client, 'call Shell-look {"path": "/y"}')
+    client.post(f"/requests/{dropped['request_id']}/cancel").raise_for_status()
+    return {"first": first, "large": large, "fork": fork, "pause": pause, "dropped": dropped}
+
+
+# --- moving -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", DURABLE, indirect=True)
+def test_all_state_moves_to_any_store(agent: Agent, place: Place) -> None:
+    """Exported again it is the same, byte for byte, and the agent goes on. covers: STATE-1, STATE-3"""
+    with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
+        made, hers = life(ada), say(eve, "hello")
+        before = ada.get(f"/tasks/{made['first']['task_id']}/messages").json()
+    exported = agent.exported()
+    there = {name: value for name, value in place.env.items() if name != "TA_AUTH"}
+    result = agent.run("state", "import", str(agent.folder / "export"), **there)
+    assert result.exit_code == 0, result.output
+    assert agent.exported("again", **there) == exported
+    assert agent.run("state", "verify-audit", **there).exit_code == 0
+    with agent.served(**there) as service, service.client("ada") as ada, service.client("eve") as eve:
+        assert ada.get(f"/tasks/{made['first']['task_id']}/messages").json() == before
+        assert len(ada.get("/tasks").json()["items"]) == 5
+        assert len(ada.get("/sessions").json()["items"]) == 4
+        assert say(ada, "My name is Ada.", key="first", metadata={"project": "x"}) == made["first"]
+        again = say(ada, "What is my name?", task_id=made["first"]["task_id"])
+        assert "Ada" in again["content"]["output"]
+        large = ada.get(f"/tasks/{made['large']['task_id']}/messages").json()["items"]
+        assert large[0]["items"][0]["content"] == LARGE
+        assert [pause["request_id"] for pause in ada.get("/approvals?status=pending").json()["items"]] == [
+            made["pause"]["request_id"]
+        ]
+        decided = ada.post(f"/requests/{made['pause']['request_id']}/resume", json={"action": "approve"})
+        assert decided.json()["status"] == "Completed"
+        problem(ada.get(f"/tasks/{hers['task_id']}"), 401, "not_owner")
+        assert say(eve, "hello again", task_id=hers["task_id"])["status"] == "Completed"
+
+
+def test_an_import_can_be_repeated(agent: Agent) -> None:
+    """What is there already is left alone; a dry run writes nothing."""
+    with agent.served() as service, service.client() as client:
+        life(client)
+    file, lines = agent.folder / "export", agent.exported().count(b"\n") - 1
+    there = {"TA_PERSISTENCE": f"file://{agent.folder}/moved"}
+    dry = agent.run("state", "import", str(file), "--dry-run", **there)
+    assert f"{lines} records would be written" in dry.output
+    assert agent.stats(**there)["tasks"] == {}
+    half = agent.folder / "half"
+    half.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[: lines // 2]))
+    assert agent.run("state", "import", str(half), **there).exit_code == 0
+    whole = agent.run("state", "import", str(file), **there)
+    assert f"{lines - (lines // 2 - 1)} records written, {lines // 2 - 1} were there already" in whole.output
+    assert agent.exported("again", **there) == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["no export", "another agent", "changed", "cut", "not ours", "another state"]
+)
+def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wrong: str) -> None:
+    """The line is named, and the store is as it was. covers: STATE-4"""
+    with agent.served() as service, service.client() as client:
+        task = say(client, "hello there")["task_id"]
+    lines = agent.exported().splitlines(keepends=True)
+    there = {"TA_PERSISTENCE": f"file://{agent.folder}/moved"}
+    if wrong == "no export":
+        lines = [b"once upon a time\n"]
+    elif wrong == "another agent":
+        lines[0] = lines[0].replace(b"Tester", b"Other")
+    elif wrong == "changed":
+        lines[-2] = lines[-2].replace(b"Completed", b"Canceled")
+    elif wrong == "cut":
+        lines[-1] = lines[-1][:-20]
+    elif wrong == "not ours":
+        lines[-1] = lines[-1].replace(b"Tester/user", b"Others/user")
+    else:
+        agent.run("state", "import", str(agent.folder / "export"), **there)
+        with agent.served(**there) as service, service.client() as client:
+            say(client, "and on", task_id=task)
+    (agent.folder / "wrong").write_bytes(b"".join(lines))
+    before = agent.exported("before", **there)
+    result = agent.run("state", "import", str(agent.folder / "wrong"), **there)
+    assert result.exit_code == 2
+    assert ("line " if wrong != "another state" else "exists already") in result.output
+    assert agent.exported("after", **there) == before
+
+
+def test_what_is_damaged_is_moved_as_it_was_found(agent: Agent) -> None:
+    """The export tells of it; at its new place the task is as damaged as before. covers: STATE-4"""
+    with agent.served() as service, service.client() as client:
+        good, bad = say(client, "good")["task_id"], say(client, "bad")["task_id"]
+    damage(agent.database, keys.log(bad, 1))
+    result = agent.run("state", "export", str(agent.folder / "export"))
+    assert result.exit_code == 1
+    assert keys.log(bad, 1) in result.output.replace("\n", "")
+    there = {"TA_PERSISTENCE": f"sqlite:///{agent.folder}/moved.db"}
+    assert agent.run("state", "import", str(agent.folder / "export"), **there).exit_code == 0
+    with agent.served(**there) as service, service.client() as client:
+        problem(client.get(f"/tasks/{bad}/messages"), 500, "corrupt_state")
+        assert client.get(f"/tasks/{good}/messages").status_code == 200
+        assert len(client.get("/tasks").json()["items"]) == 2
+
+
+def test_an_export_is_its_owners_alone_and_replaces_nothing(agent: Agent) -> None:
+    """It holds what users said."""
+    agent.exported()
+    assert (agent.folder / "export").stat().st_mode & 0o777 == 0o600
+    assert agent.run("state", "export", str(agent.folder / "export")).exit_code == 2
+
+
+# --- pruning ----------------------------------------------------------------------------------------
+
+
+def test_pruning_erases_what_is_expired_or_old(agent: Agent) -> None:
+    """Only when told to, and not what is paused; a dry run erases nothing. covers: STATE-2"""
+    with agent.served() as service, service.client() as client:
+        made = life(client)
+        expired = made["first"]["task_id"]
+        client.patch(f"/tasks/{expired}", json={"expires_at": "2020-01-01T00:00:00Z"}).raise_for_status()
+    with agent.served() as service, service.client() as client:
+        problem(client.get(f"/tasks/{expired}"), 404, "not_found")
+    before = agent.exported()
+    assert expired.encode() in before
+    assert "1 tasks and 0 sessions would be erased" in agent.run("state", "prune", "--dry-run").output
+    assert "0 sessions would be" in agent.run("state", "prune", "--older-than", "30d", "--dry-run").output
+    assert agent.exported() == before
+    assert "1 tasks and 0 sessions erased" in agent.run("state", "prune", "--older-than", "30d").output
+    assert keys.task(expired).encode() not in agent.exported()
+    dry = agent.run("state", "prune", "--older-than", "0s", "--dry-run").output
+    wet = agent.run("state", "prune", "--older-than", "0s").output
+    assert "3 tasks and 3 sessions erased" in wet
+    assert dry.replace("would be erased", "erased") == wet
+    assert "1 tasks are due and in use" in wet
+    assert agent.stats()["tasks"] == {"Paused": 1}
+
+
+def test_pruning_spares_what_a_process_works_on(agent: Agent) -> None:
+    """However old it is."""
+    script = {"rules": [{"reply": {"text": "never", "headers_delay_ms": 600_000}}]}
+    with (
+        OfflineModel(script) as slow,
+        agent.served(TA_BASE_URL=slow.base_url) as service,
+        service.client() as client,
+    ):
+        sent = client.post("", json=text("hello"), headers={"prefer": "respond-async"}).json()
+        result = agent.run("state", "prune", "--older-than", "0s")
+        assert "0 tasks and 0 sessions erased" in result.output
+        assert "1 tasks are due and in use" in result.output
+        canceled = client.post(f"/requests/{sent['request_id']}/cancel").json()
+        assert canceled["status"] == "Canceled"
+        assert "1 tasks and 1 sessions erased" in agent.run("state", "prune", "--older-than", "0s").output
+
+
+def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
+    """A tombstone was put, and then the process died. covers: STATE-3"""
+    with agent.served() as service, service.client() as client:
+        task = say(client, "hello")["task_id"]
+    asyncio.run(bury(agent.url, task))
+    assert agent.stats()["deletions_under_way"] == 1
+    result = agent.run("state", "prune")
+    assert "1 deletions that had been begun were finished" in result.output
+    assert agent.stats()["deletions_under_way"] == 0
+    assert not [key for key, _ in rows(agent.database) if task in key]
+
+
+@pytest.mark.parametrize("age", ["30", "d", "-3d", "1.5h", "30y", "9999999999999999w"])
+def test_a_duration_that_is_none_is_refused(agent: Agent, age: str) -> None:
+    """With what it should look like."""
+    assert agent.run("state", "prune", f"--older-than={age}").exit_code == 2
+
+
+# --- one user ---------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_deleted_user_is_left(agent: Agent) -> None:
+    """No record, no index, no mention; other users keep everything. covers: STATE-2"""
+    with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
+        life(ada)
+        say(ada, "in my own session", session_id="6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f")
+        hers = say(eve, "hello")
+    assert any("ada" in key or b"ada" in value for key, value in rows(agent.database))
+    dry = agent.run("state", "delete-user", "mock.ada", "--dry-run")
+    assert "would be erased" in dry.output
+    assert agent.stats()["users"] == 2
+    assert agent.run("state", "delete-user", "mock.ada", "--yes").exit_code == 0
+    assert not [key for key, value in rows(agent.database) if ".ada" in key or b'"ada"' in value]
+    with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
+        assert ada.get("/tasks").json()["items"] == []
+        assert say(eve, "still here", task_id=hers["task_id"])["status"] == "Completed"
+        answer = say(eve, "hello", session_id="6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f")
+        assert answer["status"] == "Completed"
+
+
+def test_a_user_is_not_deleted_without_being_asked(agent: Agent) -> None:
+    """It cannot be undone."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    assert agent.run("state", "delete-user", "mock.ada").exit_code == 1
+    assert agent.stats()["users"] == 1
+    assert agent.run("state", "delete-user", "ada", "--yes").exit_code == 2
+
+
+# --- verifying, counting, migrating -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["", "an audit key of some length"], ids=["without a key", "with a key"])
+def test_a_bad_entry_is_named(agent: Agent, key: str) -> None:
+    """By its task and its number; exit status 1. covers: TASK-8"""
+    if key:
+        agent.env["TA_AUDIT_KEY"] = key
+    with agent.served() as service, service.client() as client:
+        good, bad = say(client, "good")["task_id"], say(client, "bad")["task_id"]
+        say(client, "more", task_id=bad)
+    assert agent.run("state", "verify-audit").exit_code == 0
+    drop(agent.database, sorted(key for key, _ in rows(agent.database) if f"log/{bad}/" in key)[-1])
+    result = agent.run("state", "verify-audit")
+    assert result.exit_code == 1
+    assert f"task {bad}, entry 6: is missing" in result.output
+    assert good not in result.output
+    assert agent.run("state", "verify-audit", good).exit_code == 0
+    assert agent.run("state", "verify-audit", bad.upper()).exit_code == 1
+    assert agent.run("state", "verify-audit", "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f").exit_code == 2
+    if key:
+        assert (
+            agent.run("state", "verify-audit", good, TA_AUDIT_KEY="another key of some length").exit_code == 1
+        )
+
+
+def test_what_there_is_is_counted(agent: Agent) -> None:
+    """For a person, and as JSON for machines."""
+    with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
+        life(ada)
+        say(eve, "hello")
+        found = agent.stats()
+        assert found["processes_alive"] == 1
+    assert found["users"] == 2
+    assert found["sessions"] == 5
+    assert found["tasks"] == {"Canceled": 1, "Completed": 4, "Paused": 1}
+    assert found["damaged_records"] == 0
+    assert agent.stats()["processes_alive"] == 0
+    assert "4 Completed" in agent.run("state", "stats").output
+
+
+def test_state_in_memory_cannot_be_looked_at(agent: Agent) -> None:
+    """It is in another process, or nowhere."""
+    result = agent.run("state", "stats", TA_PERSISTENCE="memory://")
+    assert result.exit_code == 2
+    assert "TA_PERSISTENCE" in result.output
+
+
+def test_a_store_is_migrated(agent: Agent) -> None:
+    """A new one is made, one that is up to date stays, and one without tables needs nothing."""
+    assert "applied" in agent.run("migrate").output
+    assert agent.run("migrate").output == "sqlite is up to date\n"
+    assert "nothing to migrate" in agent.run("migrate", TA_PERSISTENCE=f"file://{agent.folder}/f").output
+
+
+# --- behind the service's back ----------------------------------------------------------------------
+
+
+def rows(database: Path) -> list[tuple[str, bytes]]:
+    """Partition and key, and the value, of every record."""
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT partition || ' ' || key, value FROM records").fetchall()
+    return [(str(key), bytes(value)) for key, value in found]
+
+
+def damage(database: Path, key: str) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE records SET value = replace(value, 'bad', 'BAD') WHERE key = ?", (key,))
+
+
+def drop(database: Path, name: str) -> None:
+    with closing(sqlite3.connect(database)) as connection, connection:
+        done = connection.execute("DELETE FROM records WHERE partition || ' ' || key = ?", (name,))
+        assert done.rowcount == 1
+
+
+async def bury(url: str, task_id: str) -> None:
+    """What a process that died in the middle of a deletion leaves behind."""
+    owner, key = User("mock", "ada"), keys.task(task_id)
+    partition, grave = keys.user("Tester", owner.key), keys.erasing("Tester")
+    async with open_store(url) as store:
+        [record] = await store.read(partition, [key])
+        assert record is not None
+        head = codec.unseal(partition, key, record.value, Head)
+        erased = codec.seal(partition, key, {**json.loads(codec.encode_json(head)), "erased": True})
+        note = codec.seal(grave, key, Tombstone(owner, task_id, 0.0))
+        for place, value in ((grave, note), (partition, erased)):
+            await store.commit(place, Commit(operation=ids.operation_id(), put={key: Put(value)}))

@@ -1,0 +1,201 @@
+"""Tasks whose conversation the model service keeps, over HTTP."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from wire import problem, streamed, text
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread, agent_config, offline_service
+
+Json = dict[str, Any]
+HERE = Path(__file__).parent
+ENV = {
+    "TA_PLUGIN_MODULE": str(HERE / "custom_plugins.py"),
+    "TA_PLUGIN_CATALOG_FILE": str(HERE / "catalogue.json"),
+}
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    with offline_service(env=ENV, agent={"plugins": ["Shell"]}, thread={"kind": "remote"}) as pair:
+        yield pair
+
+
+def say(client: httpx.Client, words: str, task: str | None = None, **fields: Any) -> Json:
+    body = text(words, **({"task_id": task} if task else {}), **fields)
+    answer: Json = client.post("", json=body).raise_for_status().json()
+    return answer
+
+
+def output(answer: Json) -> str:
+    return str(answer["content"]["output"])
+
+
+def bodies(model: OfflineModel) -> list[Json]:
+    """What the model service was asked."""
+    return [request["body"] for request in model.requests if request["path"].endswith("/responses")]
+
+
+def texts(client: httpx.Client, task: str) -> list[str]:
+    found = client.get(f"/tasks/{task}/messages").raise_for_status().json()["items"]
+    return ["".join(item["content"] for item in message["items"]) for message in found]
+
+
+def test_only_what_is_new_is_sent(ada: httpx.Client, model: OfflineModel) -> None:
+    """It continues the last response; the instructions go along each time. covers: THREAD-4"""
+    task = say(ada, "My name is Ada.")["task_id"]
+    assert output(say(ada, "What is my name?", task)) == "Your name is Ada."
+    first, second = bodies(model)
+    assert "previous_response_id" not in first
+    assert second["previous_response_id"].startswith("resp_")
+    assert [item["content"] for item in second["input"]] == ["What is my name?"]
+    assert second["instructions"] == "You are a test."
+    assert first["store"] is second["store"] is True
+    assert texts(ada, task)[0::2] == ["My name is Ada.", "What is my name?"]
+
+
+def test_it_can_be_streamed(ada: httpx.Client) -> None:
+    """As any other task."""
+    task = say(ada, "My name is Ada.")["task_id"]
+    events = streamed(ada, "", text("What is my name?", task_id=task))
+    assert events[-1].name == "final-response"
+    assert "".join(e.data["output_partial"] for e in events if e.name == "partial-response") == (
+        "Your name is Ada."
+    )
+
+
+def test_tools_continue_the_response_that_asked(ada: httpx.Client, model: OfflineModel) -> None:
+    """Each call carries only the results. covers: THREAD-4"""
+    answer = say(ada, 'call Shell-look {"path": "/x"} and call Shell-look {"path": "/y"}')
+    assert "/x holds nothing" in output(answer)
+    assert "/y holds nothing" in output(answer)
+    asked, told = bodies(model)
+    assert [item["type"] for item in told["input"]] == ["function_call_output"] * 2
+    assert told["previous_response_id"]
+    assert asked["tools"] == told["tools"]
+    assert output(say(ada, "hello", answer["task_id"])) == "Hello! How can I help?"
+
+
+@pytest.mark.parametrize("action", ["approve", "reject"])
+def test_a_pause_continues_where_it_was(ada: httpx.Client, model: OfflineModel, action: str) -> None:
+    """Results from before the pause and from after it are sent together. covers: THREAD-4"""
+    task = say(ada, "My name is Ada.")["task_id"]
+    paused = say(ada, 'call Shell-delete {"path": "/x"} and call Shell-look {"path": "/y"}', task)
+    assert paused["status"] == "Paused"
+    model.clear()
+    path = f"/requests/{paused['request_id']}/resume"
+    resumed = ada.post(path, json={"action": action}).raise_for_status().json()
+    assert resumed["status"] == "Completed"
+    assert "/y holds nothing" in output(resumed)
+    assert ("deleted /x" in output(resumed)) == (action == "approve")
+    (body,) = bodies(model)
+    assert len(body["input"]) == 2
+    assert output(say(ada, "What is my name?", task)) == "Your name is Ada."
+
+
+def test_a_failed_request_is_no_part_of_it(ada: httpx.Client, model: OfflineModel) -> None:
+    """The next one continues from the last that completed. covers: THREAD-4"""
+    task = say(ada, "My name is Ada.")["task_id"]
+    model.script({"rules": [{"when": "fail", "reply": {"error": {"status": 400, "message": "no"}}}]})
+    assert ada.post("", json=text("fail now", task_id=task)).status_code == 502
+    assert output(say(ada, "How many messages have I sent?", task)) == "You have sent 2 messages."
+    assert output(say(ada, "What is my name?", task)) == "Your name is Ada."
+
+
+def test_a_lost_conversation_says_so(ada: httpx.Client, running: Any) -> None:
+    """`502 remote_thread_lost`; a fork from before what was lost goes on. covers: THREAD-1"""
+    _, model = running
+    first = say(ada, "My name is Ada.")
+    task = first["task_id"]
+    second = say(ada, "I live in Oslo.", task)
+    lost = bodies(model)[-1]["previous_response_id"]
+    document = ada.get(f"/tasks/{task}/export").json()
+    ids = [request["remote_id"] for request in document["requests"]]
+    assert ids[0] == lost
+    httpx.delete(f"{model.base_url}/responses/{ids[1]}", verify=False).raise_for_status()
+    refused = problem(ada.post("", json=text("hello", task_id=task)), 502, "remote_thread_lost")
+    assert refused["task_id"] == task
+    assert "no longer has the conversation" in refused["detail"]
+    assert second["request_id"]
+    fork = ada.post(f"/tasks/{task}/fork", json={"checkpoint_id": first["request_id"]}).json()["task_id"]
+    assert output(say(ada, "What is my name?", fork)) == "Your name is Ada."
+
+
+def test_rollback_goes_back_to_the_response_of_then(ada: httpx.Client) -> None:
+    """And forward again. covers: THREAD-7"""
+    marks = []
+    task: str | None = None
+    for name in ("Ada", "Eve"):
+        answer = say(ada, f"My name is {name}.", task)
+        task = answer["task_id"]
+        marks.append(answer["request_id"])
+    for mark, name in ((marks[0], "Ada"), (marks[1], "Eve"), (marks[0], "Ada")):
+        ada.post(f"/tasks/{task}/rollback", json={"checkpoint_id": mark}).raise_for_status()
+        assert output(say(ada, "What is my name?", task)) == f"Your name is {name}."
+
+
+def test_a_fork_shares_what_the_service_keeps(ada: httpx.Client, model: OfflineModel) -> None:
+    """At a checkpoint both continue the same response; in the middle of a round, where the service has no
+    place to continue from, the fork's messages are sent once. covers: THREAD-6"""
+    task = say(ada, "My name is Ada.")["task_id"]
+    say(ada, "I live in Oslo.", task)
+    fork = ada.post(f"/tasks/{task}/fork", json={}).json()["task_id"]
+    say(ada, "My name is Eve.", task)
+    model.clear()
+    assert output(say(ada, "What is my name?", fork)) == "Your name is Ada."
+    (body,) = bodies(model)
+    assert len(body["input"]) == 1
+    messages = ada.get(f"/tasks/{task}/messages").json()["items"]
+    middle = ada.post(f"/tasks/{task}/fork", json={"message_id": messages[2]["message_id"]}).json()
+    model.clear()
+    assert output(say(ada, "Where do I live?", middle["task_id"])) == "You live in Oslo."
+    assert output(say(ada, "What is my name?", middle["task_id"])) == "Your name is Ada."
+    first, second = bodies(model)
+    assert len(first["input"]) == 4
+    assert "previous_response_id" not in first
+    assert len(second["input"]) == 1
+    assert ada.delete(f"/tasks/{task}").status_code == 204
+    assert output(say(ada, "What is my name?", fork)) == "Your name is Ada."
+
+
+def test_the_kind_can_change_under_a_task(tmp_path: Path) -> None:
+    """What was said locally is sent once when the service is to keep it; what was said remotely is here as
+    well, and nothing of it is lost on the way back. covers: THREAD-1, THREAD-4"""
+    store = {"persistence": f"sqlite:///{tmp_path}/state.db"}
+    facts = [("Ada", "local"), ("Eve", "remote"), ("Joe", "local"), ("Kim", "remote"), ("Lea", "remote")]
+    task: str | None = None
+    with OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "key", "TA_AUTH": "mock"}
+        for n, (name, kind) in enumerate(facts):
+            config = agent_config(thread={"kind": kind}, **store)
+            with ServiceThread(config, env) as service, service.client() as ada:
+                task = say(ada, f"My name is {name}.", task)["task_id"]
+                told = say(ada, "How many messages have I sent?", task)
+                assert output(told) == f"You have sent {2 * n + 2} messages."
+
+
+def test_instructions_of_the_moment_are_not_kept(ada: httpx.Client, model: OfflineModel) -> None:
+    """What goes wrong with tools of a failed request is told in the instructions, not in the conversation."""
+    task = say(ada, "hello")["task_id"]
+    model.script(
+        {
+            "rules": [
+                {"when": {"tool_result": True}, "reply": {"error": {"status": 400, "message": "no"}}},
+                {
+                    "when": "look",
+                    "reply": {"tool_calls": [{"name": "Shell-look", "arguments": {"path": "x"}}]},
+                },
+            ]
+        }
+    )
+    assert ada.post("", json=text("look", task_id=task)).status_code == 502
+    model.script({})
+    for _ in range(2):
+        say(ada, "hello", task)
+        body = bodies(model)[-1]
+        assert "Shell-look" in body["instructions"]
+        assert len(body["input"]) == 1

@@ -1,0 +1,107 @@
+"""What the tests of the wire share: bodies, problem documents, streams, and what the store holds."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from tealagents.domain.ports import Record, Store
+from tealagents.testing.service import ServiceThread
+
+Json = dict[str, Any]
+
+JSON = {"content-type": "application/json"}
+#: a UUID that nothing has
+NOBODYS = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+
+
+def text(words: str, **fields: Any) -> Json:
+    """A message of one piece of text."""
+    return {"items": [{"content_type": "text", "content": words}], **fields}
+
+
+def problem(answer: httpx.Response, status: int, code: str, field: str | None = None) -> Json:
+    """The problem document of an answer, which must be this one, and whole (RFC 9457)."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    document: Json = answer.json()
+    assert document["code"] == code, document
+    assert document["status"] == status
+    assert document["type"] == f"urn:tealagents:problem:{code}"
+    assert document["title"]
+    assert document["detail"].strip()
+    assert len(answer.content) < 4000
+    if field is not None:
+        assert document["field"] == field, document
+    return document
+
+
+class Event:
+    """One server-sent event."""
+
+    def __init__(self, name: str, number: int | None, data: Json) -> None:
+        self.name = name
+        self.number = number
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"{self.number}:{self.name}"
+
+
+def events(stream: str | Iterator[str]) -> Iterator[Event]:
+    """The events of a stream, or of the lines of one; each `data` is one line of JSON."""
+    fields: dict[str, str] = {}
+    for line in stream.split("\n") if isinstance(stream, str) else stream:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            assert name not in fields, line
+            fields[name] = value
+        elif fields:
+            number = int(fields["id"]) if "id" in fields else None
+            yield Event(fields["event"], number, json.loads(fields["data"]))
+            fields = {}
+
+
+def streamed(client: httpx.Client, path: str, body: Json, **headers: str) -> list[Event]:
+    """The events of a message or a decision."""
+    answer = client.post(path, json=body, headers={"accept": "text/event-stream", **headers})
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    return list(events(answer.text))
+
+
+def store_of(service: ServiceThread) -> Store:
+    """The store of a service in this process."""
+    store: Store = service.app.state.api.service.ledger.store
+    return store
+
+
+def records(store: Store, partition: str, prefix: str = "") -> dict[str, Record]:
+    """All records of a partition. Stores of this process may be read from any event loop while idle."""
+
+    async def read() -> dict[str, Record]:
+        found: dict[str, Record] = {}
+        after = None
+        while page := await store.scan(partition, prefix, after=after, limit=500):
+            found |= dict(page)
+            after = page[-1][0]
+        return found
+
+    return asyncio.run(read())
+
+
+def partition(service: ServiceThread, user: str, tid: str = "mock") -> str:
+    """The partition of a user's records."""
+    agent = service.prefix.split("/")[1]
+    return f"{agent}/user/{tid}.{user}"
+
+
+def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Json]]:
+    """Method, path template and description of every operation of an OpenAPI document."""
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            if method in ("get", "post", "put", "patch", "delete"):
+                yield method.upper(), path, operation

@@ -1,0 +1,23 @@
+"""What the tests of several stores need."""
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+
+@pytest.fixture
+def small_disk() -> Callable[[], AbstractContextManager[None]]:
+    """Within it no file of this process grows beyond 100,000 bytes: as a disk that is full."""
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited

@@ -1,0 +1,379 @@
+"""DynamoDB: the contract of stores, on moto's server, and what is this store's own."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from aiobotocore.session import get_session
+from aiohttp import web
+
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put
+from tealagents.stores import StoreConfigError
+from tealagents.stores import open_store as store_of
+from tealagents.stores.dynamodb_service import ServiceClock
+from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.servers import DynamoServer, free_port
+from tealagents.testing.stores import OpenStore, StoreContract
+
+
+class TestDynamo(StoreContract):
+    reads_are_snapshots = False
+
+    @pytest.fixture
+    def open_store(self, dynamodb_server: DynamoServer) -> OpenStore:
+        return lambda: store_of(dynamodb_server.url_of("contract"))
+
+
+@pytest.fixture
+async def client(dynamodb_server: DynamoServer) -> AsyncIterator[Any]:
+    """The service itself, past the store."""
+    made = get_session().create_client(
+        "dynamodb", region_name="us-east-1", endpoint_url=dynamodb_server.endpoint
+    )
+    async with made as client:
+        yield client
+
+
+def table_of(url: str) -> str:
+    return url.partition("://")[2].partition("?")[0]
+
+
+def put(
+    key: str, value: bytes, *, expect: dict[str, str | None] | None = None, ttl: float | None = None
+) -> Commit:
+    return Commit(operation=operation_id(), expect=expect or {}, put={key: Put(value, ttl)})
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+async def test_many_start_at_once(dynamodb_url: str, client: Any) -> None:
+    """Replicas that start together make the table once: on demand, and with expiry on. covers: STATE-1"""
+
+    async def start(number: int) -> None:
+        async with store_of(dynamodb_url) as store:
+            await store.commit("p", put(f"key/{number}", b"here"))
+
+    await asyncio.gather(*(start(number) for number in range(4)))
+    async with store_of(dynamodb_url) as store:
+        assert len(await store.scan("p", "key/")) == 4
+    table = await client.describe_table(TableName=table_of(dynamodb_url))
+    assert table["Table"]["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+    expiry = await client.describe_time_to_live(TableName=table_of(dynamodb_url))
+    assert expiry["TimeToLiveDescription"]["AttributeName"] == "t"
+
+
+async def test_somebody_elses_table_is_refused(dynamodb_url: str, client: Any) -> None:
+    """A table with other keys is not touched."""
+    await client.create_table(
+        TableName=table_of(dynamodb_url),
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    with pytest.raises(StoreConfigError, match="its keys are not p and k"):
+        await store_of(dynamodb_url).open()
+
+
+async def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that cannot be one, a path, or no region anywhere: each is told."""
+    for wrong in ("dynamodb://a b?region=r", "dynamodb://table/path?region=r", "dynamodb://table?regin=r"):
+        with pytest.raises(StoreConfigError):
+            store_of(wrong)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StoreConfigError, match=r"\?region="):
+        await store_of("dynamodb://table").open()
+
+
+# --- values in pieces -----------------------------------------------------------------------------
+
+
+async def items_of(client: Any, url: str) -> list[str]:
+    found = await client.scan(TableName=table_of(url), ConsistentRead=True)
+    return sorted(item["k"]["S"] for item in found["Items"])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["expected", "unconditional"])
+async def test_pieces_go_with_their_record(dynamodb_url: str, client: Any, known: bool) -> None:
+    """Replacing or deleting a value in pieces takes all of them along, at once."""
+    async with store_of(dynamodb_url) as store:
+        first, second = put("big", b"1" * 900_000), put("big", b"2" * 700_001)
+        await store.commit("p", first)
+        assert await items_of(client, dynamodb_url) == ["big"] + [
+            f"big#{first.operation}#{n}" for n in range(3)
+        ]
+        expect: dict[str, str | None] = {"big": first.operation} if known else {}
+        second = Commit(operation=second.operation, expect=expect, put=second.put)
+        await store.commit("p", second)
+        assert await items_of(client, dynamodb_url) == ["big"] + [
+            f"big#{second.operation}#{n}" for n in range(3)
+        ]
+        (record,) = await store.read("p", ["big"])
+        assert record is not None
+        assert record.value == b"2" * 700_001
+        assert [key for key, _ in await store.scan("p", "")] == ["big"]
+        with pytest.raises(Conflict):
+            await store.commit("p", Commit(operation=operation_id(), expect={"big": None}, delete=["big"]))
+        expect = {"big": second.operation} if known else {}
+        await store.commit("p", Commit(operation=operation_id(), expect=expect, delete=["big"]))
+        assert await items_of(client, dynamodb_url) == []
+
+
+async def test_a_retry_keeps_its_pieces(dynamodb_url: str) -> None:
+    """A commit that is sent again under the same operation leaves its value whole."""
+    async with store_of(dynamodb_url) as store:
+        change = put("big", b"1" * 900_000)
+        await store.commit("p", change)
+        await store.commit("p", change)
+        (record,) = await store.read("p", ["big"])
+        assert record is not None
+        assert len(record.value) == 900_000
+
+
+async def test_reading_while_pieces_are_replaced(dynamodb_url: str) -> None:
+    """A reader sees one value or the other, never parts of both and never none."""
+    async with store_of(dynamodb_url) as store:
+        await store.commit("p", put("big", b"0" * 360_000))
+
+        async def replace() -> None:
+            for number in range(1, 8):
+                await store.commit("p", put("big", b"%d" % number * 360_000))
+
+        replacing = asyncio.create_task(replace())
+        while not replacing.done():
+            (record,) = await store.read("p", ["big"])
+            assert record is not None
+            assert len(set(record.value)) == 1
+            assert len(record.value) == 360_000
+        await replacing
+
+
+async def test_a_lost_piece_is_corrupt(dynamodb_url: str, client: Any) -> None:
+    """A value that lacks a piece, or an item that is no record, is corrupt state. covers: STATE-4"""
+    async with store_of(dynamodb_url) as store:
+        change = put("big", b"1" * 900_000)
+        await store.commit("p", change)
+        await store.commit("p", put("good", b"1"))
+        name = {"p": {"S": "p#"}, "k": {"S": f"big#{change.operation}#1"}}
+        await client.delete_item(TableName=table_of(dynamodb_url), Key=name)
+        with pytest.raises(CorruptState, match="big"):
+            await store.read("p", ["big"])
+        await client.put_item(TableName=table_of(dynamodb_url), Item={"p": {"S": "p"}, "k": {"S": "bad"}})
+        with pytest.raises(CorruptState, match="bad"):
+            await store.read("p", ["bad"])
+        assert (await store.read("p", ["good"]))[0] is not None
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+async def test_what_expires_is_absent_before_it_is_erased(dynamodb_url: str, client: Any) -> None:
+    """DynamoDB erases late: until then an expired record is there and counts as absent."""
+    async with store_of(dynamodb_url) as store:
+        await store.commit("p", put("key", b"1" * 400_000, ttl=0.05))
+        await asyncio.sleep(0.1)
+        assert len(await items_of(client, dynamodb_url)) == 3
+        assert await store.read("p", ["key"]) == [None]
+        assert await store.scan("p", "") == []
+        await store.commit("p", put("key", b"2", expect={"key": None}))
+        assert await items_of(client, dynamodb_url) == ["key"]
+
+
+def test_the_services_clock() -> None:
+    """Replies narrow down how far its clock is from ours; a clock that was set is followed at once."""
+    clock = ServiceClock()
+    ours = clock.now()
+    clock.observe(0, "no date")
+    assert clock.now() == pytest.approx(ours, abs=1)
+    for ahead in (0, 3600, -86400, 0):
+        clock.observe(time.monotonic(), formatdate(time.time() + ahead, usegmt=True))
+        assert clock.now() == pytest.approx(time.time() + ahead, abs=1.1)
+
+
+async def test_one_clock(dynamodb_url: str) -> None:
+    """All processes go by the service's clock."""
+    async with store_of(dynamodb_url) as a, store_of(dynamodb_url) as b:
+        assert await a.now() == pytest.approx(await b.now(), abs=1.1)
+
+
+# --- when the service is away, busy, or breaks off --------------------------------------------------
+
+
+Answer = tuple[int, str, dict[str, Any]]
+
+
+@asynccontextmanager
+async def answering(*answers: Answer) -> AsyncIterator[tuple[str, list[str]]]:
+    """A service that gives these answers to writes, one after the other, and to all else "nothing there"."""
+    asked: list[str] = []
+    left = list(answers)
+
+    async def answer(request: web.Request) -> web.Response:
+        operation = request.headers["X-Amz-Target"].partition(".")[2]
+        asked.append(operation)
+        body: dict[str, Any] = {}
+        status = 200
+        if operation in ("PutItem", "TransactWriteItems") and left:
+            status, kind, body = left.pop(0)
+            if kind == "close":
+                assert request.transport is not None
+                request.transport.close()
+            elif kind:
+                body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": "as told", **body}
+        elif operation == "DescribeTable":
+            schema = [{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "k", "KeyType": "RANGE"}]
+            body = {"Table": {"TableStatus": "ACTIVE", "KeySchema": schema}}
+        elif operation == "BatchGetItem":
+            body = {"Responses": {}}
+        return web.Response(
+            status=status, body=json.dumps(body).encode(), content_type="application/x-amz-json-1.0"
+        )
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"dynamodb://table?region=us-east-1&endpoint=http://127.0.0.1:{port}", asked
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+
+
+ONE = put("a", b"1")
+TWO = Commit(operation=operation_id(), put={"a": Put(b"1"), "b": Put(b"2")})
+
+
+def canceled(*reasons: str) -> Answer:
+    return 400, "TransactionCanceledException", {"CancellationReasons": [{"Code": code} for code in reasons]}
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    ("commit", "answer"),
+    [
+        (ONE, (400, "ProvisionedThroughputExceededException", {})),
+        (ONE, (400, "TransactionConflictException", {})),
+        (TWO, (400, "ThrottlingException", {})),
+        (TWO, canceled("None", "TransactionConflict")),
+        (TWO, canceled("ThrottlingError", "None")),
+    ],
+)
+async def test_a_busy_service_is_asked_again(
+    commit: Commit, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the service says that it did nothing for now, the commit is sent again, and not for ever."""
+    monkeypatch.setattr("tealagents.stores.dynamodb_service.PAUSE", 0.001)
+    async with answering(answer, answer) as (url, asked), store_of(url) as store:
+        await store.commit("p", commit)
+        assert len([name for name in asked if name in ("PutItem", "TransactWriteItems")]) == 3
+    async with answering(*[answer] * 20) as (url, _), store_of(url) as store:
+        with pytest.raises(PersistenceUnavailable, match="in a commit's way"):
+            await store.commit("p", commit)
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize("commit", [ONE, TWO], ids=["item", "transaction"])
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((500, "InternalServerError", {}), Unknown),
+        ((503, "ServiceUnavailable", {}), Unknown),
+        ((200, "close", {}), Unknown),
+        ((400, "AccessDeniedException", {}), PersistenceUnavailable),
+        ((400, "ResourceNotFoundException", {}), PersistenceUnavailable),
+    ],
+)
+async def test_a_write_is_sent_once(commit: Commit, answer: Answer, error: type[Exception]) -> None:
+    """Where the service breaks off a write is in doubt and not repeated; where it refuses it is not done."""
+    async with answering(answer) as (url, asked), store_of(url) as store:
+        with pytest.raises(error):
+            await store.commit("p", commit)
+        assert len([name for name in asked if name in ("PutItem", "TransactWriteItems")]) == 1
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_condition_that_held_again(dynamodb_url: str) -> None:
+    """A condition that failed and holds when looked at is tried again: things have changed since."""
+    failed: Answer = (400, "ConditionalCheckFailedException", {})
+    async with answering(failed) as (url, asked), store_of(url) as store:
+        await store.commit("p", put("a", b"1", expect={"a": None}))
+        assert asked.count("PutItem") == 2
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_service_that_is_not_there() -> None:
+    """A service that refuses connections is an error at start that names the place and no credentials."""
+    url = f"dynamodb://table?region=us-east-1&endpoint=http://127.0.0.1:{free_port()}"
+    with pytest.raises(PersistenceUnavailable, match=r"127\.0\.0\.1"):
+        await store_of(url).open()
+
+
+@pytest.mark.parametrize("faults", [Faults(drop_replies=True), Faults(cut_replies_after=10)])
+async def test_a_lost_reply_is_unknown(
+    dynamodb_server: DynamoServer, dynamodb_url: str, faults: Faults
+) -> None:
+    """Where the reply to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
+    async with (
+        FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
+        store_of(proxy.url_for(dynamodb_url) + "&command_timeout=1") as store,
+    ):
+        await store.commit("p", put("key", b"1"))
+        proxy.faults = faults
+        lost = Commit(operation=operation_id(), put={"key": Put(b"2"), "other": Put(b"2")})
+        with pytest.raises(Unknown):
+            await store.commit("p", lost)
+        proxy.calm()
+        found = await store.read("p", ["key", "other"])
+        assert {record and record.version for record in found} == {lost.operation}
+
+
+async def test_a_reset_while_waiting_is_unknown(dynamodb_server: DynamoServer, dynamodb_url: str) -> None:
+    """A connection that is reset after the request was sent is not taken for one that could not be made."""
+    async with (
+        FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
+        store_of(proxy.url_for(dynamodb_url)) as store,
+    ):
+        proxy.faults = Faults(drop_replies=True)
+        waiting = asyncio.create_task(store.commit("p", put("key", b"2")))
+        async with asyncio.timeout(10):
+            while not any(connection.passed["request"] for connection in proxy.connections):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        proxy.reset_all()
+        with pytest.raises(Unknown):
+            await waiting
+
+
+async def test_a_canceled_commit(dynamodb_server: DynamoServer, dynamodb_url: str) -> None:
+    """A caller that is canceled leaves all of its commit or nothing, and the store usable."""
+    async with (
+        FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
+        store_of(proxy.url_for(dynamodb_url)) as store,
+    ):
+        change = Commit(operation=operation_id(), put={"a": Put(b"1"), "b": Put(b"1")})
+        proxy.faults = Faults(delay=0.05)
+        waiting = asyncio.create_task(store.commit("p", change))
+        await asyncio.sleep(0.08)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+        proxy.calm()
+        a, b = await store.read("p", ["a", "b"])
+        assert (a is None) == (b is None)

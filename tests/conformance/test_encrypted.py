@@ -1,0 +1,149 @@
+"""The contract suite on encrypted stores, and what encryption promises."""
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.ports import Store
+from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores.encrypted import EncryptedStore
+from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
+
+KEY = "a key of 43 characters, like 32 random bytes"
+OLD = "an older key, of forty-three characters, too"
+PARTITION = "agent/user/alice"
+
+
+class TestEncryptedSqliteStore(StoreContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore:
+        return lambda: EncryptedStore(open_store(f"sqlite:///{tmp_path}/state.db"), KEY)
+
+
+class TestEncryptedMemoryStore(StoreContract):
+    examples = 50
+
+    @pytest.fixture
+    def open_store(self) -> OpenStore:
+        return lambda: EncryptedStore(open_store("memory://"), KEY)
+
+
+@pytest.fixture
+async def plain() -> AsyncGenerator[Store]:
+    """What an intruder, or a disk, has to do with."""
+    async with open_store("memory://") as store:
+        yield store
+
+
+async def change(plain: Store, key: str, value: bytes) -> None:
+    """Writes a stored value past the encryption."""
+    await put(plain, PARTITION, {key: value})
+
+
+async def stored(plain: Store, key: str) -> bytes:
+    [value] = await values(plain, PARTITION, [key])
+    assert value is not None
+    return value
+
+
+async def test_nothing_of_a_value_is_stored(tmp_path: Path) -> None:
+    """No file of a store holds what was put, in any of the forms text takes. covers: STATE-1"""
+    for url in (f"sqlite:///{tmp_path}/state.db", f"file://{tmp_path}/files"):
+        async with EncryptedStore(open_store(url), KEY) as store:
+            for n in range(40):
+                await put(store, PARTITION, {f"key/{n}": b'{"text":"the planted secret"}'})
+            assert await values(store, PARTITION, ["key/7"]) == [b'{"text":"the planted secret"}']
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 40
+    for file in files:
+        content = file.read_bytes()
+        assert b"planted" not in content
+        assert b"cGxhbnRlZ" not in content
+        assert KEY.encode() not in content
+
+
+async def test_equal_values_look_different(plain: Store) -> None:
+    """The same value sealed twice is stored as different bytes."""
+    store = EncryptedStore(plain, KEY)
+    await put(store, PARTITION, {"a": b"same", "b": b"same"})
+    assert await stored(plain, "a") != await stored(plain, "b")
+
+
+@pytest.mark.parametrize("position", [0, 5, 9, 20, 21, 30, -1])
+async def test_a_flipped_bit_is_found(plain: Store, position: int) -> None:
+    """A sealed value with one bit changed, wherever, is corrupt, and is left as it was. covers: STATE-4"""
+    store = EncryptedStore(plain, KEY)
+    await put(store, PARTITION, {"key": b"a value of some length"})
+    damaged = bytearray(await stored(plain, "key"))
+    damaged[position] ^= 1
+    await change(plain, "key", bytes(damaged))
+    with pytest.raises(CorruptState, match="'key'"):
+        await store.read(PARTITION, ["key"])
+    assert await stored(plain, "key") == damaged
+
+
+async def test_values_cannot_be_swapped(plain: Store) -> None:
+    """A value moved to another key, or to its own in another partition, does not open. covers: STATE-4"""
+    store = EncryptedStore(plain, KEY)
+    await put(store, PARTITION, {"a": b"of a", "b": b"of b"})
+    a, b = await stored(plain, "a"), await stored(plain, "b")
+    await put(plain, PARTITION, {"a": b, "b": a})
+    await put(plain, "agent/user/mallory", {"a": a})
+    for partition, key in ((PARTITION, "a"), (PARTITION, "b"), ("agent/user/mallory", "a")):
+        with pytest.raises(CorruptState, match="changed, or moved"):
+            await store.read(partition, [key])
+
+
+async def test_one_damaged_record_does_not_fail_a_list(plain: Store) -> None:
+    """A scan returns what does not open as it is stored, beside the others. covers: STATE-4"""
+    store = EncryptedStore(plain, KEY)
+    await put(store, PARTITION, {"a": b"1", "b": b"2"})
+    await change(plain, "a", b"TEAL1 damaged")
+    found = await store.scan(PARTITION, "")
+    assert [(key, record.value) for key, record in found] == [("a", b"TEAL1 damaged"), ("b", b"2")]
+
+
+async def test_rotation(plain: Store) -> None:
+    """Old keys open what they sealed; what is written is sealed with the new one alone."""
+    await put(EncryptedStore(plain, OLD), PARTITION, {"old": b"1", "both": b"1"})
+    rotated = EncryptedStore(plain, KEY, old_keys=[OLD])
+    assert await values(rotated, PARTITION, ["old", "both"]) == [b"1", b"1"]
+    await put(rotated, PARTITION, {"both": b"2"})
+    only_new = EncryptedStore(plain, KEY)
+    assert await values(only_new, PARTITION, ["both"]) == [b"2"]
+    with pytest.raises(CorruptState, match="TA_ENCRYPTION_OLD_KEYS"):
+        await only_new.read(PARTITION, ["old"])
+    await only_new.commit(PARTITION, commit(delete=["old"]))
+
+
+async def test_a_wrong_key_opens_nothing(plain: Store) -> None:
+    """Under another key every record is corrupt, and says which key is missing without naming any secret."""
+    await put(EncryptedStore(plain, KEY), PARTITION, {"key": b"1"})
+    with pytest.raises(CorruptState) as refused:
+        await EncryptedStore(plain, OLD).read(PARTITION, ["key"])
+    assert KEY not in str(refused.value)
+    assert OLD not in str(refused.value)
+
+
+async def test_a_store_written_without_a_key(plain: Store) -> None:
+    """A value that was never sealed is refused with a text that says what to do."""
+    await put(plain, PARTITION, {"key": json.dumps({"plain": True}).encode()})
+    with pytest.raises(CorruptState, match=r"is not encrypted.*tealagents state export"):
+        await EncryptedStore(plain, KEY).read(PARTITION, ["key"])
+
+
+@pytest.mark.parametrize("text", ["correct horse battery", " correct horse battery \n", KEY])
+async def test_passphrases_and_random_keys(plain: Store, text: str) -> None:
+    """Any text of eight characters or more is a key, the same one in every process."""
+    await put(EncryptedStore(plain, text), PARTITION, {"key": b"1"})
+    assert await values(EncryptedStore(plain, text.strip()), PARTITION, ["key"]) == [b"1"]
+
+
+def test_a_key_that_is_too_short() -> None:
+    """A key of a few characters is refused with a way to make a better one, and is not quoted."""
+    with pytest.raises(StoreConfigError, match="openssl rand") as refused:
+        EncryptedStore(open_store("memory://"), "hunter2")
+    assert "hunter2" not in str(refused.value)

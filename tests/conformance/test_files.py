@@ -1,0 +1,234 @@
+"""The contract suite on the store of JSON files, and what is particular about it."""
+
+import json
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+import pytest
+
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.ports import Store
+from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores.files import FileOptions, FileStore
+from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
+
+VALUE = b'{"sha256":"00","value":{"text":"hello"}}'
+
+
+class TestFileStore(StoreContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore:
+        return lambda: open_store(f"file://{tmp_path}/state")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncGenerator[Store]:
+    async with open_store(f"file://{tmp_path}/state", busy_seconds=0.2) as store:
+        yield store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of the partition `Agent/user/tid.oid`."""
+    return tmp_path / "state/+agent/user/tid.oid.records"
+
+
+PARTITION = "Agent/user/tid.oid"
+
+# --- readable by a person ---------------------------------------------------------------------------
+
+
+async def test_a_record_is_a_json_document(store: Store, folder: Path) -> None:
+    """A record is a JSON file named after its key, with its version and its value in it. covers: STATE-1"""
+    version = await put(store, PARTITION, {"log/6f1c/000000000001": VALUE})
+    document = json.loads((folder / "log/6f1c/000000000001.json").read_text())
+    assert document == {
+        "key": "log/6f1c/000000000001",
+        "version": version,
+        "expires": None,
+        "value": json.loads(VALUE),
+    }
+
+
+async def test_other_bytes_are_base64(store: Store, folder: Path) -> None:
+    """A value that is no JSON is kept in base64, in a document that is."""
+    await put(store, PARTITION, {"blob": b"\xff\x00"})
+    assert json.loads((folder / "blob.json").read_text())["base64"] == "/wA="
+
+
+async def test_nobody_else_can_read_it(store: Store, tmp_path: Path) -> None:
+    """Folders and files are the service's own user's alone."""
+    await put(store, PARTITION, {"log/1": VALUE})
+    await put(store, PARTITION, {"log/2": VALUE}, ttl=60)
+    for path in (tmp_path / "state").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+async def test_deleting_leaves_no_empty_folders(store: Store, folder: Path) -> None:
+    """What was deleted leaves nothing behind but the partition's lock."""
+    await put(store, PARTITION, {"log/6f1c/1": VALUE, "log/6f1c/2": VALUE, "a": VALUE})
+    await store.commit(PARTITION, commit(delete=["log/6f1c/1", "log/6f1c/2", "a"]))
+    assert [path.name for path in folder.iterdir()] == [".redo"]
+
+
+# --- damage -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-20],
+        lambda content: content.replace(b'"key"', b'"kee"'),
+        lambda content: content.replace(b"task/1", b"task/2"),
+        lambda content: content.replace(b"hello", b'hel"lo'),
+        lambda content: json.dumps(json.loads(content), indent=2).encode(),
+        lambda content: b"\x00" * len(content),
+    ],
+    ids=["empty", "half", "no end", "no key", "another key", "no JSON", "laid out anew", "zeros"],
+)
+async def test_a_damaged_file(store: Store, folder: Path, damage: Callable[[bytes], bytes]) -> None:
+    """A file that is no document of its key is corrupt, named, and left; others are read. covers: STATE-4"""
+    await put(store, PARTITION, {"task/1": VALUE, "task/2": VALUE})
+    file = folder / "task/1.json"
+    damaged = damage(file.read_bytes())
+    file.write_bytes(damaged)
+    with pytest.raises(CorruptState, match=re.escape(str(file))):
+        await store.read(PARTITION, ["task/1"])
+    with pytest.raises(CorruptState):
+        await store.commit(PARTITION, commit(expect={"task/1": None}, put={"task/2": b""}))
+    found = await store.scan(PARTITION, "task/")
+    assert [(key, record.value) for key, record in found] == [("task/1", damaged), ("task/2", VALUE)]
+    assert file.read_bytes() == damaged
+
+
+async def test_a_damaged_file_can_be_deleted(store: Store, folder: Path) -> None:
+    """Erasing a task does not stumble over a damaged record."""
+    await put(store, PARTITION, {"task/1": VALUE})
+    (folder / "task/1.json").write_bytes(b"{")
+    await store.commit(PARTITION, commit(delete=["task/1"]))
+    assert await store.read(PARTITION, ["task/1"]) == [None]
+
+
+async def test_an_edited_value_comes_as_it_is(store: Store, folder: Path) -> None:
+    """A value edited by hand comes as it was edited, for the layer above to check."""
+    await put(store, PARTITION, {"task/1": VALUE})
+    file = folder / "task/1.json"
+    file.write_bytes(file.read_bytes().replace(b"hello", b"HELLO") + b"\n")
+    assert await values(store, PARTITION, ["task/1"]) == [VALUE.replace(b"hello", b"HELLO")]
+
+
+async def test_files_of_others_are_left_alone(store: Store, folder: Path) -> None:
+    """What an editor or a person leaves in the folder is no record."""
+    await put(store, PARTITION, {"task/1": VALUE})
+    for name in ("task/notes.txt", "task/Copy of 1.json", "task/.1.json.swp", "%zz.json"):
+        (folder / name).write_text("mine")
+    assert [key for key, _ in await store.scan(PARTITION, "")] == ["task/1"]
+
+
+# --- a commit that its process did not live to finish -----------------------------------------------
+
+
+async def test_a_commit_that_was_promised_is_made(store: Store, folder: Path) -> None:
+    """A commit whose changes cannot be made is unknown, and is made by whoever comes once they can be."""
+    await put(store, PARTITION, {"a": b"1", "b": b"1"})
+    (folder / "b.json").unlink()
+    (folder / "b.json/in the way").mkdir(parents=True)
+    change = commit(put={"a": b"2", "b": b"2"}, delete=["c"])
+    with pytest.raises(Unknown):
+        await store.commit(PARTITION, change)
+    with pytest.raises(PersistenceUnavailable):
+        await store.read(PARTITION, ["a"])
+    (folder / "b.json/in the way").rmdir()
+    (folder / "b.json").rmdir()
+    assert [record and record.version for record in await store.read(PARTITION, ["a", "b"])] == [
+        change.operation,
+        change.operation,
+    ]
+
+
+async def test_a_redo_that_was_cut_off_is_no_commit(store: Store, folder: Path) -> None:
+    """A process killed while it wrote the redo has committed nothing."""
+    await put(store, PARTITION, {"a": b"1"})
+    (folder / ".redo").write_bytes(b"0" * 64 + b'\n{"put":{"a":"{')
+    assert await values(store, PARTITION, ["a"]) == [b"1"]
+    assert (folder / ".redo").read_bytes() == b""
+
+
+# --- what makes it unavailable ----------------------------------------------------------------------
+
+
+async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
+    """Where nothing more can be written a commit is refused whole; reading works. covers: STATE-4"""
+    await put(store, PARTITION, {"a": b"1"})
+    with small_disk(), pytest.raises(PersistenceUnavailable, match="File too large"):
+        await put(store, PARTITION, {"a": b"2", "b": b"x" * 200_000})
+    assert await values(store, PARTITION, ["a", "b"]) == [b"1", None]
+    await put(store, PARTITION, {"a": b"3"})
+    assert await values(store, PARTITION, ["a"]) == [b"3"]
+
+
+async def test_a_lock_that_is_never_released(store: Store, folder: Path) -> None:
+    """A stopped process that holds a partition's lock makes that partition unavailable, and no other."""
+    await put(store, PARTITION, {"a": b"1"})
+    with open(folder / ".redo", "r+b") as stopped:
+        flock(stopped, LOCK_EX)
+        for attempt in (put(store, PARTITION, {"a": b"2"}), store.read(PARTITION, ["a"])):
+            with pytest.raises(PersistenceUnavailable, match="another process"):
+                await attempt
+        await put(store, "elsewhere", {"a": b"1"})
+    assert await values(store, PARTITION, ["a"]) == [b"1"]
+
+
+async def test_a_folder_that_is_gone(store: Store, tmp_path: Path) -> None:
+    """A folder that was moved away, or an unmounted disk, is unavailable and not an empty store."""
+    (tmp_path / "state").rename(tmp_path / "moved")
+    for attempt in (store.read(PARTITION, ["a"]), put(store, PARTITION, {"a": b""}), store.ping()):
+        with pytest.raises(PersistenceUnavailable, match="No such file"):
+            await attempt
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    """A folder that holds other files is refused, and nothing is written into it."""
+    (tmp_path / "thesis.tex").write_text("…")
+    with pytest.raises(PersistenceUnavailable, match="empty folder"):
+        async with open_store(f"file://{tmp_path}"):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("url", ["file://", "file:///", "file://host/dir", "file:///dir?colour=red"])
+def test_urls_that_are_refused(url: str) -> None:
+    """A URL that names no folder, or an unknown option, is an error that says what to write."""
+    with pytest.raises(StoreConfigError, match=r"file:|colour"):
+        open_store(url)
+
+
+def test_relative_folders(tmp_path: Path) -> None:
+    """A relative folder is relative to what the caller says."""
+    assert open_store("file://./state", relative_to=tmp_path).where == str(tmp_path / "state")
+    assert open_store("file:///state", relative_to=tmp_path).where == "/state"
+
+
+# --- forgetting -------------------------------------------------------------------------------------
+
+
+async def test_expired_files_are_removed(tmp_path: Path, folder: Path) -> None:
+    """A later commit removes the files of what has expired, and keeps what was written again since."""
+    now = 1_000_000.0
+    options = FileOptions(path=tmp_path / "state", sweep_seconds=60)
+    async with FileStore(options, clock=lambda: now) as store:
+        await put(store, PARTITION, {"events/1": b"1", "events/2": b"1"}, ttl=100)
+        await put(store, PARTITION, {"events/2": b"2"}, ttl=1000)
+        now += 200
+        await put(store, PARTITION, {"a": b""})
+        assert [path.name for path in (folder / "events").iterdir()] == ["2.json"]
+        now += 1000
+        await put(store, PARTITION, {"a": b""})
+        assert not (folder / "events").exists()
+        assert (folder / ".expiring").read_text() == ""

@@ -1,0 +1,74 @@
+"""The contract suite on the in-memory store, and what is particular about it."""
+
+import asyncio
+import random
+from typing import cast
+
+import pytest
+
+from tealagents.stores import open_store
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.stores import (
+    OpenStore,
+    StoreContract,
+    batches,
+    commit,
+    put,
+    put_all,
+    values,
+    watching,
+)
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def open_store(self) -> OpenStore:
+        return lambda: open_store("memory://")
+
+
+async def test_no_live_object_is_kept() -> None:
+    """What the caller does to a buffer after the commit does not change what is stored."""
+    async with MemoryStore() as store:
+        buffer = bytearray(b"before")
+        await store.commit("p", commit(put={"key": cast("bytes", buffer)}))
+        buffer[:] = b"behind"
+        assert await values(store, "p", ["key"]) == [b"before"]
+
+
+async def test_a_long_log_in_one_partition() -> None:
+    """Keys stay in order when tens of thousands come at the end, in between, and go again."""
+    keys = [f"log/{n:06}" for n in range(12_000)]
+    shuffled = random.Random(1).sample(keys, len(keys))
+    async with MemoryStore() as store:
+        await put_all(store, "p", dict.fromkeys(keys[:4_000], b""))
+        await put_all(store, "p", dict.fromkeys(shuffled, b""))
+        assert [key for key, _ in await store.scan("p", "log/", limit=20_000)] == keys
+        for some in batches(shuffled[:9_000]):
+            await store.commit("p", commit(delete=some))
+        left = sorted(shuffled[9_000:])
+        assert [key for key, _ in await store.scan("p", "log/", limit=20_000)] == left
+        last = await store.scan("p", "log/", after=left[-10], limit=3, reverse=True)
+        assert [key for key, _ in last] == left[-13:-10][::-1]
+
+
+async def test_time_can_be_passed_in() -> None:
+    """The store's clock decides what has expired, and can be moved by a test."""
+    now = 1_000_000.0
+    async with MemoryStore(clock=lambda: now) as store:
+        assert await store.now() == now
+        await put(store, "p", {"short": b"1"}, ttl=60)
+        await put(store, "p", {"long": b"2"}, ttl=3600)
+        now += 61
+        assert await values(store, "p", ["short", "long"]) == [None, b"2"]
+        now += 3600
+        assert await store.scan("p", "") == []
+
+
+async def test_a_watch_wakes_at_once() -> None:
+    """A watcher is woken by the commit itself, one made before it first waits included."""
+    async with open_store("memory://", watch_seconds=0.5) as store, watching(store, "p", "a/") as wakes:
+        await put(store, "p", {"a/1": b""})
+        waiting = asyncio.ensure_future(anext(wakes))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiting.done()

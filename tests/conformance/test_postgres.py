@@ -1,0 +1,280 @@
+"""PostgreSQL: the contract of stores, and what is this store's own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put
+from tealagents.stores import StoreConfigError
+from tealagents.stores import open_store as store_of
+from tealagents.stores.postgres import PostgresStore
+from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.servers import PostgresServer, free_port
+from tealagents.testing.stores import OpenStore, StoreContract
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def open_store(self, postgres_server: PostgresServer) -> OpenStore:
+        return lambda: store_of(f"{postgres_server.url}?schema=contract")
+
+
+class TestWithoutPreparedStatements(StoreContract):
+    """As through a pgbouncer that does not keep them."""
+
+    examples = 20
+
+    @pytest.fixture
+    def open_store(self, postgres_server: PostgresServer) -> OpenStore:
+        return lambda: store_of(f"{postgres_server.url}?schema=contract&statement_cache_size=0")
+
+
+@pytest.fixture
+async def sql(postgres_server: PostgresServer) -> AsyncIterator["asyncpg.Connection"]:
+    connection = await asyncpg.connect(postgres_server.url)
+    yield connection
+    await connection.close()
+
+
+def schema_of(url: str) -> str:
+    return url.partition("schema=")[2]
+
+
+def put(key: str, value: bytes, *, expect: dict[str, str | None] | None = None) -> Commit:
+    return Commit(operation=operation_id(), expect=expect or {}, put={key: Put(value)})
+
+
+# --- the schema -----------------------------------------------------------------------------------
+
+
+async def test_many_start_at_once(postgres_url: str) -> None:
+    """Replicas that start together on an empty database make its schema once. covers: STATE-1"""
+
+    async def start(number: int) -> None:
+        async with store_of(postgres_url) as store:
+            await store.commit("p", put(f"key/{number}", b"here"))
+
+    await asyncio.gather(*(start(number) for number in range(8)))
+    async with store_of(postgres_url) as store:
+        assert len(await store.scan("p", "key/")) == 8
+
+
+async def test_an_older_schema_asks_for_migrate(postgres_url: str, sql: "asyncpg.Connection") -> None:
+    """A schema that is behind refuses to start, saying what to run; `migrate` brings it up, once."""
+    store = store_of(postgres_url)
+    assert isinstance(store, PostgresStore)
+    schema = schema_of(postgres_url)
+    assert await store.migrate() == ["0001_records"]
+    assert await store.migrate() == []
+    await sql.execute(f"DELETE FROM {schema}.migrations")
+    with pytest.raises(StoreConfigError, match="is at 0, this version needs 1: run `tealagents migrate`"):
+        await store.open()
+    await sql.execute(f"DROP TABLE {schema}.records CASCADE; DROP FUNCTION {schema}.commit_records")
+    assert await store.migrate() == ["0001_records"]
+    async with store:
+        await store.commit("p", put("key", b"1"))
+
+
+async def test_a_newer_schema_is_left_alone(postgres_url: str, sql: "asyncpg.Connection") -> None:
+    """A schema that a later version has migrated is not touched by this one."""
+    async with store_of(postgres_url):
+        await sql.execute(f"INSERT INTO {schema_of(postgres_url)}.migrations VALUES (99, '0099_later')")
+    with pytest.raises(StoreConfigError, match="is at 99, this version knows 1"):
+        await store_of(postgres_url).open()
+
+
+async def test_keys_are_in_order_whatever_the_collation(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection"
+) -> None:
+    """In a database that sorts as people do, keys are still in the order of code points."""
+    await sql.execute(
+        "CREATE DATABASE sorted TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LOCALE 'C'"
+    )
+    async with store_of(postgres_server.url.replace("/postgres", "/sorted")) as store:
+        keys = ["-a", "0", "B", "_", "a", "a-b", "aA", "ab", "~"]
+        await store.commit("p", Commit(operation=operation_id(), put={key: Put(b"") for key in keys}))
+        assert [key for key, _ in await store.scan("p", "")] == sorted(keys)
+        assert [key for key, _ in await store.scan("p", "a", after="a-b")] == ["aA", "ab"]
+
+
+# --- concurrent commits ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def holding(sql: "asyncpg.Connection", url: str, key: str) -> AsyncIterator[None]:
+    """Another process's commit that has put `key` and is not through yet, until the block ends."""
+    async with sql.transaction():
+        commit = f"SELECT {schema_of(url)}.commit_records('p', $1, '{{}}', '{{}}', $2, $3, $4, '{{}}')"
+        await sql.execute(commit, "f" * 24, [key], [b"other"], [None])
+        yield
+
+
+@pytest.mark.parametrize("kind", ["put", "deleted", "expected"])
+async def test_absence_is_locked(postgres_url: str, sql: "asyncpg.Connection", kind: str) -> None:
+    """Who expects a key absent waits for a commit under way that writes it, and then conflicts.
+
+    That holds where the key is only expected, too. covers: TASK-5
+    """
+    change = Commit(
+        operation=operation_id(),
+        expect={"key": None},
+        put={"key" if kind == "put" else "other": Put(b"1")},
+        delete=["key"] if kind == "deleted" else [],
+    )
+    async with store_of(postgres_url) as store:
+        async with holding(sql, postgres_url, "key"):
+            waiting = asyncio.create_task(store.commit("p", change))
+            await blocked(sql)
+        with pytest.raises(Conflict):
+            await waiting
+        assert [record and record.value for record in await store.read("p", ["key", "other"])] == [
+            b"other",
+            None,
+        ]
+
+
+async def test_no_commits_wait_for_each_other(postgres_url: str, sql: "asyncpg.Connection") -> None:
+    """Commits that touch the same records in any order take turns: none is rolled back."""
+    async with store_of(postgres_url + "&pool=16") as store:
+        keys = [f"key/{n}" for n in range(6)]
+
+        async def write(number: int) -> None:
+            turned = keys[number % 6 :] + keys[: number % 6]
+            puts = {key: Put(b"%d" % number) for key in turned[:4]}
+            await store.commit("p", Commit(operation=operation_id(), put=puts, delete=turned[4:]))
+
+        before = await sql.fetchval("SELECT sum(deadlocks) FROM pg_stat_database")
+        for _ in range(5):
+            await asyncio.gather(*(write(number) for number in range(32)))
+        assert len(await store.scan("p", "key/")) == 4
+        assert await sql.fetchval("SELECT sum(deadlocks) FROM pg_stat_database") == before
+
+
+async def test_another_isolation_level(postgres_server: PostgresServer, sql: "asyncpg.Connection") -> None:
+    """Where a role's default would let commits see the past, they are refused with what to do about it."""
+    await sql.execute("CREATE ROLE careful LOGIN SUPERUSER")
+    await sql.execute("ALTER ROLE careful SET default_transaction_isolation = 'repeatable read'")
+    async with store_of(postgres_server.url.replace("tealagents:", "careful:") + "?schema=careful") as store:
+        with pytest.raises(PersistenceUnavailable, match="ALTER ROLE careful SET"):
+            await store.commit("p", put("key", b"1"))
+
+
+async def blocked(sql: "asyncpg.Connection") -> None:
+    """Returns when some statement waits for a lock."""
+    async with asyncio.timeout(10):
+        while not await sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            await asyncio.sleep(0.01)
+
+
+# --- what expires ---------------------------------------------------------------------------------
+
+
+async def test_expired_records_are_erased(
+    postgres_url: str, sql: "asyncpg.Connection", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its commits the store erases what has expired, in every partition."""
+    monkeypatch.setattr("tealagents.stores.postgres.SWEEP_SECONDS", 0)
+    async with store_of(postgres_url) as store:
+        gone = Commit(
+            operation=operation_id(), put={"a": Put(b"", 0.001), "b": Put(b"", 1000), "c": Put(b"")}
+        )
+        await store.commit("p", gone)
+        await asyncio.sleep(0.01)
+        await store.commit("q", put("d", b""))
+    rows = await sql.fetch(f"SELECT key FROM {schema_of(postgres_url)}.records ORDER BY key")
+    assert [row["key"] for row in rows] == ["b", "c", "d"]
+
+
+# --- when the server is away ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["", "&pool=1"])
+async def test_a_restarted_server_is_found_again(options: str) -> None:
+    """Once a killed server is back all works, and what was acknowledged is there. covers: STATE-4"""
+    with PostgresServer(durable=True) as server:
+        async with store_of(f"{server.url}?schema=s{options}") as store:
+            await store.commit("p", put("key", b"1"))
+            server.kill()
+            with pytest.raises(PersistenceUnavailable):
+                await store.read("p", ["key"])
+            with pytest.raises((PersistenceUnavailable, Unknown)):
+                await store.commit("p", put("other", b"2"))
+            server.restart()
+            (record,) = await store.read("p", ["key"])
+            assert record is not None
+            await store.commit("p", put("key", b"3", expect={"key": record.version}))
+
+
+async def test_a_refused_connection_names_no_password() -> None:
+    """A server that is not there is an error at start, which names the place and no credentials."""
+    url = f"postgresql://ann:hunter2@127.0.0.1:{free_port()}/db"
+    with pytest.raises(PersistenceUnavailable) as failed:
+        await store_of(url).open()
+    assert "127.0.0.1" in str(failed.value)
+    assert "hunter2" not in str(failed.value)
+    assert "hunter2" not in repr(store_of(url).options)
+
+
+@pytest.mark.parametrize("password", ["pwd/ash", "pwd@at/x", "pwd:on/x"])
+def test_a_password_that_breaks_the_url_is_not_shown(password: str) -> None:
+    """Characters that must be written otherwise in a URL are an error that says so without quoting them."""
+    with pytest.raises(StoreConfigError, match="write the characters") as refused:
+        store_of(f"postgresql://ann:{password}@host/db")
+    assert password[:3] not in str(refused.value)
+
+
+async def test_a_server_that_takes_no_writes(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection"
+) -> None:
+    """A server that only reads, as a standby does, is refused at the start."""
+    await sql.execute("CREATE ROLE reader LOGIN SUPERUSER")
+    await sql.execute("ALTER ROLE reader SET default_transaction_read_only = on")
+    with pytest.raises(PersistenceUnavailable, match="TargetServerAttributeNotMatched"):
+        await store_of(postgres_server.url.replace("tealagents:", "reader:")).open()
+
+
+async def test_wrong_options_are_told(postgres_server: PostgresServer) -> None:
+    """An unknown option, or a schema name that is none, is a clear error."""
+    for wrong in ("poool=3", "schema=a;drop", "pool=0"):
+        with pytest.raises(StoreConfigError, match=wrong.partition("=")[0]):
+            store_of(f"{postgres_server.url}?{wrong}")
+
+
+async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres_url: str) -> None:
+    """Where the answer to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
+    async with (
+        FaultProxy(postgres_server.host, postgres_server.port) as proxy,
+        store_of(proxy.url_for(postgres_url) + "&command_timeout=0.3") as store,
+    ):
+        await store.commit("p", put("key", b"1"))
+        proxy.faults = Faults(drop_replies=True)
+        lost = put("key", b"2")
+        with pytest.raises(Unknown):
+            await store.commit("p", lost)
+        proxy.calm()
+        (record,) = await store.read("p", ["key"])
+        assert record is not None
+        assert record.version == lost.operation
+
+
+async def test_a_canceled_commit_leaves_no_half(postgres_url: str, sql: "asyncpg.Connection") -> None:
+    """A caller that is canceled while its commit waits leaves all of it or nothing, and the store usable."""
+    async with store_of(postgres_url) as store:
+        await store.commit("p", put("a", b"0"))
+        schema = schema_of(postgres_url)
+        async with holding(sql, postgres_url, "a"):
+            change = Commit(operation=operation_id(), put={"a": Put(b"1"), "b": Put(b"1")})
+            waiting = asyncio.create_task(store.commit("p", change))
+            await blocked(sql)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await store.commit("p", put("c", b"1"))
+        a, b = await store.read("p", ["a", "b"])
+        assert (a is not None and a.value == b"1") == (b is not None)
+        assert await sql.fetchval(f"SELECT count(*) FROM {schema}.records WHERE key = 'c'") == 1

@@ -1,0 +1,306 @@
+"""Redis: the contract of stores, and what is this store's own."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put, Store
+from tealagents.stores import StoreConfigError
+from tealagents.stores import open_store as store_of
+from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.pytest_servers import running
+from tealagents.testing.servers import RedisServer, free_port
+from tealagents.testing.stores import OpenStore, StoreContract
+
+
+class TestRedis(StoreContract):
+    @pytest.fixture
+    def open_store(self, redis_url: str) -> OpenStore:
+        return lambda: store_of(redis_url)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One that the test may change and kill."""
+    with running(lambda: RedisServer(durable=True)) as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[Store]:
+    async with store_of(server.url + "?command_timeout=2") as store:
+        yield store
+
+
+def put(key: str, value: bytes, *, expect: dict[str, str | None] | None = None) -> Commit:
+    return Commit(operation=operation_id(), expect=expect or {}, put={key: Put(value)})
+
+
+# --- at the start ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+async def test_a_server_that_evicts_is_refused(server: RedisServer, policy: str) -> None:
+    """A server that would throw records away when its memory is full is refused, with what to do about it."""
+    server.ask("CONFIG", "SET", "maxmemory-policy", policy)
+    with pytest.raises(StoreConfigError, match=f"{policy}.*CONFIG SET maxmemory-policy noeviction"):
+        await store_of(server.url).open()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "warned"),
+    [
+        ("appendfsync", "always", ""),
+        ("appendfsync", "everysec", "in the last moments can be lost"),
+        ("appendonly", "no", "since its last snapshot is lost"),
+    ],
+)
+async def test_weak_durability_is_told(
+    server: RedisServer, setting: str, value: str, warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that may lose what it acknowledged is used, with a warning that says what to set."""
+    server.ask("CONFIG", "SET", setting, value)
+    with caplog.at_level(logging.WARNING):
+        async with store_of(server.url):
+            pass
+    assert (warned in caplog.text) if warned else not caplog.text
+
+
+async def test_a_service_that_forbids_questions(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A managed service that answers neither CONFIG nor INFO is used, with a warning."""
+    server.ask("ACL", "SETUSER", "ann", "on", ">pw", "~*", "+@all", "-config", "-info")
+    with caplog.at_level(logging.WARNING):
+        async with store_of(server.url.replace("//", "//ann:pw@")) as store:
+            await store.commit("p", put("key", b"1"))
+    assert "it must be noeviction" in caplog.text
+
+
+async def test_a_replica_is_refused(server: RedisServer) -> None:
+    """A server that only follows another one takes no writes, and its reads would be stale."""
+    following = ["--replicaof", server.host, str(server.port)]
+    with (
+        running(lambda: RedisServer(options=following)) as replica,
+        pytest.raises(PersistenceUnavailable, match="replica"),
+    ):
+        await store_of(replica.url).open()
+
+
+@pytest.mark.parametrize("password", ["pwd/ash", "pwd@at/x", "pwd:on"])
+def test_a_password_that_breaks_the_url_is_not_shown(password: str) -> None:
+    """Characters that must be written otherwise in a URL are an error that says so without quoting them."""
+    with pytest.raises(StoreConfigError, match="write the characters") as refused:
+        store_of(f"redis://ann:{password}@host:x/0")
+    assert password[:3] not in str(refused.value)
+
+
+async def test_errors_name_no_password(server: RedisServer) -> None:
+    """Neither a refused login nor a server that is not there quotes a password."""
+    server.ask("ACL", "SETUSER", "ann", "on", ">right", "~*", "+@all")
+    for url in (
+        f"redis://ann:hunter2@127.0.0.1:{server.port}",
+        f"redis://ann:hunter2@127.0.0.1:{free_port()}",
+    ):
+        with pytest.raises(PersistenceUnavailable) as failed:
+            await store_of(url).open()
+        assert "127.0.0.1" in str(failed.value)
+        assert "hunter2" not in str(failed.value) + repr(store_of(url).options)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that signs itself; its key is beside it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
+    now = datetime.now(UTC)
+    alternatives = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(alternatives, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, SHA256())
+    )
+    (tmp_path / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "key.pem").write_bytes(text)
+    return tmp_path / "cert.pem"
+
+
+async def test_tls(certificate: Path) -> None:
+    """`rediss://` speaks TLS, and only to a server whose certificate is trusted."""
+    port = free_port()
+    keys = ["--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_name("key.pem"))]
+    options = ["--tls-port", str(port), *keys, "--tls-auth-clients", "no"]
+    with running(lambda: RedisServer(options=options)):
+        url = f"rediss://127.0.0.1:{port}"
+        async with store_of(f"{url}?ssl_ca_certs={certificate}") as store:
+            await store.commit("p", put("key", b"1" * 100_000))
+            assert (await store.read("p", ["key"]))[0] is not None
+        with pytest.raises(PersistenceUnavailable, match="certificate"):
+            await store_of(url).open()
+
+
+# --- what a partition looks like ------------------------------------------------------------------
+
+
+async def test_what_expires_leaves_the_index(server: RedisServer, store: Store) -> None:
+    """Records that expire are gone by themselves, and their entries with a later commit of the partition."""
+    expiring = {f"events/{n}": Put(b"x", 0.01) for n in range(8)}
+    await store.commit("p", Commit(operation=operation_id(), put={**expiring, "stays": Put(b"y")}))
+    await store.commit("p", put("events/0", b"for ever now"))
+    await asyncio.sleep(0.05)
+    assert [key for key, _ in await store.scan("p", "", limit=2)] == ["events/0", "stays"]
+    assert server.ask("ZCARD", "tealagents:{p}#index") == ":9"
+    await asyncio.sleep(1.1)
+    await store.commit("p", put("another", b"z"))
+    assert server.ask("ZCARD", "tealagents:{p}#index") == ":3"
+    assert server.ask("ZCARD", "tealagents:{p}#expiring") == ":0"
+
+
+async def test_scanning_while_it_changes(store: Store) -> None:
+    """A scan sees one moment: of two records that take turns, always exactly one."""
+    here, there = "a", "z"
+    await store.commit("p", put(here, b""))
+
+    async def swap() -> None:
+        nonlocal here, there
+        for _ in range(200):
+            await store.commit("p", Commit(operation=operation_id(), put={there: Put(b"")}, delete=[here]))
+            here, there = there, here
+
+    swapping = asyncio.create_task(swap())
+    while not swapping.done():
+        assert len(await store.scan("p", "")) == 1
+    await swapping
+
+
+async def test_what_is_no_record_is_corrupt(server: RedisServer, store: Store) -> None:
+    """A value that does not begin with a version is corrupt state, left as it is. covers: STATE-4"""
+    await store.commit("p", put("good", b"1"))
+    await store.commit("p", put("bad", b"2"))
+    server.ask("SET", "tealagents:{p}:bad", "garbage")
+    with pytest.raises(CorruptState, match="bad"):
+        await store.read("p", ["bad"])
+    with pytest.raises(CorruptState, match="bad"):
+        await store.scan("p", "")
+    (good,) = await store.read("p", ["good"])
+    assert good is not None
+    assert server.ask("STRLEN", "tealagents:{p}:bad") == ":7"
+
+
+async def test_prefixes_are_apart(server: RedisServer) -> None:
+    """Two prefixes on one server are two states."""
+    async with store_of(f"{server.url}?prefix=a:") as a, store_of(f"{server.url}?prefix=b:") as b:
+        await a.commit("p", put("key", b"1"))
+        assert await b.read("p", ["key"]) == [None]
+    with pytest.raises(StoreConfigError, match="prefix"):
+        store_of(f"{server.url}?prefix={{}}")
+
+
+# --- when the server is away, or refuses ----------------------------------------------------------
+
+
+async def test_a_restarted_server_is_found_again(server: RedisServer, store: Store) -> None:
+    """Once a killed server is back all works, and what was acknowledged is there. covers: STATE-4"""
+    await store.commit("p", put("key", b"1"))
+    server.kill()
+    with pytest.raises(PersistenceUnavailable):
+        await store.read("p", ["key"])
+    with pytest.raises((PersistenceUnavailable, Unknown)):
+        await store.commit("p", put("other", b"2"))
+    server.restart()
+    (record,) = await store.read("p", ["key"])
+    assert record is not None
+    await store.commit("p", put("key", b"3", expect={"key": record.version}))
+
+
+async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -> None:
+    """A commit on a connection that died while it was idle is not in doubt: it goes over a new one."""
+    await store.commit("p", put("key", b"1"))
+    server.ask("CLIENT", "KILL", "TYPE", "normal")
+    await asyncio.sleep(0.05)
+    await store.commit("p", put("key", b"2"))
+
+
+async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
+    """Where the reply to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
+    async with (
+        FaultProxy(server.host, server.port) as proxy,
+        store_of(proxy.url_for(server.url) + "?command_timeout=0.3") as store,
+    ):
+        await store.commit("p", put("key", b"1"))
+        proxy.faults = Faults(drop_replies=True)
+        lost = put("key", b"2")
+        with pytest.raises(Unknown):
+            await store.commit("p", lost)
+        proxy.calm()
+        (record,) = await store.read("p", ["key"])
+        assert record is not None
+        assert record.version == lost.operation
+
+
+async def test_a_stopped_server(server: RedisServer) -> None:
+    """A server that holds its connections and says nothing: reads fail in time, commits are in doubt."""
+    async with store_of(server.url + "?command_timeout=0.2&connect_timeout=0.2") as store:
+        await store.commit("p", put("key", b"1"))
+        server.stop()
+        with pytest.raises(PersistenceUnavailable):
+            await store.read("p", ["key"])
+        with pytest.raises((PersistenceUnavailable, Unknown)):
+            await store.commit("p", put("key", b"2"))
+        server.cont()
+        assert (await store.read("p", ["key"]))[0] is not None
+
+
+async def test_scripts_are_sent_again(server: RedisServer, store: Store) -> None:
+    """A server that has forgotten the scripts is given them, and the commit goes through once."""
+    await store.commit("p", put("key", b"1"))
+    server.ask("SCRIPT", "FLUSH")
+    await store.commit("p", put("key", b"2"))
+    assert len(await store.scan("p", "")) == 1
+
+
+async def test_full_memory_writes_nothing(server: RedisServer, store: Store) -> None:
+    """A server whose memory is full refuses a commit whole, and reads go on. covers: STATE-4"""
+    await store.commit("p", put("key", b"1"))
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(PersistenceUnavailable, match="maxmemory"):
+        await store.commit("p", Commit(operation=operation_id(), put={"a": Put(b"1"), "key": Put(b"2")}))
+    assert [(key, record.value) for key, record in await store.scan("p", "")] == [("key", b"1")]
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    await store.commit("p", put("key", b"2"))
+
+
+async def test_a_demoted_master(server: RedisServer, store: Store) -> None:
+    """After a failover the old master refuses writes; once the place has a master again all works."""
+    await store.commit("p", put("key", b"1"))
+    server.ask("REPLICAOF", "127.0.0.1", str(free_port()))
+    for _ in range(2):
+        with pytest.raises(PersistenceUnavailable):
+            await store.commit("p", put("key", b"2"))
+    with pytest.raises(PersistenceUnavailable, match="replica"):
+        await store.read("p", ["key"])
+    server.ask("REPLICAOF", "NO", "ONE")
+    await store.commit("p", put("key", b"3"))
+
+
+async def test_more_callers_than_connections(server: RedisServer) -> None:
+    """Callers wait for a connection; none of them fails."""
+    async with store_of(server.url + "?pool=2") as store:
+        await asyncio.gather(*(store.commit("p", put(f"key/{n}", b"")) for n in range(50)))
+        assert len(await store.scan("p", "", limit=100)) == 50

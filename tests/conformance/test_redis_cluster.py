@@ -1,0 +1,141 @@
+"""A cluster of Redis: the contract of stores, and what is a cluster's own."""
+
+import asyncio
+
+import pytest
+from redis.crc import key_slot
+
+from tealagents.domain.errors import Conflict, PersistenceUnavailable
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put
+from tealagents.stores import open_store as store_of
+from tealagents.testing.pytest_servers import running
+from tealagents.testing.servers import ClusterNode, RedisCluster
+from tealagents.testing.stores import OpenStore, StoreContract
+
+
+class TestRedisCluster(StoreContract):
+    examples = 50
+
+    @pytest.fixture
+    def open_store(self, redis_cluster_url: str) -> OpenStore:
+        return lambda: store_of(redis_cluster_url)
+
+
+def put(key: str, value: bytes, *, expect: dict[str, str | None] | None = None) -> Commit:
+    return Commit(operation=operation_id(), expect=expect or {}, put={key: Put(value)})
+
+
+async def test_any_node_will_do(redis_cluster: RedisCluster, redis_cluster_url: str) -> None:
+    """Partitions are spread over all nodes, and every node leads to all of them."""
+    query = redis_cluster_url.partition("?")[2]
+    for number, node in enumerate(redis_cluster.nodes):
+        async with store_of(f"{node.url}?{query}") as store:
+            for partition in map(str, range(20)):
+                expect = (await store.read(partition, ["key"]))[0]
+                assert (expect is None) == (number == 0)
+                await store.commit(partition, put("key", b"", expect={"key": expect and expect.version}))
+    for node in redis_cluster.nodes:
+        assert node.ask("DBSIZE") != ":0"
+
+
+async def test_one_clock(redis_cluster: RedisCluster) -> None:
+    """All processes ask the same node for the time, whichever they know."""
+    times = []
+    for node in redis_cluster.nodes:
+        async with store_of(node.url) as store:
+            times.append(await store.now())
+    assert times == sorted(times)
+
+
+async def test_a_slot_on_the_move() -> None:
+    """While a slot moves its partitions wait; nothing is lost, seen half or written twice."""
+    with running(RedisCluster) as cluster:
+        async with store_of(cluster.url + "?command_timeout=2") as store:
+            partition = "moving"
+            before = put("head", b"1")
+            await store.commit(partition, before)
+            await store.commit(partition, put("log/1", b"entry"))
+            move = Move(key_slot(b"moving"), *owner_and_another(cluster, "moving"))
+            move.begin()
+            # the record is here, the one to be written would be there: the commit waits
+            change = put("log/2", b"entry", expect={"head": before.operation, "log/2": None})
+            waiting = asyncio.create_task(store.commit(partition, change))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            move.carry("#index")
+            scanning = asyncio.create_task(store.scan(partition, ""))
+            await asyncio.sleep(0.2)
+            assert not scanning.done()
+            move.carry()
+            assert [r and r.value for r in await store.read(partition, ["head"])] == [b"1"]
+            assert [key for key, _ in await scanning] == ["head", "log/1"]
+            move.end()
+            await waiting
+            assert [key for key, _ in await store.scan(partition, "")] == ["head", "log/1", "log/2"]
+            with pytest.raises(Conflict):
+                await store.commit(partition, change)
+
+
+async def test_a_node_that_others_have_replaced() -> None:
+    """Where a node is gone, the others are asked who serves its slots now. covers: STATE-4"""
+    with running(RedisCluster) as cluster:
+        async with store_of(cluster.url + "?command_timeout=2&connect_timeout=1") as store:
+            await store.commit("moving", put("key", b"1"))
+            move = Move(key_slot(b"moving"), *owner_and_another(cluster, "moving"))
+            move.begin()
+            move.carry()
+            move.end()
+            move.source.kill()
+            assert (await store.read("moving", ["key"]))[0] is not None
+            await store.commit("moving", put("key", b"2"))
+
+
+def owner_and_another(cluster: RedisCluster, partition: str) -> tuple[ClusterNode, ClusterNode]:
+    number = next(n for n, end in enumerate((5461, 10923, 16384)) if key_slot(partition.encode()) < end)
+    return cluster.nodes[number], cluster.nodes[(number + 1) % 3]
+
+
+async def test_a_dead_node() -> None:
+    """Of a cluster that has lost a node the partitions of the others work on. covers: STATE-4"""
+    with running(RedisCluster) as cluster:
+        async with store_of(cluster.url + "?command_timeout=0.5&connect_timeout=0.5") as store:
+            for partition in ("a", "b", "c", "d", "e", "f"):
+                await store.commit(partition, put("key", b"1"))
+            cluster.nodes[2].kill()
+            alive = 0
+            for partition in ("a", "b", "c", "d", "e", "f"):
+                try:
+                    (record,) = await store.read(partition, ["key"])
+                except PersistenceUnavailable:
+                    assert key_slot(partition.encode()) >= 10923
+                else:
+                    assert record is not None
+                    alive += 1
+            assert 0 < alive < 6
+            cluster.nodes[2].restart()
+            async with asyncio.timeout(20):
+                while not all(node.joined(3) for node in cluster.nodes):
+                    await asyncio.sleep(0.1)
+
+
+class Move:
+    """A slot that goes from one node to another, step by step."""
+
+    def __init__(self, slot: int, source: ClusterNode, target: ClusterNode) -> None:
+        self.slot, self.source, self.target = str(slot), source, target
+        self.names = {node: node.ask("CLUSTER", "MYID") for node in (source, target)}
+
+    def begin(self) -> None:
+        self.target.expect_ok("CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.names[self.source])
+        self.source.expect_ok("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.names[self.target])
+
+    def carry(self, suffix: str = "") -> None:
+        """The keys that end in `suffix` go."""
+        for key in self.source.ask("CLUSTER", "GETKEYSINSLOT", self.slot, "100").splitlines():
+            if key.endswith(suffix):
+                self.source.expect_ok("MIGRATE", self.target.host, str(self.target.port), key, "0", "2000")
+
+    def end(self) -> None:
+        for node in (self.target, self.source):
+            node.expect_ok("CLUSTER", "SETSLOT", self.slot, "NODE", self.names[self.target])

@@ -1,0 +1,246 @@
+"""The contract suite on SQLite, and what is particular about it."""
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+
+import pytest
+
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable
+from tealagents.domain.ports import Store
+from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores.sqlite import SqliteOptions, SqliteStore
+from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore:
+        return lambda: open_store(f"sqlite:///{tmp_path}/state.db")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+async def store(file: Path) -> AsyncGenerator[Store]:
+    async with open_store(f"sqlite:///{file}", busy_seconds=0.1) as store:
+        yield store
+
+
+def by_hand(file: Path, statement: str, *arguments: object) -> list[tuple[object, ...]]:
+    """What a person does with the `sqlite3` command."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        return connection.execute(statement, arguments).fetchall()
+
+
+# --- durability -------------------------------------------------------------------------------------
+
+
+async def test_nobody_else_can_read_it(store: Store, tmp_path: Path) -> None:
+    """The database, its log and its index are the service's own user's alone."""
+    await put(store, "p", {"key": b""})
+    assert {path.name for path in tmp_path.iterdir()} >= {"state.db", "state.db-wal"}
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+OTHER_PROCESS = """
+import asyncio, sys
+from tealagents.stores import open_store
+from tealagents.testing.stores import put
+
+async def main(url, *keys):
+    async with open_store(url) as store:
+        for key in keys:
+            await put(store, "p", {key: b""})
+        print(*(key for key, _ in await store.scan("p", "")))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def in_another_process(file: Path, *keys: str) -> list[str]:
+    """Opens the store in a process of its own, puts keys, and closes it; the keys that are there then."""
+    command = [sys.executable, "-c", OTHER_PROCESS, f"sqlite:///{file}", *keys]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    assert process.returncode == 0
+    return told.decode().split()
+
+
+async def test_a_process_that_closes_leaves_the_log_to_those_that_have_it_open(
+    store: Store, file: Path
+) -> None:
+    """Processes come and go on one file; what each has written is there for the others, and stays."""
+    await put(store, "p", {"a": b""})
+    log = file.with_name("state.db-wal").stat().st_ino
+    assert await in_another_process(file, "b") == ["a", "b"]
+    assert file.with_name("state.db-wal").stat().st_ino == log
+    await put(store, "p", {"c": b""})
+    assert await in_another_process(file, "d") == ["a", "b", "c", "d"]
+    assert by_hand(file, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_commits_that_wait_share_a_sync(store: Store, file: Path) -> None:
+    """Of commits made at once each conflicts or not on its own, and all that hold are kept."""
+    version = await put(store, "p", {"there": b""})
+    right, wrong = {"there": version, "absent": None}, {"there": None}
+    changes = [commit(expect=wrong if n % 3 else right, put={f"new/{n}": b""}) for n in range(90)]
+    outcomes = await asyncio.gather(*(store.commit("p", one) for one in changes), return_exceptions=True)
+    assert [outcome is None for outcome in outcomes] == [n % 3 == 0 for n in range(90)]
+    assert by_hand(file, "SELECT count(*) FROM records WHERE key LIKE 'new/%'") == [(30,)]
+
+
+async def test_expired_records_are_erased(file: Path) -> None:
+    """A later commit erases what has expired."""
+    now = 1_000_000.0
+    async with SqliteStore(SqliteOptions(path=file), clock=lambda: now) as store:
+        await put(store, "p", {"events/1": b"", "events/2": b""}, ttl=10)
+        await put(store, "p", {"events/2": b""})
+    now += 20
+    async with SqliteStore(SqliteOptions(path=file), clock=lambda: now) as store:
+        await put(store, "p", {"a": b""})
+    assert by_hand(file, "SELECT key FROM records ORDER BY key") == [("a",), ("events/2",)]
+
+
+# --- damage and edits -------------------------------------------------------------------------------
+
+
+async def test_an_edited_value_comes_as_it_is(store: Store, file: Path) -> None:
+    """A value that was edited by hand, into text too, comes as its bytes, for the layer above to check."""
+    version = await put(store, "p", {"key": b'{"a":1}'})
+    by_hand(file, "UPDATE records SET value = ?", '{"a":2}')
+    assert await values(store, "p", ["key"]) == [b'{"a":2}']
+    [(key, record)] = await store.scan("p", "")
+    assert (key, record.value, record.version) == ("key", b'{"a":2}', version)
+
+
+async def test_a_file_that_is_no_database(file: Path) -> None:
+    """A file of something else is corrupt, by name, and is left as it was. covers: STATE-4"""
+    file.write_bytes(b"Dear diary, " * 1000)
+    with pytest.raises(CorruptState, match=r"state\.db.*not a database"):
+        async with open_store(f"sqlite:///{file}"):
+            pass
+    assert file.read_bytes() == b"Dear diary, " * 1000
+
+
+async def test_damaged_pages(file: Path) -> None:
+    """A database with pages overwritten is corrupt where they are read, with a text that names the file."""
+    async with open_store(f"sqlite:///{file}") as store:
+        for n in range(30):
+            await put(store, "p", {f"key/{n}": b"x" * 3000})
+    content = bytearray(file.read_bytes())
+    content[3 * 4096 :] = b"\xff" * (len(content) - 3 * 4096)
+    file.write_bytes(content)
+    async with open_store(f"sqlite:///{file}") as store:
+        attempts = (store.read("p", ["key/7"]), store.scan("p", ""), put(store, "p", {"key/7": b""}))
+        for attempt in attempts:
+            with pytest.raises(CorruptState, match=r"state\.db.*damaged database"):
+                await attempt
+
+
+# --- what makes it unavailable ----------------------------------------------------------------------
+
+
+async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
+    """Where nothing more can be written a commit is refused whole; reading works. covers: STATE-4"""
+    await put(store, "p", {"a": b"1"})
+    with small_disk(), pytest.raises(PersistenceUnavailable, match="disk"):
+        await put(store, "p", {"a": b"2", "b": b"x" * 200_000})
+    assert await values(store, "p", ["a", "b"]) == [b"1", None]
+    await put(store, "p", {"a": b"3"})
+    assert await values(store, "p", ["a"]) == [b"3"]
+
+
+async def test_another_process_that_writes_for_long(store: Store, file: Path) -> None:
+    """While another process holds the write lock commits are unavailable, and reading goes on."""
+    await put(store, "p", {"a": b"1"})
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(PersistenceUnavailable, match="locked"):
+            await put(store, "p", {"a": b"2"})
+        assert await values(store, "p", ["a"]) == [b"1"]
+    await put(store, "p", {"a": b"3"})
+    assert await values(store, "p", ["a"]) == [b"3"]
+
+
+async def test_a_file_that_is_gone(store: Store, file: Path) -> None:
+    """A file that was moved away is told by `ping`."""
+    await store.ping()
+    file.rename(file.with_name("moved.db"))
+    with pytest.raises(PersistenceUnavailable, match="gone"):
+        await store.ping()
+
+
+async def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A path that cannot be made is unavailable, with the system's reason."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PersistenceUnavailable, match=r"state\.db"):
+        async with open_store(f"sqlite:///{tmp_path}/file/state.db"):
+            pass
+
+
+async def test_use_after_closing(file: Path) -> None:
+    """A commit after the store was closed is refused, and does not wait for ever."""
+    async with open_store(f"sqlite:///{file}") as store:
+        await put(store, "p", {"a": b"1"})
+    for attempt in (put(store, "p", {"a": b"2"}), store.read("p", ["a"])):
+        with pytest.raises(PersistenceUnavailable, match="closed"):
+            await attempt
+
+
+# --- the schema -------------------------------------------------------------------------------------
+
+
+async def test_a_schema_of_a_later_version(file: Path) -> None:
+    """A database that a later version has migrated is refused, and says so."""
+    async with open_store(f"sqlite:///{file}"):
+        pass
+    by_hand(file, "INSERT INTO schema_version VALUES (99, '0099_from_tomorrow', '')")
+    with pytest.raises(StoreConfigError, match="schema is at 99"):
+        async with open_store(f"sqlite:///{file}"):
+            pass
+
+
+async def test_migrating(file: Path) -> None:
+    """`migrate` brings a database up to date once, whether it is there or not."""
+    store = SqliteStore(SqliteOptions(path=file))
+    assert await store.migrate() == ["0001_records"]
+    assert await store.migrate() == []
+    async with store:
+        await put(store, "p", {"a": b"1"})
+        assert await values(store, "p", ["a"]) == [b"1"]
+
+
+async def test_opening_at_once(file: Path) -> None:
+    """Many that open an absent database at once all find one schema."""
+
+    async def use(n: int) -> None:
+        async with open_store(f"sqlite:///{file}") as store:
+            await put(store, "p", {f"key/{n}": b""})
+
+    await asyncio.gather(*map(use, range(12)))
+    assert by_hand(file, "SELECT count(*) FROM records") == [(12,)]
+    assert by_hand(file, "SELECT number, name FROM schema_version") == [(1, "0001_records")]
+
+
+# --- URLs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://state.db", "sqlite:///a.db?colour=red"])
+def test_urls_that_are_refused(url: str) -> None:
+    """A URL that names no file, or an unknown option, is an error that says what to write."""
+    with pytest.raises(StoreConfigError, match=r"sqlite:|colour"):
+        open_store(url)
+
+
+def test_relative_and_absolute_paths(tmp_path: Path) -> None:
+    """Three slashes and a relative path, or four and an absolute one."""
+    assert open_store("sqlite:///a/b.db", relative_to=tmp_path).where == str(tmp_path / "a/b.db")
+    assert open_store("sqlite:////a/b%20c.db", relative_to=tmp_path).where == "/a/b c.db"

@@ -1,0 +1,13 @@
+"""What every test has: servers of its own on loopback."""
+
+import os
+import signal
+
+pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_places"]
+
+for name in [name for name in os.environ if name.startswith("TA_")]:
+    del os.environ[name]
+
+# Started in the background, a process inherits that SIGINT is ignored, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,281 @@
+"""Stopping in good order: what is running ends, what remains is told, nothing new begins, exit 0."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.service import Process, ServiceProcess, agent_config
+
+sys.path.append(str(Path(__file__).parents[1] / "api"))
+
+from talk import AGENT, PLUGINS, call, decide, paused, request, send, told
+from wire import Event, Json, events, problem, text
+
+SCRIPT = """
+rules:
+  - {when: hang, reply: {pieces: [one, ' two', {text: ' three', delay_ms: 600000}]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[OfflineModel]:
+    with OfflineModel(SCRIPT) as running:
+        yield running
+
+
+def config(**spec: Any) -> Json:
+    return agent_config(**{"agent": AGENT, **spec})
+
+
+def env(model: OfflineModel, store: Path) -> dict[str, str]:
+    return {
+        "TA_AUTH": "mock",
+        "TA_BASE_URL": model.base_url,
+        "TA_API_KEY": "offline-key",
+        "TA_PERSISTENCE": f"sqlite:///{store}",
+        "TA_PLUGIN_MODULE": str(PLUGINS),
+    }
+
+
+@pytest.fixture
+def service(nursery: Nursery, model: OfflineModel, tmp_path: Path) -> Iterator[ForkedService]:
+    """A process that gives running requests two seconds."""
+    spec = {"limits": {"drain_seconds": 2}, "concurrency": "enqueue"}
+    with nursery.service(config(**spec), env(model, tmp_path / "state.db")) as running:
+        yield running
+
+
+class Following:
+    """A stream that is followed in the background."""
+
+    def __init__(self, client: httpx.Client, path: str, body: Json | None = None) -> None:
+        self.events: list[Event] = []
+        self.ended: BaseException | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._follow, args=(client, path, body), daemon=True)
+        self._thread.start()
+        assert self._begun.wait(30)
+
+    def _follow(self, client: httpx.Client, path: str, body: Json | None) -> None:
+        method = "POST" if body is not None else "GET"
+        try:
+            with client.stream(method, path, json=body) as stream:
+                self._begun.set()
+                for event in events(stream.iter_lines()):
+                    self.events.append(event)
+        except httpx.TransportError as error:
+            self.ended = error
+
+    def wait_for(self, name: str) -> Event:
+        """The first event of this name."""
+        while True:
+            for event in self.events:
+                if event.name == name:
+                    return event
+            time.sleep(0.01)
+
+    def end(self) -> list[Event]:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.events
+
+
+def begin(client: httpx.Client, words: str, **fields: Any) -> Json:
+    accepted: Json = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"}).json()
+    return accepted
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def drains(client: httpx.Client) -> bool:
+    return client.get("/health/ready").status_code == 503
+
+
+def stopped(service: ServiceProcess) -> "Future[int]":
+    """Sends SIGTERM; the exit status comes later."""
+    service.process.terminate()
+    pool = ThreadPoolExecutor(1)
+    status = pool.submit(service.process.wait, 60)
+    pool.shutdown(wait=False)
+    return status
+
+
+def test_a_process_that_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(
+    service: ForkedService, tmp_path: Path
+) -> None:
+    """New messages and resumes are refused, reads and health work, what runs ends, exit 0."""
+    file = tmp_path / "written"
+    with service.client() as ada:
+        pause = paused(ada, call("Work-write", file=str(file), line="x"))
+        streaming = Following(ada, "/sse", text(call("Work-rest", file=str(file), seconds=1)))
+        streaming.wait_for("tool-call")
+        with ThreadPoolExecutor() as pool, service.client("eve") as eve:
+            waiting = pool.submit(send, eve, call("Work-rest", file=str(file), seconds=1))
+            until(lambda: file.exists() and file.read_text().count("begins") == 2)
+            status = stopped(service)
+            until(lambda: drains(ada))
+            for refused in (
+                ada.post("", json=text("hello")),
+                ada.post("/sse", json=text("hello")),
+                ada.post("", json=text("hello"), headers={"prefer": "respond-async"}),
+                decide(ada, pause, action="approve"),
+                ada.post(f"/requests/{pause['request_id']}/resume/sse", json={"action": "approve"}),
+            ):
+                problem(refused, 503, "draining")
+                assert int(refused.headers["retry-after"]) >= 1
+            assert ada.get("/health/live").status_code == 200
+            assert ada.get("/health").json()["status"] != "ok"
+            assert request(ada, pause["request_id"])["content"] == pause
+            assert ada.get("/tasks").status_code == 200
+            assert waiting.result()["content"]["output"] == "Work-rest said: rested"
+        assert streaming.end()[-1].name == "final-response"
+        assert status.result() == 0
+    service.start()
+    with service.client() as ada:
+        found = request(ada, streaming.events[0].data["request_id"])
+        assert found["content"] == streaming.events[-1].data["content"]
+        assert decide(ada, pause, action="approve").json()["status"] == "Completed"
+    assert file.read_text().count("x") == 1
+
+
+def test_what_has_not_ended_in_time_is_interrupted_and_everybody_is_told(
+    service: ForkedService, model: OfflineModel
+) -> None:
+    """The sender by JSON and by SSE, followers and who waits in the queue get the same; exit 0."""
+    with (
+        service.client(timeout=60) as ada,
+        service.client("eve", timeout=60) as eve,
+        service.client("bob", timeout=60) as bob,
+        ThreadPoolExecutor() as pool,
+    ):
+        first = begin(ada, "hang")
+        follower = Following(ada, f"/requests/{first['request_id']}/events")
+        follower.wait_for("partial-response")
+        queued = Following(ada, "/sse", text("hello", task_id=first["task_id"]))
+        streaming = Following(eve, "/sse", text("hang"))
+        plain = pool.submit(bob.post, "", json=text("hang"))
+        until(lambda: [call["outcome"] for call in model.requests].count(None) == 3)
+        status = stopped(service)
+        assert follower.end()[-1].data["code"] == "interrupted"
+        assert told(follower.events) == "one two"
+        last = streaming.end()[-1]
+        assert (last.name, last.data["code"]) == ("error", "interrupted")
+        problem(plain.result(), 503, "interrupted")
+        assert plain.result().headers["retry-after"]
+        assert [event.name for event in queued.end()] == ["request", "error"]
+        assert queued.events[-1].data["code"] == "interrupted"
+        assert status.result() == 0
+    assert '"level": "ERROR"' not in service.log()
+    service.start()
+    with service.client() as ada:
+        found = request(ada, first["request_id"])
+        assert (found["status"], found["error"]["code"]) == ("Failed", "interrupted")
+        assert found["content"]["output"] == "one two"
+        replayed = list(events(ada.get(f"/requests/{first['request_id']}/events").text))
+        assert [(e.number, e.name, e.data) for e in replayed] == [
+            (e.number, e.name, e.data) for e in follower.events
+        ]
+        assert request(ada, queued.events[0].data["request_id"])["error"]["code"] == "interrupted"
+        assert send(ada, "hello", task_id=first["task_id"])["status"] == "Completed"
+
+
+def test_followers_of_what_goes_on_elsewhere_are_let_go_quietly(
+    nursery: Nursery, model: OfflineModel, tmp_path: Path
+) -> None:
+    """A stream of what runs in another process ends without an event: its client goes on there."""
+    store = tmp_path / "state.db"
+    with (
+        nursery.service(config(), env(model, store)) as one,
+        nursery.service(config(), env(model, store)) as other,
+        one.client(timeout=60) as here,
+        other.client(timeout=60) as there,
+    ):
+        running = begin(here, "hang")
+        pause = paused(here, call("Work-write", file="/dev/null", line="x"))
+        follower = Following(there, f"/requests/{running['request_id']}/events")
+        follower.wait_for("partial-response")
+        waiting = Following(there, f"/requests/{pause['request_id']}/events?after=1")
+        assert waiting.end()[-1].name == "approval-required"
+        assert other.terminate() == 0
+        assert follower.end()[-1].name == "partial-response"
+        assert follower.ended is None
+        assert '"level": "ERROR"' not in other.log()
+        number = follower.events[-1].number
+        again = Following(here, f"/requests/{running['request_id']}/events?after={number}")
+        here.post(f"/requests/{running['request_id']}/cancel").raise_for_status()
+        assert again.end()[-1].data["code"] == "request_canceled"
+
+
+def test_an_idle_process_stops_at_once_even_with_idle_connections(service: ForkedService) -> None:
+    """Open connections that ask for nothing keep nobody waiting."""
+    with service.client() as ada:
+        assert send(ada, "hello")["status"] == "Completed"
+        began = time.monotonic()
+        assert service.terminate() == 0
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(
+    nursery: Nursery, model: OfflineModel, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Told twice, the process stores what runs as interrupted and goes."""
+    spec = {"limits": {"drain_seconds": 600}}
+    with (
+        nursery.service(config(**spec), env(model, tmp_path / "state.db")) as service,
+        service.client() as ada,
+    ):
+        first = begin(ada, "hang")
+        service.process.send_signal(number)
+        until(lambda: drains(ada))
+        service.process.send_signal(number)
+        assert service.process.wait(60) == 0
+        service.start()
+        with service.client() as again:
+            found = request(again, first["request_id"])
+            assert (found["status"], found["error"]["code"]) == ("Failed", "interrupted")
+
+
+class TwoWorkers(ServiceProcess):
+    """`tealagents serve --workers 2`."""
+
+    def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:
+        return super()._launch([*arguments, "--workers", "2"], env)
+
+
+def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None:
+    """Told to stop, the parent lets both finish: what runs ends or is interrupted; exit 0."""
+    file = tmp_path / "written"
+    spec = {"limits": {"drain_seconds": 2}}
+    with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
+        clients = [service.client("ada", timeout=60) for _ in range(6)]
+        ending = [
+            Following(client, "/sse", text(call("Work-rest", file=str(file), seconds=0.5)))
+            for client in clients[:3]
+        ]
+        hanging = [Following(client, "/sse", text("hang")) for client in clients[3:]]
+        for following in ending:
+            following.wait_for("tool-call")
+        for following in hanging:
+            following.wait_for("partial-response")
+        status = stopped(service)
+        assert [following.end()[-1].name for following in ending] == ["final-response"] * 3
+        assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 3
+        assert status.result() == 0
+        for client in clients:
+            client.close()

@@ -1,0 +1,190 @@
+"""Three processes on one store, 32 clients, 20 tasks, and everything that can happen to them at random.
+
+Processes are killed (`SIGKILL`) and started again, stopped (`SIGSTOP`) beyond their lease and woken, and
+connections between them and a store's server are delayed, cut, half-closed and robbed of replies. Then every
+task is read over REST and held against what each client was told: `tealagents.testing.history`.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+
+import pytest
+
+from tealagents.testing.faults import FaultProxy
+from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.history import Correspondent, History, check
+from tealagents.testing.pytest_places import DURABLE, Place
+from tealagents.testing.service import agent_config
+
+PROCESSES, CLIENTS, TASKS = 3, 32, 20
+#: of a short run on a server that takes its time
+FEW_TASKS = {"dynamodb": 6}
+LEASE = 1.0
+#: seconds that a client waits for an answer, and whoever checks for the dust to settle
+PATIENCE = 5.0
+
+#: what happens to a message that meets another on its task
+CONCURRENCY = {
+    "files": "reject",
+    "sqlite": "enqueue",
+    "postgres": "enqueue",
+    "redis": "enqueue",
+    "dynamodb": "reject",
+}
+
+
+@pytest.mark.parametrize("place", DURABLE, indirect=True)
+async def test_nothing_is_lost_doubled_or_stuck(place: Place, nursery: Nursery) -> None:
+    """Whatever was told is so, whatever is so was sent, and every task goes on. covers: STATE-3, TASK-5"""
+    few = FEW_TASKS.get(place.name, TASKS)
+    await prove(place, nursery, tasks=few, messages=250, seconds=6, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", DURABLE, indirect=True)
+async def test_nothing_is_lost_doubled_or_stuck_in_the_long_run(place: Place, nursery: Nursery) -> None:
+    """The same, over 5,000 messages. covers: STATE-3, TASK-5"""
+    await prove(place, nursery, tasks=TASKS, messages=5000, seconds=900, seed=2)
+
+
+async def prove(
+    place: Place, nursery: Nursery, *, tasks: int, messages: int, seconds: float, seed: int
+) -> None:
+    """Sends up to so many messages for up to so long while things break; then nothing is wrong."""
+    rng, history, faults = random.Random(seed), History(), Counter[str]()
+    with running(place, nursery) as services:
+        async with clients(history, services, rng) as correspondents:
+            made = await asyncio.gather(*map(a_task, correspondents[:tasks]))
+            began = time.monotonic()
+
+            def enough() -> bool:
+                return len(history.operations) >= messages or time.monotonic() - began > seconds
+
+            async with asyncio.TaskGroup() as group:
+                for service in services:
+                    group.create_task(torment(service, rng, faults, enough))
+                if place.proxy:
+                    group.create_task(break_connections(place.proxy, rng, faults, enough))
+                for correspondent in correspondents:
+                    group.create_task(correspond(correspondent, made, rng, enough))
+            took = time.monotonic() - began
+            await calm(place, services)
+            await settled(correspondents, made)
+            verdict = await check(history, correspondents[0].http, [s.url for s in services])
+    told = {outcome: history.count(outcome) for outcome in ("ok", "failed", "unknown")}
+    print(f"\n{place.name}: {told} in {took:.1f} s, {len(history.looks)} looks, faults {dict(faults)}")
+    assert not verdict.faults
+    assert faults.total() > 3
+    assert told["ok"] > 2 * tasks
+
+
+@contextmanager
+def running(place: Place, nursery: Nursery) -> Iterator[list[ForkedService]]:
+    config = agent_config(
+        concurrency=CONCURRENCY[place.name],
+        limits={"lease_seconds": LEASE, "request_timeout_seconds": 20},
+        agent={"client": "tealagents.testing.recounting:RecountingModel", "model": "recount-5ms"},
+    )
+    with ExitStack() as stack:
+        yield [stack.enter_context(nursery.service(config, place.env)) for _ in range(PROCESSES)]
+
+
+@asynccontextmanager
+async def clients(
+    history: History, services: Sequence[ForkedService], rng: random.Random
+) -> AsyncIterator[list[Correspondent]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            Correspondent(
+                history,
+                await stack.enter_async_context(services[0].async_client("ada")),
+                [service.url for service in services],
+                random.Random(rng.random()),
+                patience=PATIENCE,
+            )
+            for _ in range(CLIENTS)
+        ]
+
+
+async def a_task(correspondent: Correspondent) -> str:
+    first = await correspondent.send(None, attempts=5)
+    assert first.task_id is not None
+    return first.task_id
+
+
+async def correspond(
+    correspondent: Correspondent, tasks: Sequence[str], rng: random.Random, enough: Callable[[], bool]
+) -> None:
+    """One client's life: mostly messages, with and without a key, now and then a look."""
+    while not enough():
+        task = rng.choice(tasks)
+        await correspondent.send(task, attempts=rng.choice((1, 8)), streamed=rng.random() < 0.3)
+        if rng.random() < 0.2:
+            await correspondent.look(task)
+
+
+async def torment(
+    service: ForkedService, rng: random.Random, faults: "Counter[str]", enough: Callable[[], bool]
+) -> None:
+    """Kills a process and starts it again, or stops it beyond its lease and wakes it, again and again."""
+    while not enough():
+        await asyncio.sleep(rng.uniform(0.2, 1.5))
+        kind = rng.choice(("kill", "kill", "stop"))
+        faults[kind] += 1
+        if kind == "kill":
+            await asyncio.to_thread(service.kill)
+            await asyncio.sleep(rng.uniform(0, 0.5))
+            await asyncio.to_thread(started, service)
+        else:
+            service.stop()
+            await asyncio.sleep(rng.uniform(1.2, 2.0) * LEASE)
+            service.cont()
+
+
+def started(service: ForkedService) -> None:
+    """Starts a process, again where its store could not be reached."""
+    for _ in range(20):
+        with suppress(RuntimeError):
+            return service.start()
+    return service.start()
+
+
+async def break_connections(
+    proxy: FaultProxy, rng: random.Random, faults: "Counter[str]", enough: Callable[[], bool]
+) -> None:
+    """Resets all connections to the store, or lets them suffer for a while."""
+    while not enough():
+        await asyncio.sleep(rng.uniform(0.1, 0.5))
+        if rng.random() < 0.3:
+            faults["reset"] += len(proxy.connections)
+            proxy.reset_all()
+        else:
+            proxy.chaos(seed=rng.randrange(1 << 30), rate=0.02)
+            await asyncio.sleep(rng.uniform(0.2, 1.0))
+            proxy.calm()
+    faults.update({str(kind): count for kind, count in proxy.struck.items()})
+
+
+async def calm(place: Place, services: Sequence[ForkedService]) -> None:
+    """Everybody lives and nothing breaks any more."""
+    if place.proxy:
+        place.proxy.calm()
+    for service in services:
+        service.cont()
+        if service.process.poll() is not None:
+            await asyncio.to_thread(started, service)
+    await asyncio.sleep(2 * LEASE)
+
+
+async def settled(correspondents: Sequence[Correspondent], tasks: Sequence[str]) -> None:
+    """Every task takes one more message, at the latest the third: a busy machine may miss a beat."""
+    for n, task in enumerate(tasks):
+        for _ in range(3):
+            probe = await correspondents[n % CLIENTS].send(task, attempts=10)
+            if probe.outcome == "ok":
+                break
+        assert probe.outcome == "ok", f"the task {task} takes no message: {probe}"

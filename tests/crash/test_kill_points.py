@@ -1,0 +1,352 @@
+"""`kill -9` after every await of a turn on its store, its model and its tools.
+
+A first process goes through a scenario and notes the points that it passes. Then one process for each point
+dies there. Another one on the same store tells what is left: what was acknowledged is there, nothing is there
+twice, no tool has run twice, and the task goes on, knowing what tools may have done.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.history import events_of, everything, reader
+from tealagents.testing.killing import killing_url
+from tealagents.testing.pytest_places import DURABLE, LOCAL, Place
+from tealagents.testing.service import agent_config
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+LEASE = 2.0
+#: what is done at a time
+LANES = 3
+#: seconds within which it must be told what became of a request: two leases, and a busy machine
+TOLD_WITHIN = 15.0
+
+PLUGINS = '''
+import asyncio
+import os
+
+from tealagents.plugins import Plugin, ToolContext, tool
+from tealagents.testing.killing import passed
+
+
+async def effect(context: ToolContext, what: str) -> str:
+    """Something that is done to the world, once."""
+    await asyncio.sleep(0.12)  # the stream's log is written by then
+    with open(os.environ["TOOL_LOG"], "a") as log:
+        log.write(f"{context.user_id} {what}\\\\n")
+    passed("tool")
+    return f"{what} is done"
+
+
+class Shell(Plugin):
+    @tool
+    async def touch(self, context: ToolContext, path: str) -> str:
+        """Touch a file."""
+        return await effect(context, "touch")
+
+    @tool
+    async def delete(self, context: ToolContext, path: str) -> str:
+        """Delete a file."""
+        return await effect(context, "delete")
+'''
+
+CATALOGUE = {
+    "plugins": [
+        {
+            "plugin_id": "shell",
+            "name": "Shell",
+            "description": "Files",
+            "version": "1",
+            "owner": "tests",
+            "plugin_type": {"type_name": "code"},
+            "tools": [
+                {
+                    "tool_id": f"Shell-{name}",
+                    "name": name,
+                    "description": name,
+                    "governance": {
+                        "requires_hitl": name == "delete",
+                        "cost": "low",
+                        "data_sensitivity": "public",
+                    },
+                    "auth": None,
+                }
+                for name in ("touch", "delete")
+            ],
+        }
+    ]
+}
+
+
+@dataclass
+class Told:
+    """What a client was told before the process died."""
+
+    #: message → the answer
+    answers: dict[str, str] = field(default_factory=dict)
+    #: a pause that was shown: its request
+    paused: str | None = None
+    #: a decision that was answered
+    resumed: bool = False
+    #: the highest id of an event that was seen, of which request
+    seen: tuple[str, int] | None = None
+
+
+Scenario = Callable[["World", ForkedService, str, Told], Awaitable[None]]
+
+
+async def talk(world: "World", service: ForkedService, user: str, told: Told) -> None:
+    """A first message; then one that calls a tool, taken as a stream."""
+    async with service.async_client(user) as client:
+        first = (await client.post("", json=text("My name is Ada."))).raise_for_status().json()
+        told.answers["My name is Ada."] = first["content"]["output"]
+        await streamed(client, 'call Shell-touch {"path": "a"}', first["task_id"], told)
+
+
+async def streamed(client: httpx.AsyncClient, words: str, task_id: str, told: Told) -> None:
+    async with client.stream("POST", "/sse", json=text(words, task_id=task_id)) as response:
+        async for event in events_of(response):
+            told.seen = (event.data["request_id"], event.id)
+            if event.name == "final-response":
+                told.answers[words] = event.data["content"]["output"]
+
+
+async def decide(world: "World", service: ForkedService, user: str, told: Told) -> None:
+    """A message whose tool call must be approved, and the approval."""
+    async with service.async_client(user) as client:
+        words = 'call Shell-delete {"path": "a"}'
+        pause = (await client.post("", json=text(words))).raise_for_status().json()
+        assert pause["status"] == "Paused"
+        told.paused = pause["request_id"]
+        answer = (await client.post(f"/requests/{told.paused}/resume", json={"action": "approve"})).json()
+        told.answers[words] = answer["content"]["output"]
+
+
+@pytest.mark.parametrize("scenario", [talk, decide])
+@pytest.mark.parametrize("place", LOCAL, indirect=True)
+async def test_killed_after_any_await(
+    place: Place, scenario: Scenario, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Wherever a process dies, nothing acknowledged is lost, nothing done twice. covers: STATE-3, HITL-1"""
+    await kill_everywhere(place, scenario, nursery, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("scenario", [talk, decide])
+@pytest.mark.parametrize("place", sorted(set(DURABLE) - set(LOCAL)), indirect=True)
+async def test_killed_after_any_await_on_a_server(
+    place: Place, scenario: Scenario, nursery: Nursery, tmp_path: Path
+) -> None:
+    """The same with stores that are servers. covers: STATE-3, HITL-1"""
+    await kill_everywhere(place, scenario, nursery, tmp_path)
+
+
+async def kill_everywhere(place: Place, scenario: Scenario, nursery: Nursery, folder: Path) -> None:
+    with OfflineModel() as model:
+        world = World(place, nursery, model, folder)
+        points = await world.points_of(scenario)
+        assert len(points) > 12
+        told = await in_lanes(world.killed_at(point, scenario, f"user-{n}") for n, point in enumerate(points))
+        async with entered(world.witness()) as witness:
+            await in_lanes(world.look(point, f"user-{n}", told[n], witness) for n, point in enumerate(points))
+    print(f"\n{place.name}, {scenario.__name__}: killed at {len(points)} points")
+
+
+async def in_lanes(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Does all of it, a few at a time."""
+    lanes = asyncio.Semaphore(LANES)
+
+    async def one(each: Awaitable[T]) -> T:
+        async with lanes:
+            return await each
+
+    return await asyncio.gather(*map(one, work))
+
+
+class World:
+    """A store, a model service, tools whose effects are noted, and processes that come and go."""
+
+    def __init__(self, place: Place, nursery: Nursery, model: OfflineModel, folder: Path) -> None:
+        self._nursery = nursery
+        self._place = place
+        self._model = model
+        self._effects = folder / "effects"
+        self._effects.touch()
+        (folder / "plugins.py").write_text(PLUGINS.replace("\\\\", "\\"))
+        (folder / "catalogue.json").write_text(json.dumps(CATALOGUE))
+        self._folder = folder
+        self._config = agent_config(
+            limits={"lease_seconds": LEASE},
+            agent={"client": "tealagents.testing.killing:KillingModel", "plugins": ["Shell"]},
+        )
+        self._env = {
+            **place.env,
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_PLUGIN_MODULE": str(folder / "plugins.py"),
+            "TA_PLUGIN_CATALOG_FILE": str(folder / "catalogue.json"),
+            "TOOL_LOG": str(self._effects),
+        }
+
+    def witness(self) -> ForkedService:
+        return self._nursery.service(self._config, self._env)
+
+    def mortal(self, **more: str) -> ForkedService:
+        url = killing_url(self._place.url)
+        return self._nursery.service(self._config, {**self._env, "TA_PERSISTENCE": url, **more})
+
+    async def points_of(self, scenario: Scenario) -> list[str]:
+        """The points that a process passes that lives."""
+        log = self._folder / f"points-{scenario.__name__}"
+        async with entered(self.mortal(KILL_LOG=str(log))) as service:
+            await scenario(self, service, "recorder", Told())
+        return log.read_text().splitlines()
+
+    async def killed_at(self, point: str, scenario: Scenario, user: str) -> Told:
+        """What a client was told by a process that died at `point`."""
+        told = Told()
+        async with entered(self.mortal(KILL_AT=point)) as service:
+            with suppress(httpx.TransportError):
+                await scenario(self, service, user, told)
+            deadline = time.monotonic() + 5
+            while service.process.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)  # its last point may come after its answer
+            assert service.process.poll() == -9, f"{point} was not reached\n{service.log()}"
+        return told
+
+    async def look(self, point: str, user: str, told: Told, witness: ForkedService) -> None:
+        """What is left, and that it goes on."""
+        async with witness.async_client(user) as client:
+            await self._look(point, user, told, client)
+
+    async def _look(self, point: str, user: str, told: Told, client: httpx.AsyncClient) -> None:
+        read = reader(client, "")
+        tasks = await everything(read, "/tasks")
+        assert len(tasks) <= 1, f"{point}: {tasks}"
+        if not tasks:
+            assert told == Told(), f"{point}: the task is lost that {told} speaks of"
+            return
+        task_id = tasks[0]["task_id"]
+        task = await ended(client, task_id, point)
+        if task["status"] == "Paused":
+            await self._approve(point, user, task, told, client)
+        requests = await self._requests(point, client, task_id, told)
+        await self._go_on(point, user, client, task_id, requests)
+        assert self._effects_of(user) <= 1, f"{point}: a tool ran twice"
+
+    async def _approve(
+        self, point: str, user: str, task: Json, told: Told, client: httpx.AsyncClient
+    ) -> None:
+        """The pause has survived, and nothing of it has run."""
+        assert self._effects_of(user) == 0, f"{point}: {task}"
+        pauses = await everything(reader(client, ""), "/approvals")
+        assert len(pauses) == 1, f"{point}: {pauses}"
+        told.paused = pauses[0]["request_id"]
+        answer = await client.post(f"/requests/{told.paused}/resume", json={"action": "approve"})
+        assert answer.status_code == 200, f"{point}: {answer.text}"
+        assert self._effects_of(user) == 1
+
+    async def _requests(self, point: str, client: httpx.AsyncClient, task_id: str, told: Told) -> list[Json]:
+        """Every request is there once and has ended; what was answered is there as it was answered."""
+        read = reader(client, "")
+        messages = await everything(read, f"/tasks/{task_id}/messages")
+        asked = Counter(words_of(message) for message in messages if message["role"] == "user")
+        assert all(count == 1 for count in asked.values()), f"{point}: {asked}"
+        requests = [
+            await read(f"/requests/{name}") for name in dict.fromkeys(m["request_id"] for m in messages)
+        ]
+        for request in requests:
+            mine = [message for message in messages if message["request_id"] == request["request_id"]]
+            answer = words_of(mine[-1])
+            told_answer = told.answers.get(words_of(mine[0]))
+            if told_answer is not None or request["status"] == "Completed":
+                assert request["status"] == "Completed", f"{point}: {request}"
+                assert request["content"]["output"] == answer == (told_answer or answer), f"{point}: {mine}"
+            else:
+                assert request["status"] == "Failed", f"{point}: {request}"
+                assert request["error"]["code"] == "interrupted", f"{point}: {request}"
+            await replays(point, client, request, told)
+        assert set(told.answers) <= set(asked), f"{point}: {told} and {asked}"
+        return requests
+
+    async def _go_on(
+        self, point: str, user: str, client: httpx.AsyncClient, task_id: str, requests: list[Json]
+    ) -> None:
+        """The task takes the next message, and the model is told what tools of dead requests did."""
+        words = f"And now, {user}?"
+        answer = await client.post("", json=text(words, task_id=task_id))
+        assert answer.status_code == 200, f"{point}: {answer.text}"
+        sent = [
+            request["body"]["messages"]
+            for request in self._model.requests
+            if request["body"]["messages"][-1]["content"] == words
+        ]
+        assert len(sent) == 1, f"{point}: {sent}"
+        notes = " ".join(m["content"] for m in sent[0] if m["role"] == "system")
+        audit = await everything(reader(client, ""), f"/tasks/{task_id}/audit")
+        failed = {request["request_id"] for request in requests if request["status"] == "Failed"}
+        actions = {entry["action"] for entry in audit if entry["request_id"] in failed}
+        if "tool.called" in actions:
+            assert "it was done" in notes, f"{point}: {notes}"
+        elif "tool.intent" in actions:
+            assert "its outcome is unknown" in notes, f"{point}: {notes}"
+        else:
+            assert "Shell" not in notes, f"{point}: {notes}"
+            if failed:
+                assert self._effects_of(user) == 0, f"{point}: a tool ran without an intent"
+
+    def _effects_of(self, user: str) -> int:
+        return sum(line.split()[0] == user for line in self._effects.read_text().splitlines())
+
+
+@asynccontextmanager
+async def entered(service: ForkedService) -> AsyncIterator[ForkedService]:
+    """The service runs, started and ended beside the event loop."""
+    await asyncio.to_thread(service.__enter__)
+    try:
+        yield service
+    finally:
+        await asyncio.to_thread(service.__exit__, None, None, None)
+
+
+async def ended(client: httpx.AsyncClient, task_id: str, point: str) -> Json:
+    """The task once nothing runs on it any more."""
+    deadline = time.monotonic() + TOLD_WITHIN
+    while True:
+        task: Json = (await client.get(f"/tasks/{task_id}")).raise_for_status().json()
+        if task["status"] != "Running":
+            return task
+        assert time.monotonic() < deadline, f"{point}: {task}"
+        await asyncio.sleep(0.1)
+
+
+async def replays(point: str, client: httpx.AsyncClient, request: Json, told: Told) -> None:
+    """The request's log replays to its end, and its last event comes behind all that were seen."""
+    async with client.stream("GET", f"/requests/{request['request_id']}/events") as response:
+        heard = [event async for event in events_of(response)]
+    numbers = [event.id for event in heard]
+    assert numbers == sorted(set(numbers)), f"{point}: {numbers}"
+    assert heard[-1].name == ("final-response" if request["status"] == "Completed" else "error"), f"{point}"
+    if told.seen is not None and told.seen[0] == request["request_id"] and request["status"] == "Failed":
+        assert heard[-1].id > told.seen[1], f"{point}: {numbers} after {told.seen}"
+
+
+def text(words: str, **fields: object) -> Json:
+    return {"items": [{"content_type": "text", "content": words}], **fields}
+
+
+def words_of(message: Json) -> str:
+    return "".join(item["content"] for item in message["items"])

@@ -1,0 +1,64 @@
+"""The HTTP reference names every route, event, error code and header there is, and no other."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import httpx
+import pytest
+
+from tealagents.api.problems import RETRY_AFTER, STATUSES
+from tealagents.domain.events import EventName
+from tealagents.testing.service import ServiceThread, agent_config
+
+PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+
+
+def section(title: str) -> str:
+    """What stands under a heading of the second level."""
+    return PAGE.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def first_cells(text: str) -> list[str]:
+    """What the first cells of tables hold as code."""
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def routes() -> set[str]:
+    """Method and path of every operation of the OpenAPI document, as the page writes them."""
+    with ServiceThread(agent_config(), {"TA_API_KEY": "none", "TA_AUTH": "mock"}) as service:
+        paths = httpx.get(service.url + "/openapi.json").raise_for_status().json()["paths"]
+        return {
+            f"{method.upper()} {path.replace(service.prefix, '…', 1)}"
+            for path, operations in paths.items()
+            for method in operations
+        }
+
+
+def test_every_route_is_documented(routes: set[str]) -> None:
+    """A route that the page does not name, or that is not there, fails. covers: APP-6"""
+    listed = first_cells(section("Calls"))
+    assert len(listed) == len(set(listed))
+    assert set(listed) == routes
+
+
+def test_every_event_is_documented() -> None:
+    """And no event that is never sent."""
+    assert set(first_cells(section("Streams"))) == set(get_args(EventName))
+
+
+def test_every_error_code_is_documented_with_its_status() -> None:
+    """And says what to do. covers: STATE-5"""
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", section("Errors"), re.MULTILINE)
+    assert {code for code, _, _ in rows} == STATUSES.keys()
+    for code, statuses, advice in rows:
+        assert str(STATUSES[code][0]) in statuses, code
+        assert advice.strip(), code
+
+
+def test_every_header_of_an_answer_is_documented() -> None:
+    """Those that carry something of this protocol."""
+    listed = {name.lower() for name in first_cells(section("Headers"))}
+    assert {"www-authenticate", "location", "idempotent-replayed", "preference-applied", "allow"} <= listed
+    assert not RETRY_AFTER or "retry-after" in listed

@@ -1,0 +1,120 @@
+"""What every page promises: links that lead somewhere, blocks that are what they say they are."""
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tealagents.cli.main import COMMANDS
+from tealagents.config import load
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "demos").rglob("*.md")],
+    key=lambda page: page.relative_to(ROOT).as_posix(),
+)
+_BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
+_ELSEWHERE = ("http://", "https://", "mailto:")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, *kinds: str) -> Iterator[str]:
+    for indent, kind, text in _BLOCK.findall(page.read_text()):
+        if kind in kinds:
+            yield re.sub(rf"^{indent}", "", text, flags=re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks and code."""
+    return re.sub(r"`[^`\n]*`", "", _BLOCK.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as they are made on GitHub."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        again = found.setdefault(slug, 0)
+        found[slug] += 1
+        names.add(f"{slug}-{again}" if again else slug)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links(page: Path) -> None:
+    """Every relative link of a page leads to a file that is there, and to a heading that it has."""
+    broken = []
+    for link in _LINK.findall(prose(page)):
+        if link.startswith(_ELSEWHERE):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_of_code(page: Path) -> None:
+    """What a page shows as Python, YAML or JSON is that; a whole config is one that would be served."""
+    for text in blocks(page, "python"):
+        compile(text, name_of(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for text in blocks(page, "json"):
+        json.loads(text)
+    for text in blocks(page, "yaml"):
+        yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_whole_configs(page: Path, tmp_path: Path) -> None:
+    """A whole config that a page shows is one that would be served."""
+    for text in blocks(page, "yaml"):
+        if text.startswith("apiVersion:"):
+            path = tmp_path / "config.yaml"
+            path.write_text(text)
+            assert load(path, env={}, dotenv=None).api_version == "tealagents/v1alpha1"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_for_the_shell(page: Path) -> None:
+    """What a page shows to be typed into a shell is something that a shell can read."""
+    for text in blocks(page, "sh", "console"):
+        lines = "\n".join(_typed(text)) if "\n$ " in f"\n{text}" else text
+        if re.search(r"<[a-z ]+>", lines):
+            continue  # something is left for the reader to fill in
+        checked = subprocess.run(["sh", "-n"], input=lines, text=True, capture_output=True)
+        assert checked.returncode == 0, f"{lines}\n{checked.stderr}"
+
+
+def _typed(text: str) -> Iterator[str]:
+    """The commands of a transcript, without the prompt and what is printed."""
+    continued = False
+    for line in text.splitlines():
+        if line.startswith("$ ") or continued:
+            yield line.removeprefix("$ ")
+            continued = line.endswith("\\")
+
+
+def test_commands() -> None:
+    """Each command of the command line is named in the documentation's index, and no other."""
+    index = (ROOT / "docs/index.md").read_text()
+    named = {found[1] for found in re.finditer(r"^\| `tealagents ([a-z-]+)", index, re.MULTILINE)}
+    assert named == set(COMMANDS)
+
+
+def test_every_page_is_in_the_index() -> None:
+    """Whoever opens the index finds every page of the documentation."""
+    index = (ROOT / "docs/index.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()

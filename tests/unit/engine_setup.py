@@ -1,0 +1,316 @@
+"""What the tests of state and engine share: processes on one store, a store that fails, a small model."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
+from tealagents.domain.events import ModelDone, ModelEvent, Piece, StreamEvent
+from tealagents.domain.ids import operation_id
+from tealagents.domain.models import Caller, Item, Json, Message, RequestRecord, ToolCall, User
+from tealagents.domain.ports import (
+    Clock,
+    Commit,
+    Governance,
+    ModelCall,
+    Put,
+    Record,
+    Store,
+    Tool,
+    ToolContext,
+    ToolSpec,
+)
+from tealagents.engine.agent import Agent, Limits
+from tealagents.engine.approvals import Approvals
+from tealagents.engine.service import Sent, Service
+from tealagents.engine.toolbox import Toolbox
+from tealagents.state.beginning import Key, NewMessage
+from tealagents.state.catalog import Catalog
+from tealagents.state.changes import Changes
+from tealagents.state.erasing import Eraser
+from tealagents.state.ledger import Ledger, SystemClock
+from tealagents.state.owners import Directory
+from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.transfer import Transfer
+from tealagents.state.workers import Lease
+from tealagents.stores.memory import MemoryStore
+
+AGENT = "Tester"
+ADA = Caller(User("mock", "ada"))
+EVE = Caller(User("mock", "eve"))
+
+#: what one model call yields; it may wait for something on the way
+Answer = Callable[[ModelCall], AsyncGenerator[ModelEvent, None]]
+
+
+class Faulty:
+    """A store whose commits fail as told. `fault` is asked before and after each."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.name, self.shared, self.durable = store.name, store.shared, store.durable
+        #: "away": nothing is done; "lost": it is done and nobody hears of it; None: all is well
+        self.fault: Callable[[str, Commit], str | None] = lambda _, __: None
+        self.unreadable = False
+        self.commits: list[tuple[str, Commit]] = []
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        if self.unreadable:
+            raise PersistenceUnavailable("The store is away.")
+        return await self.store.read(partition, keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        if self.unreadable:
+            raise PersistenceUnavailable("The store is away.")
+        return await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        verdict = self.fault(partition, commit)
+        if verdict == "away":
+            raise PersistenceUnavailable("The store is away.")
+        if verdict == "unheard":
+            raise Unknown
+        await self.store.commit(partition, commit)
+        self.commits.append((partition, commit))
+        if verdict == "lost":
+            raise Unknown
+
+    async def now(self) -> float:
+        return await self.store.now()
+
+    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
+        return self.store.watch(partition, prefix)
+
+    async def ping(self) -> None:
+        await self.store.ping()
+
+    async def __aenter__(self) -> Self:
+        await self.store.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.store.__aexit__(*exc)
+
+
+class Scripted:
+    """A model that says what it is told to, one `Answer` a call; the last one again and again."""
+
+    name = "scripted"
+    provider = "test"
+    supports_remote_threads = False
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers) or [says("hello")]
+        self.calls: list[ModelCall] = []
+
+    def encode_system(self, text: str) -> bytes:
+        return b"system: " + text.encode()
+
+    def encode(self, message: Message) -> bytes:
+        calls = "".join(f"<{call.tool} {call.arguments}>" for call in message.tool_calls)
+        return f"{message.role}: {message.text}{calls}".encode()
+
+    def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
+        return b",".join(spec.name.encode() for spec in tools)
+
+    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        self.calls.append(call)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        async for event in answer(call):
+            yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+def says(*pieces: str) -> Answer:
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        for piece in pieces:
+            yield Piece(piece)
+        yield ModelDone(finish_reason="stop", model="scripted")
+
+    return answer
+
+
+def calls(*wanted: ToolCall) -> Answer:
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield ModelDone(finish_reason="tool_calls", tool_calls=wanted, model="scripted")
+
+    return answer
+
+
+def waits(event: asyncio.Event, *pieces: str) -> Answer:
+    """Says its pieces once `event` is set; the first of them before."""
+
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        first, *rest = pieces or ("hello",)
+        yield Piece(first)
+        await event.wait()
+        for piece in rest:
+            yield Piece(piece)
+        yield ModelDone(finish_reason="stop", model="scripted")
+
+    return answer
+
+
+async def fails(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    """Is not there."""
+    raise ModelFailed("The model is away.")
+    yield
+
+
+class Function:
+    """A tool made of a function."""
+
+    def __init__(
+        self, name: str, does: Callable[[Json], Any], *, governed: bool = False, **spec: Any
+    ) -> None:
+        self.spec = ToolSpec(
+            name=name,
+            description=name,
+            parameters={"type": "object"},
+            governance=Governance(requires_hitl=governed),
+            **spec,
+        )
+        self._does = does
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        result = self._does(arguments)
+        return str(await result if asyncio.iscoroutine(result) else result)
+
+
+def noting(ran: list[Json], name: str = "Shell-delete", *, governed: bool = False) -> Function:
+    """A tool that notes what it was called with."""
+
+    def does(arguments: Json) -> str:
+        ran.append(arguments)
+        return "ok"
+
+    return Function(name, does, governed=governed)
+
+
+class Tools:
+    """A toolset of such tools."""
+
+    def __init__(self, *tools: Tool) -> None:
+        self._tools = tools
+
+    def tools(self) -> Sequence[Tool]:
+        return self._tools
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
+class Process:
+    """One process of the service, without its wire."""
+
+    def __init__(
+        self,
+        store: Store,
+        model: Scripted,
+        *tools: Tool,
+        clock: Clock | None = None,
+        lease_seconds: float = 15,
+        limits: Mapping[str, Any] | None = None,
+        agent: Mapping[str, Any] | None = None,
+        **rules: Any,
+    ) -> None:
+        self.store = store
+        self.model = model
+        self.ledger = Ledger(store, AGENT, clock or SystemClock())
+        self.lease = Lease(self.ledger, lease_seconds)
+        self.tasks = Tasks(self.ledger, self.lease, Directory(self.ledger), Rules(**rules), f"{AGENT}:0.1")
+        toolbox = Toolbox(model, 120)
+        toolbox.load([Tools(*tools)])
+        self.service = Service(
+            Agent(
+                name=AGENT,
+                version="0.1",
+                system_prompt="",
+                model=model,
+                toolbox=toolbox,
+                limits=Limits(**(limits or {})),
+                **(agent or {}),
+            ),
+            self.ledger,
+            self.lease,
+            self.tasks.directory,
+            self.tasks,
+        )
+        self.approvals = Approvals(self.service)
+        self.catalog = Catalog(self.ledger, self.tasks)
+        self.changes = Changes(self.tasks)
+        self.eraser = Eraser(self.ledger, self.tasks)
+        self.transfer = Transfer(self.ledger, self.tasks)
+
+    def partition(self, caller: Caller = ADA) -> str:
+        return self.ledger.partition(caller.user)
+
+    async def send(
+        self,
+        text: str = "hello",
+        task_id: str | None = None,
+        *,
+        caller: Caller = ADA,
+        streamed: bool = False,
+        key: Key | None = None,
+        **fields: Any,
+    ) -> Sent:
+        message = NewMessage(items=(Item("text", text),), task_id=task_id, **fields)
+        return await self.service.send(caller, message, key, streamed=streamed)
+
+    async def ask(self, text: str = "hello", task_id: str | None = None, **more: Any) -> RequestRecord:
+        """The outcome of a message."""
+        return await self.service.outcome(await self.send(text, task_id, **more))
+
+    async def request(self, request_id: str, caller: Caller = ADA) -> RequestRecord:
+        return (await self.tasks.request(self.partition(caller), request_id)).value
+
+    async def followed(self, request_id: str, after: int = 0, caller: Caller = ADA) -> list[StreamEvent]:
+        found: list[StreamEvent] = []
+        async for events in self.service.events(self.partition(caller), request_id, after):
+            found += events
+        return found
+
+
+@asynccontextmanager
+async def process(
+    store: Store | None = None, model: Scripted | None = None, *tools: Tool, **options: Any
+) -> AsyncIterator[Process]:
+    """A process that runs; leaving it stops it without draining, as a crash would leave the store."""
+    made = Process(store or MemoryStore(), model or Scripted(), *tools, **options)
+    await made.lease.start()
+    try:
+        yield made
+    finally:
+        for run in list(made.service._runs.values()):
+            run.drop()
+        await asyncio.sleep(0)
+        await made.lease.stop()
+
+
+async def damage(store: Store, partition: str, key: str) -> None:
+    """Overwrites a record with what nobody has sealed."""
+    await store.commit(partition, Commit(operation=operation_id(), put={key: Put(b'{"sha256":"')}))
+
+
+async def names(store: Store, partition: str, prefix: str = "") -> list[str]:
+    """The keys of a partition."""
+    found: list[str] = []
+    while page := await store.scan(partition, prefix, after=found[-1] if found else None, limit=500):
+        found += [key for key, _ in page]
+    return found

@@ -1,0 +1,60 @@
+"""What the architecture page and the contribution guide say of the folders, beside the folders."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src/tealagents"
+
+
+def folders() -> set[str]:
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def modules() -> set[str]:
+    return {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+
+
+def test_map_of_the_architecture() -> None:
+    """The table of folders names each folder of the package, and no other."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("| folder of `src/tealagents` |")[2].partition("\n\n")[0]
+    first_cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    named = {name for cell in first_cells for name in re.findall(r"`([a-z]+)`", cell)}
+    assert named == folders()
+
+
+def test_single_modules_of_the_architecture() -> None:
+    """The modules that stand alone in the package are each explained."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    paragraph = page.partition("Single modules:")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`([a-z]+)`", paragraph)) == modules()
+
+
+def test_map_of_who_owns_what() -> None:
+    """The contribution guide says of each folder of the package what to know before changing it."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"^\| `src/tealagents/([a-z]+)` \|", guide, re.MULTILINE))
+    assert named == folders()
+
+
+def test_every_folder_opens_with_its_map() -> None:
+    """Each package says in its docstring what lives in it."""
+    silent = [
+        path.parent.name
+        for path in PACKAGE.glob("*/__init__.py")
+        if not path.read_text().startswith(('"""', 'r"""'))
+    ]
+    assert silent == []
+
+
+def test_contracts_name_each_layer_and_adapter() -> None:
+    """The arrows that import-linter holds are those between folders that exist."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    named: set[str] = set()
+    for contract in contracts:
+        for key in ("layers", "modules", "source_modules", "forbidden_modules"):
+            named |= {name.split(".")[1] for name in contract.get(key, ())}
+    assert named - folders() <= modules()
+    assert {"domain", "state", "threads", "engine", "api", "stores", "llm", "auth", "tools"} <= named

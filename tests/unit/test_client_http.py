@@ -1,0 +1,575 @@
+"""Both drivers over real HTTP, against a service that keeps the contract and connections that break."""
+
+import asyncio
+import inspect
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import httpx
+import pytest
+from contract_server import ContractServer, Problem
+from starlette.responses import Response
+
+import tealagents.client
+from tealagents.client import (
+    NO_RETRY,
+    AlreadyDecided,
+    AlreadyExists,
+    ApprovalPending,
+    ApprovalRequired,
+    AsyncClient,
+    AsyncItems,
+    Client,
+    ClientError,
+    ConnectionLost,
+    Decision,
+    Failed,
+    Final,
+    IdempotencyKeyReused,
+    Image,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    NotOwner,
+    Piece,
+    ProblemError,
+    Request,
+    RequestCanceled,
+    Retry,
+    StreamEvent,
+    TaskBusy,
+    Text,
+    Timeouts,
+    ToolCall,
+    ToolResult,
+    Unauthenticated,
+    UnexpectedAnswer,
+)
+from tealagents.testing.faults import FaultProxy, Faults
+
+QUICK = Retry(first_delay=0.005, longest_delay=0.02)
+
+#: a client for a URL, whichever driver it runs on
+Connect = Callable[..., Client]
+
+
+class Blocking:
+    """An `AsyncClient`, or an iterator it made, with the calls of its synchronous twin."""
+
+    def __init__(self, made: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._made = made
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._made, {"close": "aclose"}.get(name, name))
+        return self._called(attribute) if callable(attribute) else attribute
+
+    def _called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            if inspect.iscoroutine(result):
+                return self._loop.run_until_complete(result)
+            return Blocking(result, self._loop) if isinstance(result, AsyncItems) else result
+
+        return call
+
+    def __iter__(self) -> "Blocking":
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._loop.run_until_complete(anext(self._made))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ContractServer]:
+    with ContractServer(keepalive=0.05) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def calm(service: ContractServer) -> None:
+    service.faults.clear()
+    service.calls.clear()
+    service.page_size = 50
+    service.logs_gone = False
+
+
+@pytest.fixture(params=["async", "sync"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients of one user, and closes them."""
+    user, loop, opened = str(uuid.uuid4()), asyncio.new_event_loop(), []
+
+    def make(url: str, token: Any = user, **options: Any) -> Client:
+        options.setdefault("retry", QUICK)
+        kind: Any = Client if request.param == "sync" else AsyncClient
+        made = kind(url, token, **options)
+        client = made if request.param == "sync" else cast(Client, Blocking(made, loop))
+        opened.append(client)
+        return client
+
+    yield make
+    for client in opened:
+        client.close()
+    loop.close()
+
+
+@pytest.fixture
+def client(service: ContractServer, connect: Connect) -> Client:
+    return connect(service.url)
+
+
+def told(events: list[StreamEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Piece))
+
+
+# --- messages -----------------------------------------------------------------------------------------
+
+
+def test_send_and_follow_on(client: Client) -> None:
+    """A message is answered with its ids, output and usage; a second one continues the task."""
+    first = client.send("hello there", metadata={"origin": "test"})
+    assert (first.status, first.output, first.source) == ("Completed", "hello there ", "Echo:0.1")
+    assert first.usage.total_tokens == 5
+    second = client.send([Text("and "), Image.of_bytes(b"\x89PNG")], task_id=first.task_id)
+    assert (second.task_id, second.session_id) == (first.task_id, first.session_id)
+    assert second.request_id != first.request_id
+    assert [message.text for message in client.messages(first.task_id)][:2] == ["hello there", "hello there "]
+    assert client.task(first.task_id).metadata == {"origin": "test"}
+
+
+def test_stream(client: Client) -> None:
+    """A stream is the request, each piece, and the whole answer."""
+    events = list(client.stream("count 5"))
+    assert isinstance(events[0], Request)
+    assert [event.id for event in events] == list(range(1, 8))
+    assert told(events) == "0 1 2 3 4 "
+    assert isinstance(events[-1], Final)
+    assert events[-1].answer.output == "0 1 2 3 4 "
+    assert events[-1].answer == client.request(events[0].request_id).answer()
+
+
+def test_stream_as_one_answer(client: Client) -> None:
+    """A stream can be read as the answer `send` would give, and knows its ids."""
+    stream = client.stream("hello")
+    assert stream.answer().output == "hello "
+    assert stream.last_event_id == 3
+    assert stream.request_id is not None
+    assert client.task(stream.task_id or "").session_id == stream.session_id
+    with pytest.raises(UnexpectedAnswer):
+        stream.answer()
+
+
+def test_failure(client: Client) -> None:
+    """A failed request raises where one answer is awaited, and ends a stream; its half answer stays."""
+    with pytest.raises(ModelError) as failed:
+        client.send("fail")
+    assert failed.value.request_id is not None
+    assert client.request(failed.value.request_id).output == "half an "
+    events = list(client.stream("fail"))
+    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1].error, ModelError)
+    with pytest.raises(ModelError):
+        client.stream("fail").answer()
+
+
+def test_idempotency(client: Client, service: ContractServer) -> None:
+    """The same key gives the same answer without another model call; another message is refused."""
+    key, before = str(uuid.uuid4()), service.model_calls
+    first = client.send("once", idempotency_key=key)
+    assert client.send("once", idempotency_key=key).request_id == first.request_id
+    assert told(list(client.stream("once", idempotency_key=key))) == "once "
+    assert service.model_calls == before + 1
+    with pytest.raises(IdempotencyKeyReused):
+        client.send("twice", idempotency_key=key)
+
+
+def test_background_wait_and_follow(client: Client, service: ContractServer) -> None:
+    """A background request can be polled, followed from any event, and waited for."""
+    accepted = client.background("count 30")
+    assert accepted.status == "Running"
+    answer = client.wait(accepted.request_id, timeout=5)
+    assert answer.output is not None
+    assert answer.output.startswith("0 1 2")
+    all_events = list(client.follow(accepted.request_id))
+    assert len(all_events) == 32
+    assert list(client.follow(accepted.request_id, after=20)) == all_events[20:]
+    (end,) = client.follow(accepted.request_id, after=32)
+    assert isinstance(end, Final)
+    assert (end.id, end.answer) == (None, answer)
+    service.logs_gone = True
+    (end,) = client.follow(accepted.request_id)
+    assert isinstance(end, Final)
+
+
+def test_cancel(client: Client, service: ContractServer) -> None:
+    """A canceled request ends its stream so, and keeps what there was of an answer."""
+    stream = client.stream("hold on")
+    events = [next(stream), next(stream)]
+    with pytest.raises(TaskBusy) as busy:
+        client.send("me too", task_id=stream.task_id)
+    assert (busy.value.request_id, busy.value.retry_after) == (stream.request_id, 1)
+    document = client.cancel(stream.request_id or "")
+    assert (document.status, document.output, document.ended) == ("Canceled", "held ", True)
+    events += list(stream)
+    assert isinstance(events[-1], Failed)
+    assert isinstance(events[-1].error, RequestCanceled)
+    with pytest.raises(RequestCanceled):
+        client.wait(stream.request_id or "")
+
+
+# --- approvals ----------------------------------------------------------------------------------------
+
+
+def test_approve(client: Client, service: ContractServer) -> None:
+    """A pause names its calls; approving runs them once, however often the same is said."""
+    paused = client.send("delete /data/x")
+    assert paused.status == "Paused"
+    assert paused.approval is not None
+    (call,) = paused.approval.tool_calls
+    assert (call.tool, call.arguments) == ("Shell-delete", '{"path": "/data/x"}')
+    (listed,) = client.approvals()
+    assert listed.approval_id == paused.approval.approval_id
+    with pytest.raises(ApprovalPending) as pending:
+        client.send("go on", task_id=paused.task_id)
+    assert pending.value.approval_id == paused.approval.approval_id
+    for _ in range(2):
+        assert client.resume(paused.approval, "approve").output == "deleted /data/x"
+    with pytest.raises(AlreadyDecided):
+        client.resume(paused.request_id, "reject", approval_id=paused.approval.approval_id)
+    assert service.runs[paused.request_id].tool_runs == ["/data/x"]
+
+
+def test_approve_as_a_stream(client: Client) -> None:
+    """Calls can be decided one by one, with other arguments; the stream goes on behind the pause."""
+    events = list(client.stream("delete /data/x"))
+    assert isinstance(events[-1], ApprovalRequired)
+    approval = events[-1].approval
+    decision = Decision(approval.tool_calls[0].id, "approve", {"path": "/tmp/y"})
+    more = list(client.resume_stream(approval, "reject", decisions=[decision], after=events[-1].id or 0))
+    assert [type(event) for event in more] == [ToolCall, ToolResult, Piece, Final]
+    assert [event.id for event in more] == [3, 4, 5, 6]
+    assert told(more) == "deleted /tmp/y"
+
+
+def test_reject_and_supersede(client: Client) -> None:
+    """A rejection reaches the model with its reason; a message can take a pause's place."""
+    paused = client.send("delete /data/x")
+    answer = client.resume(paused.request_id, "reject", reason="too dangerous")
+    assert answer.output == "I was told not to: too dangerous"
+    again = client.send("delete /data/y", task_id=paused.task_id)
+    assert client.send("never mind", task_id=paused.task_id, supersede=True).output == "never mind "
+    assert client.request(again.request_id).status == "Canceled"
+
+
+def test_second_pause(client: Client) -> None:
+    """A decision meant for the first pause never decides the second."""
+    first = client.send("delete twice")
+    second = client.resume(first.request_id, "approve")
+    assert second.paused
+    with pytest.raises(ApprovalPending):
+        client.resume(first.request_id, "reject")
+    assert second.approval is not None
+    assert client.resume(second.approval, "approve").status == "Completed"
+
+
+# --- reading and changing state -----------------------------------------------------------------------
+
+
+def test_lists_page_by_themselves(client: Client, service: ContractServer) -> None:
+    """A list is read to its end, however short its pages are, and no further than it is asked for."""
+    service.page_size = 2
+    answers = [client.send(f"message {n}") for n in range(5)]
+    client.send("delete it")
+    assert [task.task_id for task in client.tasks()][1:] == [answer.task_id for answer in reversed(answers)]
+    assert [task.status for task in client.tasks(status="Paused")] == ["Paused"]
+    (task,) = client.tasks(session_id=answers[0].session_id)
+    assert task.task_id == answers[0].task_id
+    assert len(list(client.sessions())) == 6
+    service.calls.clear()
+    assert next(client.tasks()) is not None
+    assert len(service.calls) == 1
+
+
+def test_history(client: Client) -> None:
+    """A task can be rolled back and forked at a checkpoint, traced and audited."""
+    first = client.send("one")
+    task_id = first.task_id
+    client.send("two", task_id=task_id)
+    newest, oldest = client.checkpoints(task_id)
+    assert (newest.current, oldest.current, oldest.checkpoint_id) == (True, False, first.request_id)
+    fork = client.fork(task_id, checkpoint_id=oldest.checkpoint_id)
+    assert [message.text for message in client.messages(fork.task_id)] == ["one", "one "]
+    assert client.fork(task_id).task_id != task_id
+    assert client.rollback(task_id, oldest.checkpoint_id).task_id == task_id
+    assert len(list(client.messages(task_id))) == 2
+    assert [step.kind for step in client.trace(task_id)] == ["model"]
+    assert [entry.seq for entry in client.audit(task_id)] == [1]
+
+
+def test_changing_and_deleting(client: Client) -> None:
+    """A task's metadata and expiry change; exported, deleted and imported it is back."""
+    task_id = client.send("one").task_id
+    expiry = datetime.now(UTC) + timedelta(days=1)
+    changed = client.patch_task(task_id, metadata={"a": 1}, expires_at=expiry)
+    assert (changed.metadata, changed.expires_at) == ({"a": 1}, expiry)
+    assert client.patch_task(task_id, expires_at=None).metadata == {"a": 1}
+    exported = client.export_task(task_id)
+    with pytest.raises(AlreadyExists):
+        client.import_task(exported)
+    client.delete_task(task_id)
+    with pytest.raises(NotFound):
+        client.task(task_id)
+    assert client.import_task(exported).task_id == task_id
+    session = client.session(client.task(task_id).session_id)
+    assert [task.task_id for task in session.tasks] == [task_id]
+    client.delete_session(session.session_id)
+    with pytest.raises(NotFound):
+        client.task(task_id)
+
+
+def test_refusals(service: ContractServer, connect: Connect, client: Client) -> None:
+    """No token, another user's task, nonsense: each is an error of its own class with the status."""
+    task_id = client.send("mine").task_id
+    with pytest.raises(Unauthenticated):
+        connect(service.url, "").send("hello")
+    with pytest.raises(NotOwner) as error:
+        connect(service.url, "somebody else").send("hello", task_id=task_id)
+    assert (error.value.status, error.value.code) == (401, "not_owner")
+    with pytest.raises(InvalidRequest, match="at least one"):
+        client.send([])
+
+
+def test_health(service: ContractServer, connect: Connect) -> None:
+    """Health needs no token; a service that is not well says so, one that is away is an error."""
+    client = connect(service.url, "")
+    assert client.health().dependencies == {"store": "ok"}
+    service.faults.append(Response('{"status": "draining"}', 503, media_type="application/json"))
+    assert client.health().status == "draining"
+    service.faults.append(Problem(503, "overloaded", "no"))
+    with pytest.raises(ProblemError):
+        client.health()
+    with pytest.raises(ConnectionLost):
+        connect("http://127.0.0.1:9/A/1").health()
+
+
+# --- tokens and connections ---------------------------------------------------------------------------
+
+
+def test_token_function(service: ContractServer, connect: Connect) -> None:
+    """The token is asked for anew with every call."""
+    tokens = iter(["", "alice"])
+    client = connect(service.url, lambda: next(tokens))
+    with pytest.raises(Unauthenticated):
+        client.send("hello")
+    assert client.send("hello").output == "hello "
+
+
+async def test_async_token_function(service: ContractServer) -> None:
+    """The asynchronous client awaits a token that takes time."""
+
+    async def token() -> str:
+        await asyncio.sleep(0)
+        return "alice"
+
+    given: Callable[[], Awaitable[str]] = token
+    async with AsyncClient(service.url, given) as client:
+        assert (await client.send("hello")).status == "Completed"
+
+
+def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -> None:
+    """A redirection is an error and is not followed with the user's token."""
+    service.faults.append(Response("", 307, headers={"Location": service.url + "/tasks"}))
+    with pytest.raises(ProblemError) as error:
+        client.send("hello")
+    assert (error.value.status, len(service.calls)) == (307, 1)
+
+
+def test_given_http_client_is_left_open(service: ContractServer) -> None:
+    """A client that was given is used, with its own settings, and not closed."""
+    with httpx.Client(headers={"X-Trace": "1"}) as http:
+        with Client(service.url + "/", "alice", http=http) as client:
+            assert client.send("hello").output == "hello "
+        assert not http.is_closed
+
+
+async def test_canceled_caller_frees_its_connection(service: ContractServer) -> None:
+    """A task that is canceled in the middle of a stream leaves no connection half read."""
+    limits = httpx.Limits(max_connections=1)
+    async with (
+        httpx.AsyncClient(limits=limits) as http,
+        AsyncClient(service.url, "alice", http=http, retry=NO_RETRY) as client,
+    ):
+        stream = client.stream("hold")
+        assert isinstance(await anext(stream), Request)
+        assert isinstance(await anext(stream), Piece)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.05)
+        assert (await client.cancel(stream.request_id or "")).status == "Canceled"
+        async for event in client.stream("hello"):
+            if isinstance(event, Final):
+                break
+        assert (await client.health()).status == "ok"
+
+
+# --- broken connections -------------------------------------------------------------------------------
+
+
+@contextmanager
+def proxied(service: ContractServer) -> Iterator[tuple[FaultProxy, str]]:
+    with FaultProxy("127.0.0.1", service.port) as proxy:
+        yield proxy, proxy.url_for(service.url)
+
+
+def answer_length(service: ContractServer, connect: Connect) -> int:
+    """How many bytes the answer to `count 3` takes on the wire."""
+    with proxied(service) as (proxy, url):
+        stream = connect(url).stream("count 3")
+        next(stream)
+        (connection,) = proxy.connections
+        list(stream)
+        return connection.passed["reply"]
+
+
+@pytest.mark.parametrize("in_good_order", [False, True], ids=["reset", "half closed"])
+def test_streams_survive_cuts(service: ContractServer, connect: Connect, in_good_order: bool) -> None:
+    """Cut anywhere, in a head, in an event, in the last byte: each event comes once, and all do."""
+    length = answer_length(service, connect)
+    with proxied(service) as (proxy, url):
+        before = service.model_calls
+        cuts = [*range(60 * in_good_order, length, 120), length - 1]
+        for cut in cuts:
+            proxy.upcoming += [
+                Faults(cut_replies_after=cut, cut_in_good_order=in_good_order),
+                Faults(cut_replies_after=cut // 2),
+            ]
+            events = list(connect(url).stream("count 3"))
+            assert [event.id for event in events] == [1, 2, 3, 4, 5], cut
+            assert told(events) == "0 1 2 "
+            proxy.upcoming.clear()
+        assert service.model_calls == before + len(cuts)
+
+
+def test_sends_survive_cuts(service: ContractServer, connect: Connect) -> None:
+    """A JSON answer that breaks off, or a request that never arrives whole, is asked for again, once done."""
+    with proxied(service) as (proxy, url):
+        before = service.model_calls
+        for fault in (
+            *(Faults(cut_replies_after=cut) for cut in range(0, 600, 100)),
+            Faults(cut_requests_after=40),
+            Faults(refuse=True),
+        ):
+            proxy.upcoming.append(fault)
+            assert connect(url).send("hello").output == "hello "
+        assert service.model_calls == before + 8
+
+
+def test_decisions_survive_cuts(service: ContractServer, connect: Connect) -> None:
+    """A decision whose stream breaks is made again, and runs its calls once."""
+    with proxied(service) as (proxy, url):
+        for cut in range(0, 1200, 150):
+            paused = list(connect(url).stream("delete /x"))[-1]
+            assert isinstance(paused, ApprovalRequired)
+            proxy.upcoming.append(Faults(cut_replies_after=cut))
+            resumed = connect(url).resume_stream(paused.approval, "approve", after=paused.id or 0)
+            assert [event.id for event in resumed] == [3, 4, 5, 6]
+            assert service.runs[paused.request_id].tool_runs == ["/x"]
+
+
+def test_send_while_the_first_attempt_runs(service: ContractServer, connect: Connect) -> None:
+    """An answer lost while the request still runs is waited for; the message is not sent twice."""
+    before, name = service.model_calls, str(uuid.uuid4())
+    with proxied(service) as (proxy, url):
+        proxy.upcoming.append(Faults(drop_replies=True))
+        threading.Timer(0.2, proxy.reset_all).start()
+        threading.Timer(0.5, service.release, [name]).start()
+        assert connect(url).send(f"hold {name}").output == "held "
+    assert service.model_calls == before + 1
+    assert [method for method, _ in service.calls][:2] == ["POST", "POST"]
+    assert any(path.startswith("/requests/") for _, path in service.calls)
+
+
+def test_dead_connections_are_noticed(service: ContractServer, connect: Connect) -> None:
+    """A stream whose connection says nothing for three keepalives is taken up on another one."""
+    with proxied(service) as (proxy, url):
+        name = str(uuid.uuid4())
+        proxy.upcoming.append(Faults(blackhole=True))
+        client = connect(url, timeouts=Timeouts(keepalive=0.1))
+        assert told(list(client.stream("count 3"))) == "0 1 2 "
+        stream = client.stream(f"hold {name}")
+        assert [next(stream).id, next(stream).id] == [1, 2]
+        proxy.faults = Faults(blackhole=True)
+        threading.Timer(0.5, proxy.calm).start()
+        threading.Timer(0.5, service.release, [name]).start()
+        assert [event.id for event in stream] == [3]
+
+
+@pytest.mark.parametrize("code", ["overloaded", "draining"])
+def test_a_service_that_is_busy(service: ContractServer, client: Client, code: str) -> None:
+    """Refused with 503, a message or a stream comes back when the service said."""
+    service.faults += [Problem(503, code, "later", 0), Response("<html>", 502)]
+    assert client.send("hello").output == "hello "
+    service.faults += [Problem(503, code, "later", 0), Response("<html>", 502)]
+    assert told(list(client.stream("hello"))) == "hello "
+
+
+def test_a_service_that_is_away(connect: Connect) -> None:
+    """Nobody there: an error that names the key, not a search without end."""
+    client = connect("http://127.0.0.1:9/A/1", retry=Retry(attempts=2, first_delay=0.001))
+    with pytest.raises(ConnectionLost) as lost:
+        client.send("hello", idempotency_key="k-1")
+    assert lost.value.idempotency_key == "k-1"
+    with pytest.raises(ConnectionLost):
+        list(client.stream("hello"))
+    with pytest.raises(ClientError):
+        next(client.tasks())
+
+
+# --- the package --------------------------------------------------------------------------------------
+
+
+def public(kind: type) -> dict[str, list[str]]:
+    members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+    return {
+        name.removeprefix("a") if name == "aclose" else name: list(inspect.signature(member).parameters)
+        for name, member in members.items()
+        if callable(member)
+    }
+
+
+def test_the_twins_are_twins() -> None:
+    """Both clients have the same methods with the same parameters, all of them described."""
+    assert public(AsyncClient) == public(Client)
+    assert public(tealagents.client.AsyncEventStream) == public(tealagents.client.EventStream)
+    for kind in (AsyncClient, Client):
+        undescribed = [
+            name for name in public(kind) if "close" not in name and not getattr(kind, name).__doc__
+        ]
+        assert undescribed == []
+
+
+def test_everything_exported_is_there() -> None:
+    """`__all__` is complete and names only what exists."""
+    exported = set(tealagents.client.__all__)
+    assert exported <= set(vars(tealagents.client))
+    assert {kind.__name__ for kind in ProblemError.__subclasses__()} <= exported
+
+
+def test_it_stands_alone() -> None:
+    """The client brings nothing of the service along, nor what the service is built on."""
+    code = """
+import sys, tealagents.client
+heavy = {"fastapi", "starlette", "openai", "pydantic", "msgspec", "typer"} & set(sys.modules)
+ours = {name for name in sys.modules if name.startswith("tealagents.") and ".client" not in name}
+print(heavy | ours or "alone")
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "alone"

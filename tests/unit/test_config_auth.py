@@ -1,0 +1,114 @@
+"""Who may call: the file's `auth` and the variables resolve into one set of options."""
+
+from pathlib import Path
+
+import pytest
+from config_files import complaints, read, with_spec
+
+from tealagents.auth.options import EntraOptions, MockOptions
+
+TENANT = "11111111-2222-3333-4444-555555555555"
+ENTRA = {"TA_ENTRA_TENANT_ID": TENANT, "TA_ENTRA_AUDIENCE": "api://app", "TA_ENTRA_SCOPES": "access_as_user"}
+
+
+def test_without_a_choice_mock_is_not_chosen(tmp_path: Path) -> None:
+    """Nothing said is mock, but not by choice, and with a warning. covers: AUTH-4"""
+    config = read(tmp_path)
+    assert (config.auth.provider, config.auth.chosen) == ("mock", False)
+    assert any("loopback" in warning for warning in config.warnings)
+
+
+@pytest.mark.parametrize("text", ["auth: mock", "auth: {provider: mock}"])
+def test_mock_is_chosen_in_either_form(tmp_path: Path, text: str) -> None:
+    """`auth: mock` and `auth: {provider: mock}` are the same, and a choice without a warning."""
+    config = read(tmp_path, with_spec(text))
+    assert (config.auth.provider, config.auth.chosen) == ("mock", True)
+    assert config.warnings == ()
+
+
+def test_a_tenant_makes_it_entra(tmp_path: Path) -> None:
+    """A tenant alone says that tokens are checked for real. covers: AUTH-2"""
+    config = read(tmp_path, **ENTRA)
+    assert (config.auth.provider, config.auth.chosen) == ("entra", False)
+    assert config.warnings == ()
+
+
+def test_entra_of_the_file(tmp_path: Path) -> None:
+    """The file's section is complete by itself; audience and scopes take one text or a list."""
+    auth = read(
+        tmp_path,
+        with_spec(
+            f"""
+            auth:
+              provider: entra
+              tenant_id: {TENANT}
+              audience: api://app
+              scopes: [access_as_user]
+              allowed_clients: one two
+              approver_role: Approver
+              auditor_role: Auditor
+              allow_app_tokens: true
+              app_roles: [Task.Run]
+              authority: https://login.microsoftonline.us/
+            """
+        ),
+    ).auth
+    assert (auth.audience, auth.scopes, auth.allowed_clients) == (
+        ("api://app",),
+        ("access_as_user",),
+        ("one", "two"),
+    )
+    assert auth.authority == "https://login.microsoftonline.us"
+    assert (auth.approver_role, auth.auditor_role, auth.app_roles) == ("Approver", "Auditor", ("Task.Run",))
+
+
+def test_the_providers_take_what_the_config_gives(tmp_path: Path) -> None:
+    """What the config resolves is what each provider is opened with."""
+    entra = read(tmp_path, TA_ENTRA_CLIENT_ID="app", TA_ENTRA_CLIENT_SECRET="s", **ENTRA).auth
+    options = EntraOptions(**entra.provider_options)
+    assert (options.tenant_id, options.audience, options.client_id) == (TENANT, ("api://app",), "app")
+    mock = read(tmp_path, with_spec("auth: {provider: mock, options: {approver_users: [ann]}}")).auth
+    assert MockOptions(**mock.provider_options).approver_users == ("ann",)
+
+
+def test_entra_says_what_it_lacks(tmp_path: Path) -> None:
+    """Entra without a tenant or an audience does not start. covers: AUTH-2"""
+    assert complaints(tmp_path, with_spec("auth: entra")) == [
+        "8: spec.auth.tenant_id: entra needs it; set it here, or TA_ENTRA_TENANT_ID in the environment",
+        "8: spec.auth.audience: entra needs it; set it here, or TA_ENTRA_AUDIENCE in the environment",
+    ]
+
+
+def test_entra_without_scopes_is_a_warning(tmp_path: Path) -> None:
+    """Requiring no scope is possible, and pointed out."""
+    env = {name: value for name, value in ENTRA.items() if name != "TA_ENTRA_SCOPES"}
+    [warning] = read(tmp_path, **env).warnings
+    assert "TA_ENTRA_SCOPES" in warning
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ("{allow_app_tokens: true}", "allow_app_tokens needs app_roles"),
+        ("{tenant_id: organizations}", "list yours in allowed_tenants"),
+        ("{allowed_tenants: example.com}", "must be the ids of tenants"),
+        ("{authority: 'http://login.example.com'}", "must be https://"),
+        ("{provider: 'en tra'}", "must be a name, or module:Class"),
+        (
+            "{certificate: x.pem, client_id: a, client_secret: '${S}'}",
+            "give either client_secret or certificate",
+        ),
+        ("{client_secret: '${S}'}", "need client_id"),
+    ],
+)
+def test_what_would_be_unsafe_is_refused(tmp_path: Path, section: str, complaint: str) -> None:
+    """A section that opens the door wider than meant does not start. covers: AUTH-2"""
+    (tmp_path / "x.pem").touch()
+    [text] = complaints(tmp_path, with_spec(f"auth: {section}"), S="secret")
+    assert complaint in text
+
+
+def test_loopback_authority_may_be_plain(tmp_path: Path) -> None:
+    """A local authority for tests needs no certificate."""
+    auth = read(tmp_path, TA_ENTRA_AUTHORITY="http://127.0.0.1:9000/", **ENTRA).auth
+    assert auth.authority == "http://127.0.0.1:9000"

@@ -1,0 +1,197 @@
+"""The example configs load, and nothing that can be configured is missing from the reference."""
+
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from tealagents.config import (
+    AgentConfig,
+    AuthSection,
+    ConfigFile,
+    GovernanceOverride,
+    Limits,
+    McpServer,
+    Metadata,
+    ServiceConfig,
+    Settings,
+    Skill,
+    Spec,
+    ThreadConfig,
+    load,
+    variables,
+)
+from tealagents.config.documentation import meaning
+from tealagents.config.explain import key_of, model_at
+from tealagents.config.file import read_document
+from tealagents.config.problems import key_text
+from tealagents.config.settings import OVERRIDES
+from tealagents.plugins import Plugin
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SECTIONS = (
+    *(ConfigFile, Metadata, Skill, Spec, AgentConfig, McpServer, GovernanceOverride),
+    *(AuthSection, ThreadConfig, Limits),
+)
+VARIABLES = {"STATE_PASSWORD": "x", "HANDBOOK_TOKEN": "y"}
+
+
+def config_of(file: Path) -> ServiceConfig:
+    return load(file, env=VARIABLES, dotenv=None)
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_example_configs_load(file: Path) -> None:
+    """Every config that is shipped is right, and warns of nothing but its lack of an identity provider."""
+    config = config_of(file)
+    assert [warning for warning in config.warnings if "mock takes any bearer token" not in warning] == []
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_every_key_of_an_example_is_explained(file: Path) -> None:
+    """Where a scenario's file sets something for the scenario, a comment says what it is."""
+    text = file.read_text()
+    assert text.startswith("#")
+    assert text.count("#") >= 4
+
+
+def test_plugins_of_the_examples_exist() -> None:
+    """The classes that the examples name are in the file beside them."""
+    module = runpy.run_path(str(ROOT / "configs" / "custom_plugins.py"))
+    for name in {plugin for file in CONFIGS for plugin in config_of(file).agent.plugins}:
+        assert issubclass(module[name], Plugin)
+
+
+def test_earlier_frameworks_example_differs_in_one_line() -> None:
+    """The example of an older file has nothing that an older file could not have. covers: APP-3"""
+    data = read_document(ROOT / "configs" / "from-v2alpha1.yaml", []).data
+    assert data.keys() == {"apiVersion", "kind", "name", "version", "metadata", "spec"}
+    assert data["spec"].keys() == {"agent"}
+
+
+def all_keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of the file, `[]` standing for any entry of a list or a mapping of names."""
+    for name, field in model.model_fields.items():
+        here = (*path, key_of(name, field))
+        yield here
+        section, entry = model_at(model, (here[-1],)), model_at(model, (here[-1], 0))
+        if section:
+            yield from all_keys(section, here)
+        elif entry and entry.__name__ != "Component":
+            yield from all_keys(entry, (*here, "[]"))
+
+
+def test_reference_has_every_key() -> None:
+    """configs/reference.yaml shows every key there is."""
+    lines = read_document(ROOT / "configs" / "reference.yaml", []).lines
+    shown = {
+        tuple("[]" if isinstance(part, int) or part == "example" else part for part in path) for path in lines
+    }
+    assert set(all_keys(ConfigFile)) - shown == set()
+
+
+def test_reference_shows_the_defaults() -> None:
+    """What configs/reference.yaml says of a key that has a default is that default."""
+    config = config_of(ROOT / "configs" / "reference.yaml")
+    file = ConfigFile.model_validate(
+        {
+            "apiVersion": config.api_version,
+            "name": "a",
+            "version": "1",
+            "spec": {"agent": {"model": "m", "system_prompt": ""}},
+        }
+    )
+    assert config.limits == Limits()
+    assert config.thread == ThreadConfig()
+    assert config.auth.model_dump(exclude={"provider", "chosen"}) == AuthSection().model_dump(
+        exclude={"provider"}
+    )
+    assert config.agent.model_copy(update={"model": "m", "mcp_servers": ()}) == file.spec.agent
+    assert (config.kind, config.description, config.persistence) == (
+        file.kind,
+        file.description,
+        file.spec.persistence,
+    )
+    assert (config.concurrency, config.on_disconnect) == (file.spec.concurrency, file.spec.on_disconnect)
+    for server in config.agent.mcp_servers:
+        for name in ("timeout", "sse_read_timeout", "request_timeout", "trust_level", "verify_ssl", "scopes"):
+            assert getattr(server, name) == McpServer.model_fields[name].default
+
+
+# --- docs/config.md ----------------------------------------------------------------------------------
+
+
+def row(section: type[BaseModel], name: str, title: str, unset: str = "") -> str:
+    """The line of the reference that a key or a variable must have."""
+    field = section.model_fields[name]
+    about = meaning(section, name)
+    assert about, f"{section.__name__}.{name} has no text below it"
+    return f"| `{title}` | {kind(field.annotation, field.metadata)} | {unset or default(field)} | {about} |"
+
+
+def kind(annotation: Any, metadata: Any = ()) -> str:
+    """The type of a key, in words."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kind(parts[0], parts[1:])
+    if origin in (Union, UnionType):
+        return kind(next(part for part in parts if part is not NoneType), metadata)
+    if origin is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if origin is tuple:
+        return "list"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "mapping"
+    words: dict[Any, str] = {str: "text", SecretStr: "secret", bool: "true or false", Path: "path"}
+    return words.get(annotation) or number(annotation, metadata)
+
+
+def number(annotation: Any, metadata: Any) -> str:
+    parts = [part for each in metadata for part in getattr(each, "metadata", [each])]
+    low = next((f"{each.gt:g} <" for each in parts if hasattr(each, "gt") and each.gt is not None), "")
+    low = next((f"{each.ge:g} ≤" for each in parts if hasattr(each, "ge") and each.ge is not None), low)
+    word = "whole number" if annotation is int else "number"
+    return f"{word}, {low.split()[0]} or more" if "≤" in low else f"{word}, more than {low.split()[0]}"
+
+
+def default(field: FieldInfo) -> str:
+    value = field.get_default()
+    if value is PydanticUndefined:
+        return "required"
+    if isinstance(value, BaseModel):
+        return "below"
+    if value in (None, "", (), {}):
+        return "–"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def rows_of(section: type[BaseModel]) -> list[str]:
+    return [row(section, name, key_of(name, field)) for name, field in section.model_fields.items()]
+
+
+def rows_of_variables() -> list[str]:
+    """Those of variables that win over a key of the file name the key instead of a default."""
+    rows = []
+    for variable, path in variables().items():
+        key = OVERRIDES.get(variable)
+        section = model_at(Settings, path[:-1]) or Settings
+        rows.append(row(section, path[-1], variable, f"`{key_text(key)}`" if key else ""))
+    return rows
+
+
+@pytest.mark.parametrize(
+    "line",
+    [*(line for section in SECTIONS for line in rows_of(section)), *rows_of_variables()],
+    ids=lambda line: re.findall(r"`(\w+)`", line)[0],
+)
+def test_reference_documents_every_key_and_variable(line: str) -> None:
+    """docs/config.md has each key and each variable with its type, default and meaning."""
+    assert line in (ROOT / "docs" / "config.md").read_text().splitlines()

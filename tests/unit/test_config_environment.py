@@ -1,0 +1,322 @@
+"""The environment: what wins over the file, and what a `${NAME}` of the file stands for."""
+
+from pathlib import Path
+
+import pytest
+from config_files import SMALLEST, complaints, read, with_agent, with_spec
+
+from tealagents.config import ConfigError, Limits, load, variables
+
+TENANT = "11111111-2222-3333-4444-555555555555"
+
+
+def test_variables_win_over_the_file(tmp_path: Path) -> None:
+    """What the environment says goes before what the file says."""
+    text = with_spec(
+        """
+        persistence: file:///tmp/there
+        auth: mock
+        concurrency: reject
+        on_disconnect: continue
+        cors_origins: [https://a.example.com]
+        limits: {max_tool_rounds: 3, max_items: 4}
+        """
+    )
+    config = read(
+        tmp_path,
+        text,
+        TA_PERSISTENCE="memory://",
+        TA_AUTH="entra",
+        TA_ENTRA_TENANT_ID=TENANT,
+        TA_ENTRA_AUDIENCE="api://one two",
+        TA_CONCURRENCY="enqueue",
+        TA_ON_DISCONNECT="cancel",
+        TA_CORS_ORIGINS="https://b.example.com https://c.example.com",
+        TA_THREAD__KIND="remote",
+        TA_LIMITS__MAX_TOOL_ROUNDS="7",
+        TA_LIMITS__LEASE_SECONDS="0.5",
+    )
+    assert config.persistence == "memory://"
+    assert (config.auth.provider, config.auth.chosen, config.auth.tenant_id) == ("entra", True, TENANT)
+    assert config.auth.audience == ("api://one", "two")
+    assert (config.concurrency, config.on_disconnect) == ("enqueue", "cancel")
+    assert config.cors_origins == ("https://b.example.com", "https://c.example.com")
+    assert config.thread.kind == "remote"
+    assert config.limits == Limits(max_tool_rounds=7, max_items=4, lease_seconds=0.5)
+
+
+@pytest.mark.parametrize("name", Limits.model_fields)
+def test_every_limit_has_a_variable(tmp_path: Path, name: str) -> None:
+    """Each limit can be set, and set wrongly, from the environment."""
+    variable = f"TA_LIMITS__{name.upper()}"
+    assert getattr(read(tmp_path, **{variable: "5"}).limits, name) == 5
+    [complaint] = complaints(tmp_path, **{variable: "many"})
+    assert complaint.startswith(f"{variable}: must be a")
+
+
+def test_dotenv_is_below_the_environment(tmp_path: Path) -> None:
+    """`.env` wins over the file, the environment over `.env`; what is empty counts as unset."""
+    file, dotenv = tmp_path / "agent.yaml", tmp_path / ".env"
+    file.write_text(with_spec("limits: {max_items: 1, max_tool_rounds: 1, tool_timeout_seconds: 1}\n"))
+    dotenv.write_text(
+        f"# a comment\nexport TA_SERVICE_CONFIG='{file}'\nTA_LIMITS__MAX_ITEMS=2\n"
+        'TA_LIMITS__MAX_TOOL_ROUNDS="2"  # another\nTA_LIMITS__TOOL_TIMEOUT_SECONDS=\nTA_API_KEY=a$b${c}\n'
+    )
+    config = load(env={"TA_LIMITS__MAX_ITEMS": "3", "TA_LIMITS__MAX_TOOL_ROUNDS": ""}, dotenv=dotenv)
+    assert config.limits.max_items == 3
+    assert config.limits.max_tool_rounds == 2
+    assert config.limits.tool_timeout_seconds == 1
+    assert config.api_key is not None
+    assert config.api_key.get_secret_value() == "a$b${c}"
+
+
+def test_mistakes_in_dotenv_have_lines(tmp_path: Path) -> None:
+    """What is wrong in `.env` is told with its line there."""
+    (tmp_path / "agent.yaml").write_text(SMALLEST)
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("\n\nthis is no assignment\n\nTA_CONCURRENCY=rejct\nTA_COLOUR=red\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "agent.yaml", env={}, dotenv=dotenv)
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{dotenv}:3: this is not NAME=value",
+        f"{dotenv}:5: TA_CONCURRENCY: must be 'reject', 'enqueue', 'interrupt' or 'rollback'; "
+        "did you mean 'reject'?",
+    ]
+
+
+def test_unreadable_dotenv_is_an_error(tmp_path: Path) -> None:
+    """A `.env` that is there and cannot be read is not passed over."""
+    (tmp_path / "agent.yaml").write_text(SMALLEST)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "agent.yaml", env={}, dotenv=tmp_path)
+
+
+def test_no_config_named(tmp_path: Path) -> None:
+    """Without a path and without the variable, the variable is named."""
+    with pytest.raises(ConfigError, match="TA_SERVICE_CONFIG: is not set"):
+        load(env={}, dotenv=None)
+
+
+def test_config_named_by_variable(tmp_path: Path) -> None:
+    """TA_SERVICE_CONFIG names the file; a path that is given goes before it."""
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(SMALLEST.replace("Wiki", name))
+    env = {"TA_SERVICE_CONFIG": str(tmp_path / "one")}
+    assert load(env=env, dotenv=None).name == "one"
+    assert load(tmp_path / "two", env=env, dotenv=None).name == "two"
+
+
+def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
+    """A slip in a variable's name does not stop the service, but is pointed out; others' are none of ours."""
+    config = read(
+        tmp_path,
+        TA_LIMITS__MAX_TOOL_ROUND="3",
+        TA_AUTHH="mock",
+        ta_auth="x",
+        TAXI="1",
+        TA_TOKEN="t",
+        TA_X_Y_Z="1",
+    )
+    assert [warning for warning in config.warnings if warning.startswith("TA")] == [
+        "TA_AUTHH: unknown variable, ignored; did you mean 'TA_AUTH'?",
+        "TA_LIMITS__MAX_TOOL_ROUND: unknown variable, ignored; did you mean 'TA_LIMITS__MAX_TOOL_ROUNDS'?",
+        "TA_X_Y_Z: unknown variable, ignored",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("TA_AUTH", "a b", "must be a name, or module:Class"),
+        ("TA_BASE_URL", "localhost:8000", "must be an http:// or https:// URL"),
+        ("TA_CORS_ORIGINS", "https://a.example.com/", "must be an origin"),
+        ("TA_ENTRA_ALLOW_APP_TOKENS", "perhaps", "must be true or false"),
+        ("TA_ENTRA_ALLOWED_TENANTS", "example.com", "must be the ids of tenants"),
+        ("TA_ENTRA_AUTHORITY", "http://login.example.com", "must be https://"),
+        ("TA_ENTRA_TENANT_ID", "../..", "must be a tenant's id"),
+        ("TA_FORWARD_HEADERS", "X-A: b", "must be the names of headers"),
+        ("TA_LOG_LEVEL", "LOUD", "must be 'DEBUG', 'INFO'"),
+        ("TA_ON_DISCONNECT", "cancle", "did you mean 'cancel'?"),
+        ("TA_OTEL_ENDPOINT", "collector", "must be an http:// or https:// URL"),
+        ("TA_PERSISTENCE", "memory", "must be the URL of a store"),
+        ("TA_PERSISTENCE", "sqlite://state.db", "three slashes"),
+        ("TA_PLUGIN_MODULE", "nowhere.py", "there is no such file"),
+        ("TA_TELEMETRY_ENABLED", "maybe", "must be true or false"),
+        ("TA_THREAD__KIND", "remot", "did you mean 'remote'?"),
+        ("TA_API_KEY", "\udcff", "is not valid text"),
+    ],
+)
+def test_malformed_variable_is_named(tmp_path: Path, name: str, value: str, complaint: str) -> None:
+    """A variable that is wrong stops the start, by name."""
+    [first, *_] = complaints(tmp_path, **{name: value})
+    assert first.startswith(f"{name}: ")
+    assert complaint in first
+
+
+def test_secrets_are_never_shown(tmp_path: Path) -> None:
+    """No secret appears in the config's repr or text, nor in an error about it."""
+    secrets = {
+        "TA_API_KEY": "canary-1",
+        "TA_ENCRYPTION_KEY": "canary-2",
+        "TA_ENCRYPTION_OLD_KEYS": "canary-3 canary-4",
+        "TA_AUDIT_KEY": "canary-5",
+        "TA_PERSISTENCE": "postgresql://user:canary-6@db.example.com/state",
+        "TA_BASE_URL": "https://user:canary-7@llm.example.com/v1",
+        "TA_ENTRA_CLIENT_ID": "app",
+        "TA_ENTRA_CLIENT_SECRET": "canary-8",
+        "STREAM": "canary-9",
+    }
+    text = with_agent(
+        """
+        mcp_servers:
+          - name: a
+            url: https://a.example.com/${STREAM}
+            headers: {Authorization: "Bearer ${STREAM}"}
+            env: {KEY: "${STREAM}"}
+            args: [--token, "${STREAM}"]
+        """
+    )
+    text += '  thread: {reducers: [{name: summary, api_key: "${STREAM}"}]}\n'
+    config = read(tmp_path, text, **secrets)
+    assert "canary" not in repr(config)
+    assert config.encryption_old_keys[1].get_secret_value() == "canary-4"
+    assert config.agent.mcp_servers[0].headers == {"Authorization": "Bearer canary-9"}
+    wrong = {name: f"{value}\udcff" for name, value in secrets.items()}
+    assert "canary" not in "\n".join(complaints(tmp_path, text, **wrong))
+
+
+def test_expansion(tmp_path: Path) -> None:
+    """`${NAME}` is the variable, once; `$${NAME}` and what is no name stay as they are."""
+    config = read(
+        tmp_path,
+        with_agent("role: a ${ONE}${TWO} $${ONE} ${not a name} $ONE ${a.b}"),
+        ONE="1 ${TWO}",
+        TWO="2",
+    )
+    assert config.agent.role == "a 1 ${TWO}2 ${ONE} ${not a name} $ONE ${a.b}"
+
+
+def test_expansion_gives_numbers_where_numbers_are_wanted(tmp_path: Path) -> None:
+    """A limit, a switch and a version may come from variables, each read as what the key wants."""
+    text = with_agent('temperature: ${T}\nmcp_servers:\n  - {name: a, command: b, verify_ssl: "${F}"}')
+    config = read(
+        tmp_path, text.replace("0.10", "${V}").replace("Wiki", "${N}"), T="0.5", F="false", V="1.0", N="42"
+    )
+    assert config.agent.temperature == 0.5
+    assert config.agent.mcp_servers[0].verify_ssl is False
+    assert (config.name, config.version) == ("42", "1.0")
+
+
+def test_missing_variable_is_an_error(tmp_path: Path) -> None:
+    """A variable that is not set, or empty, is named with file, line and key."""
+    complaint = "8: spec.agent.role: the variable NAME is not set; for the text ${NAME} itself write $${NAME}"
+    assert complaints(tmp_path, with_agent("role: ${NAME}")) == [complaint]
+    assert complaints(tmp_path, with_agent("role: ${NAME}"), NAME="") == [complaint]
+
+
+def test_defaults_of_a_shell_are_refused(tmp_path: Path) -> None:
+    """`${NAME:-default}` is not silently taken as text."""
+    [complaint] = complaints(tmp_path, with_agent("role: ${NAME:-x}"))
+    assert complaint.startswith("8: spec.agent.role: a default within ${NAME} is not supported")
+
+
+def test_overridden_keys_need_no_variables(tmp_path: Path) -> None:
+    """What a variable overrides need not be expandable: the environment wins."""
+    text = with_spec('persistence: ${DATABASE_URL}\nauth: {provider: entra, tenant_id: "${TENANT}"}')
+    config = read(tmp_path, text, TA_PERSISTENCE="memory://", TA_AUTH="mock", TA_ENTRA_TENANT_ID=TENANT)
+    assert config.persistence == "memory://"
+    assert config.auth.provider == "mock"
+
+
+def test_relative_paths_of_the_file_are_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths in the file start where the file is, wherever the process was started."""
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (folder / "proof.pem").touch()
+    text = (
+        with_spec(
+            """
+        persistence: sqlite:///state.db
+        auth: {client_id: app, certificate: ./proof.pem}
+        """
+        )
+        + "    \n"
+    )
+    config = read(folder, text)
+    assert config.persistence == f"sqlite:///{folder}/state.db"
+    assert config.auth.certificate == str(folder / "proof.pem")
+    assert config.source == folder / "agent.yaml"
+    servers = "mcp_servers: [{name: a, command: ./run}, {name: b, command: npx}, {name: c, command: /bin/x}]"
+    programs = read(folder, with_agent(servers)).agent.mcp_servers
+    assert [program.command for program in programs] == [str(folder / "run"), "npx", "/bin/x"]
+    assert {program.cwd for program in programs} == {str(folder)}
+
+
+def test_relative_paths_of_variables_are_relative_to_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths in variables start in the working directory."""
+    folder, here = tmp_path / "folder", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("catalogue.json", "remote.yaml", "script.yaml", "proof.pem"):
+        (here / name).touch()
+    config = read(
+        folder,
+        TA_PERSISTENCE="sqlite:///state.db",
+        TA_PLUGIN_CATALOG_FILE="catalogue.json",
+        TA_REMOTE_PLUGIN_PATH="./remote.yaml",
+        TA_OFFLINE_SCRIPT="script.yaml",
+        TA_ENTRA_CLIENT_ID="app",
+        TA_ENTRA_CERTIFICATE="proof.pem",
+    )
+    assert config.persistence == f"sqlite:///{here}/state.db"
+    assert config.plugin_catalog_file == here / "catalogue.json"
+    assert config.remote_plugin_path == here / "remote.yaml"
+    assert config.offline_script == here / "script.yaml"
+    assert config.auth.certificate == str(here / "proof.pem")
+
+
+def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    """A certificate's file is looked for at the start, not at the first call that needs it."""
+    [complaint] = complaints(tmp_path, with_spec("auth: {client_id: app, certificate: proof.pem}"))
+    assert complaint.startswith("8: spec.auth.certificate: there is no such file")
+
+
+def test_telemetry_is_off_until_there_is_an_endpoint(tmp_path: Path) -> None:
+    """An endpoint switches telemetry on; the switch alone does nothing but warn. covers: APP-5"""
+    endpoint = {"TA_OTEL_ENDPOINT": "http://127.0.0.1:4318"}
+    assert read(tmp_path).telemetry.enabled is False
+    assert read(tmp_path, **endpoint).telemetry.enabled is True
+    assert read(tmp_path, TA_TELEMETRY_ENABLED="false", **endpoint).telemetry.enabled is False
+    config = read(tmp_path, TA_TELEMETRY_ENABLED="true", TA_LOG_LEVEL="debug")
+    assert config.telemetry.enabled is False
+    assert config.telemetry.log_level == "DEBUG"
+    assert config.telemetry.log_content is False
+    assert any("TA_OTEL_ENDPOINT" in warning for warning in config.warnings)
+
+
+def test_headers_are_lower_case(tmp_path: Path) -> None:
+    """Names of headers are compared without their case."""
+    assert read(tmp_path, TA_FORWARD_HEADERS="X-Team  accept-language").forward_headers == (
+        "x-team",
+        "accept-language",
+    )
+
+
+def test_variables_are_listed() -> None:
+    """The list of variables has the contract's."""
+    assert {
+        *("TA_SERVICE_CONFIG", "TA_API_KEY", "TA_BASE_URL", "TA_PERSISTENCE", "TA_AUTH", "TA_CONCURRENCY"),
+        *("TA_ON_DISCONNECT", "TA_LIMITS__MAX_TOOL_ROUNDS", "TA_PLUGIN_MODULE", "TA_PLUGIN_CATALOG_FILE"),
+        *("TA_REMOTE_PLUGIN_PATH", "TA_ENCRYPTION_KEY", "TA_AUDIT_KEY", "TA_TELEMETRY_ENABLED"),
+        *("TA_OTEL_ENDPOINT", "TA_LOG_LEVEL", "TA_LOG_CONTENT", "TA_ENTRA_TENANT_ID", "TA_ENTRA_AUDIENCE"),
+        *("TA_ENTRA_SCOPES", "TA_ENTRA_ALLOWED_TENANTS", "TA_ENTRA_ALLOWED_CLIENTS"),
+        *("TA_ENTRA_APPROVER_ROLE", "TA_ENTRA_AUDITOR_ROLE", "TA_ENTRA_ALLOW_APP_TOKENS"),
+        *("TA_ENTRA_APP_ROLES", "TA_ENTRA_AUTHORITY", "TA_THREAD__KIND", "TA_CORS_ORIGINS"),
+    } <= set(variables())

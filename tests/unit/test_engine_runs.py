@@ -1,0 +1,346 @@
+"""Runs on a store that fails at any moment, canceled at any moment: nothing doubled, lost, or left behind."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from engine_setup import (
+    ADA,
+    Faulty,
+    Process,
+    Scripted,
+    calls,
+    noting,
+    process,
+    says,
+    waits,
+)
+
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
+from tealagents.domain.ids import operation_id
+from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
+from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.engine.approvals import Command
+from tealagents.state import keys, ledger
+from tealagents.state.chain import GENESIS
+from tealagents.state.tasks import CANCELED
+from tealagents.stores.memory import MemoryStore
+
+LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
+DELETE = ToolCall("c2", "Shell-delete", '{"n": 2}')
+
+
+class Shared(MemoryStore):
+    """Memory that the processes of a test share."""
+
+    shared = True
+
+
+# --- a conversation, and what must hold after it whatever happened ----------------------------------
+
+
+async def converse(here: Process) -> list[str]:
+    """An answer, a round of tools with a pause, and its approval: what became of each."""
+    became: list[str] = []
+    try:
+        first = await here.ask("one", streamed=True)
+        became.append(first.status)
+        second = await here.ask("two", first.task_id, streamed=True)
+        became.append(second.status)
+        if second.status == "Paused":
+            approve = Command(action="approve")
+            sent = await here.approvals.resume(ADA, second.request_id, approve, streamed=True)
+            became.append((await here.service.outcome(sent)).status)
+    except TealError as error:
+        became.append(error.code)
+    return became
+
+
+async def tasks_of(here: Process) -> list[str]:
+    found = await here.ledger.store.scan(here.partition(), "tasks/")
+    return [keys.last_segment(key) for key, _ in found]
+
+
+async def settled(here: Process) -> None:
+    """Waits until nothing runs here any more, and checks that no place and no claim is left taken."""
+    async with asyncio.timeout(10):
+        while here.service._runs or here.service._waiting:
+            await asyncio.sleep(0.01)
+    assert here.service.admission.in_flight == 0
+
+
+async def check(here: Process, ran: Sequence[Json]) -> None:
+    """What holds of every task, whatever happened: it goes on, and its log tells everything once."""
+    await settled(here)
+    assert len(ran) == len({repr(arguments) for arguments in ran})
+    here.model.answers = [says("fine")]
+    for task_id in await tasks_of(here):
+        assert (await here.ask("three", task_id, supersede=True)).status == "Completed"
+        await check_log(here, task_id)
+    assert not +here.tasks.begun_here
+
+
+async def check_log(here: Process, task_id: str) -> None:
+    head = (await here.tasks.head(here.partition(), task_id)).value
+    before, once, requests = GENESIS, [], set()
+    path = ((1, head.tail_seq),)
+    async for logged in here.tasks.history.forwards(here.partition(), task_id, path):
+        assert here.ledger.chain.fault(logged.entry, logged.seq, before) is None
+        before = logged.entry.hash
+        if isinstance(logged.body, MessageBody):
+            once.append(logged.body.message.message_id)
+        elif isinstance(logged.body, StepBody):
+            once.append(logged.body.step.step_id)
+        if logged.entry.request_id:
+            requests.add(logged.entry.request_id)
+    assert len(once) == len(set(once))
+    for request_id in requests:
+        await check_stream(here, request_id)
+
+
+async def check_stream(here: Process, request_id: str) -> None:
+    request = await here.request(request_id)
+    assert request.status in ENDED
+    events = await here.followed(request_id)
+    numbers = [event.id for event in events]
+    assert numbers == sorted(set(numbers))
+    assert [e.name in ("final-response", "error") for e in events] == [False] * (len(events) - 1) + [True]
+    if request.status == "Completed" and not request.approvals:
+        assert numbers == list(range(1, request.last_event + 1))
+
+
+# --- outages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verdict", ["away", "lost", "unheard"])
+@pytest.mark.parametrize("seconds", [0, 0.06])
+async def test_an_outage_at_any_commit(verdict: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever commit fails, surely or with its reply lost: tools run once, and the task goes on.
+
+    covers: TASK-5, STATE-4, SESSION-7
+    """
+    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.02)
+    at = 0
+    while True:
+        at += 1
+        ran: list[Json] = []
+        store = Faulty(MemoryStore())
+        seen = 0
+
+        def strike(partition: str, commit: Commit) -> str | None:
+            nonlocal seen
+            if store.unreadable:  # noqa: B023 - used within its turn of the loop only
+                return "away"
+            seen += 1
+            if seen != at:  # noqa: B023
+                return None
+            if seconds:
+                store.unreadable = True  # noqa: B023
+                asyncio.get_running_loop().call_later(seconds, setattr, store, "unreadable", False)  # noqa: B023
+            return verdict
+
+        model = Scripted(says("hi", "there"), calls(LOOK, DELETE), says("done", "!"))
+        tools = noting(ran, "Shell-look"), noting(ran, governed=True)
+        async with process(store, model, *tools) as here:
+            store.fault = strike
+            await converse(here)
+            store.fault = lambda _, __: None
+            while store.unreadable:
+                await asyncio.sleep(0.01)
+            await check(here, ran)
+        if seen < at:
+            break
+    assert at > 10
+
+
+class Watched(Faulty):
+    """Tells of every access, and lets others run in between."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        super().__init__(store or MemoryStore())
+        self.accesses = 0
+        self.told: Callable[[int], None] = lambda _: None
+
+    async def _tell(self) -> None:
+        await asyncio.sleep(0)
+        self.accesses += 1
+        self.told(self.accesses)
+        await asyncio.sleep(0)
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        await self._tell()
+        return await super().read(partition, keys)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await self._tell()
+        await asyncio.shield(asyncio.ensure_future(super().commit(partition, commit)))
+        await self._tell()
+
+
+@pytest.mark.parametrize("what", ["cancel", "drop", "leave"])
+async def test_ended_at_any_moment(what: str) -> None:
+    """Canceled, dropped or left at any access to the store: no place is kept, and the task goes on.
+
+    covers: TASK-5, SESSION-7
+    """
+    at = 0
+    while True:
+        at += 1
+        ran: list[Json] = []
+        store = Watched()
+        struck = False
+        model = Scripted(says("hi", "there"), calls(LOOK, DELETE), says("done", "!"))
+        tools = noting(ran, "Shell-look"), noting(ran, governed=True)
+        async with process(store, model, *tools) as here:
+            talking = asyncio.ensure_future(converse(here))
+
+            def strike(accesses: int) -> None:
+                nonlocal struck
+                runs = list(here.service._runs.values())
+                if struck or accesses < at or not (runs or what == "leave"):  # noqa: B023
+                    return
+                struck = True
+                if what == "leave":
+                    talking.cancel()  # noqa: B023
+                for run in runs if what != "leave" else ():
+                    if what == "drop":
+                        run.drop()
+                    else:
+                        run.cancel(CANCELED, "ada")
+
+            store.told = strike
+            await asyncio.wait([talking])
+            store.told = lambda _: None
+            await check(here, ran)
+        if not struck:
+            break
+    assert at > 20
+
+
+# --- one suspicion each -----------------------------------------------------------------------------
+
+
+async def test_turns_made_elsewhere_are_not_forgotten_after_a_failed_read() -> None:
+    """A history that could not be read is read again: it lacks no turn of another replica. covers: TASK-4"""
+
+    class Stumbling(Shared):
+        stumbles = False
+
+        async def scan(self, partition: str, prefix: str, **how: Any) -> list[tuple[str, Record]]:
+            if self.stumbles and prefix.startswith("log/"):
+                self.stumbles = False
+                raise PersistenceUnavailable("The store is away.")
+            return await super().scan(partition, prefix, **how)
+
+    store = Stumbling()
+    async with process(store) as here, process(store) as there:
+        task_id = (await here.ask("zero")).task_id
+        await here.ask("one", task_id)
+        await there.ask("two", task_id)
+        store.stumbles = True
+        assert (await here.ask("three", task_id)).status == "Failed"
+        assert (await here.ask("four", task_id)).status == "Completed"
+        said = [part for part in here.model.calls[-1].prompt if part.startswith(b"user")]
+        assert said == [b"user: zero", b"user: one", b"user: two", b"user: four"]
+
+
+async def test_a_history_that_was_made_here_is_not_read_again() -> None:
+    """From the second turn on, a turn reads the last batches and no more of the log. covers: TASK-4"""
+
+    class Counting(MemoryStore):
+        scans = 0
+
+        async def scan(self, partition: str, prefix: str, **how: Any) -> list[tuple[str, Record]]:
+            self.scans += prefix.startswith("log/")
+            return await super().scan(partition, prefix, **how)
+
+    store = Counting()
+    async with process(store) as here:
+        task_id = (await here.ask("one")).task_id
+        for n in range(3):
+            await here.ask(f"more {n}", task_id)
+        assert store.scans == 0
+        assert len(here.model.calls[-1].prompt) == 7
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_follower_that_has_seen_too_much_gets_the_end(elsewhere: bool) -> None:
+    """Asked for what follows an event that never was, a stream still ends as it must. covers: SESSION-8"""
+    store = Shared()
+    gate = asyncio.Event()
+    async with process(store, Scripted(waits(gate, "a", "b"))) as here, process(store) as there:
+        sent = await here.send(streamed=True)
+        follower = there if elsewhere else here
+        following = asyncio.ensure_future(follower.followed(sent.request.request_id, 1000))
+        await asyncio.sleep(0.02)
+        gate.set()
+        assert [event.name for event in await following] == ["final-response"]
+
+
+async def test_a_newer_message_does_not_wait_for_ever_for_an_end_that_cannot_be_stored() -> None:
+    """While the store takes nothing, a message that would interrupt another is told so. covers: STATE-4"""
+    store = Watched()
+    async with process(store, Scripted(waits(asyncio.Event())), concurrency="interrupt") as here:
+        sent = await here.send()
+        store.fault = lambda _, __: "away"
+        before = store.accesses
+        with pytest.raises(PersistenceUnavailable):
+            await here.send("stop that", sent.request.task_id)
+        assert store.accesses - before < 500
+
+
+async def test_a_log_that_goes_on_behind_its_task_is_damage() -> None:
+    """A contradiction is told at once, rather than tried again for ever. covers: STATE-4"""
+    async with process() as here:
+        task_id = (await here.ask()).task_id
+        head = (await here.tasks.head(here.partition(), task_id)).value
+        put = {keys.log(task_id, head.tail_seq + 1): Put(b"nobody's")}
+        await here.store.commit(here.partition(), Commit(operation=operation_id(), put=put))
+        with pytest.raises(CorruptState, match="though its task ends before it"):
+            await here.ask("again", task_id)
+        with pytest.raises(CorruptState, match="though its task ends before it"):
+            await here.changes.patch(here.partition(), task_id, ADA.user, metadata={"a": 1})
+        assert (await here.ask("another")).status == "Completed"
+
+
+async def test_the_audit_names_what_was_changed() -> None:
+    """A change of metadata is none of the expiry, and clearing the expiry is one. covers: SESSION-8"""
+    async with process() as here:
+        task_id = (await here.ask()).task_id
+        await here.changes.patch(here.partition(), task_id, ADA.user, metadata={"a": 1})
+        await here.changes.patch(here.partition(), task_id, ADA.user, expires_at=None)
+        tail = (await here.tasks.head(here.partition(), task_id)).value.tail_seq
+        entries, _ = await here.tasks.history.entries(here.partition(), task_id, tail, limit=50)
+        patches = [entry.details["fields"] for entry in entries if entry.action == "task.patched"]
+        assert patches == [["metadata"], ["expires_at"]]
+
+
+async def test_a_write_is_seen_to_its_end_although_canceled_twice() -> None:
+    """A message canceled while its deadline passes loses nothing that was being written. covers: TASK-5"""
+    held, reached = asyncio.Event(), asyncio.Event()
+
+    class Holding(Watched):
+        async def commit(self, partition: str, commit: Commit) -> None:
+            if any(b'"tool.intent"' in value for value, _ in commit.put.values()) and not held.is_set():
+                reached.set()
+                await held.wait()
+            await super().commit(partition, commit)
+
+    async with process(Holding(), Scripted(calls(LOOK)), noting([], "Shell-look")) as here:
+        sent = await here.send()
+        run = here.service.run_of(sent.request.request_id)
+        assert run is not None
+        assert run.task is not None
+        await reached.wait()
+        run.cancel(CANCELED, "ada")
+        await asyncio.sleep(0.01)
+        run.task.cancel()
+        await asyncio.sleep(0.01)
+        held.set()
+        ended = await here.service.outcome(sent)
+        assert ended.status == "Canceled"
+        await check_log(here, ended.task_id)
+        tail = (await here.tasks.head(here.partition(), ended.task_id)).value.tail_seq
+        steps, _ = await here.tasks.history.steps(here.partition(), ended.task_id, tail, limit=50)
+        assert [step.kind for step in steps] == ["model", "error"]

@@ -1,0 +1,152 @@
+"""Tools and models that do what nobody should: it is told to the model, or kept as far as it can be kept."""
+
+import asyncio
+import sys
+
+import pytest
+from engine_setup import ADA, Function, Scripted, calls, noting, process, says
+
+from tealagents.domain.models import Json, ToolCall
+from tealagents.engine.approvals import Command
+
+
+def told(request_events: list[object]) -> Json:
+    """The result of the one tool call in a stream."""
+    (result,) = [event.data for event in request_events if event.name == "tool-result"]  # type: ignore[attr-defined]
+    assert isinstance(result, dict)
+    return result
+
+
+async def canceled(_: Json) -> str:
+    raise asyncio.CancelledError
+
+
+async def canceled_below(_: Json) -> str:
+    inner = asyncio.ensure_future(asyncio.sleep(60))
+    inner.cancel()
+    await inner
+    return "never"
+
+
+def leaves(_: Json) -> str:
+    sys.exit(3)
+
+
+def loses_itself(_: Json) -> str:
+    return loses_itself(_)
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        (canceled, "canceled from within"),
+        (canceled_below, "canceled from within"),
+        (leaves, "tried to end the process"),
+        (loses_itself, "RecursionError"),
+    ],
+)
+async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object, words: str) -> None:
+    """The request goes on to its answer, and the process goes on, too. covers: HITL-1"""
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
+    async with process(None, model, Function("Odd-tool", does)) as here:  # type: ignore[arg-type]
+        request = await here.ask(streamed=True)
+        assert request.status == "Completed"
+        result = told(list(await here.followed(request.request_id)))
+        assert result["is_error"] is True
+        assert words in result["output"]
+
+
+async def test_a_canceled_request_still_cancels_its_tools() -> None:
+    """A tool is told that its request was canceled; nothing is made of it."""
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def works(_: Json) -> str:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return "done"
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("never"))
+    async with process(None, model, Function("Odd-tool", works)) as here:
+        sent = await here.send()
+        await started.wait()
+        request = await here.service.cancel(here.partition(), sent.request.request_id, "ada")
+        assert request.status == "Canceled"
+        await asyncio.wait_for(ended.wait(), 5)
+        assert len(here.model.calls) == 1
+
+
+async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
+    """A lone surrogate, from a file's name or a model's slip, fails nothing. covers: STATE-4"""
+    model = Scripted(
+        calls(ToolCall("c\ud800", "Odd-tool", '{"a": "\udc80"}')), says("so: ", "\udc80\ud83d\ude00")
+    )
+    async with process(None, model, Function("Odd-tool", lambda _: "caf\udce9.txt")) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Completed"
+        assert (request.content or {})["output"] == "so: \ufffd\U0001f600"
+        assert told(list(await here.followed(request.request_id)))["output"] == "caf\ufffd.txt"
+        assert (await here.ask("again", request.task_id)).status == "Completed"
+
+
+@pytest.mark.parametrize("governed", [False, True])
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "[1]", "{", "\x00", '{"a":' * 5000 + "1" + "}" * 5000])
+async def test_arguments_that_are_none_are_told_to_the_model(arguments: str, governed: bool) -> None:
+    """Whatever a model writes as arguments: nobody is asked, nothing runs, and it may try again."""
+    ran: list[Json] = []
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", arguments)), says("sorry"))
+    async with process(None, model, noting(ran, "Odd-tool", governed=governed)) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Completed"
+        assert told(list(await here.followed(request.request_id)))["is_error"] is True
+        assert ran == []
+
+
+async def test_names_and_ids_without_end_are_cut() -> None:
+    """A model that makes up a name of a megabyte is told that there is no such tool."""
+    model = Scripted(calls(ToolCall("i" * 1_000_000, "N" * 1_000_000, "{}")), says("sorry"))
+    async with process(None, model) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Completed"
+        assert "there is no tool" in told(list(await here.followed(request.request_id)))["output"]
+        head = (await here.tasks.head(here.partition(), request.task_id)).value
+        entries, _ = await here.tasks.history.entries(
+            here.partition(), request.task_id, head.tail_seq, limit=50
+        )
+        assert max(len(str(entry.details)) for entry in entries) < 2000
+
+
+async def test_a_server_with_a_hyphen_in_its_name_is_shown_by_its_name() -> None:
+    """A pause names plugin and function as the tool does, not as the first hyphen parts them.
+
+    covers: HITL-1
+    """
+    ran: list[Json] = []
+    tool = noting(ran, "my-server-delete-all", governed=True)
+    named = Function("my-server-delete-all", tool._does, governed=True, plugin="my-server")
+    model = Scripted(calls(ToolCall("c1", "my-server-delete-all", "{}")), says("done"))
+    async with process(None, model, named) as here:
+        request = await here.ask()
+        (shown,) = (request.content or {})["tool_calls"]
+        assert (shown["plugin_name"], shown["function_name"]) == ("my-server", "delete-all")
+        approve = Command(action="approve")
+        sent = await here.approvals.resume(ADA, request.request_id, approve, streamed=False)
+        assert (await here.service.outcome(sent)).status == "Completed"
+        assert len(ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin", "shown"),
+    [
+        ("Shell-delete", "", ("Shell", "delete")),
+        ("Shell-delete", "Shell", ("Shell", "delete")),
+        ("lonely", "", ("", "lonely")),
+        ("a-b-c", "a-b", ("a-b", "c")),
+    ],
+)
+def test_what_a_call_shows_of_its_tool(name: str, plugin: str, shown: tuple[str, str]) -> None:
+    """Plugin and function together are the tool's name."""
+    call = ToolCall("c1", name, "{}", plugin)
+    assert (call.plugin_name, call.function_name) == shown

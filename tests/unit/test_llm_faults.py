@@ -1,0 +1,434 @@
+"""A model service in trouble: the right error, no more calls than may help, and nothing that hangs.
+
+Each fault is played by the offline model over real HTTP, and the calls it receives are counted.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from llm_setup import (
+    KEY,
+    RawConnection,
+    RawService,
+    call,
+    chunk,
+    client,
+    done,
+    events,
+    free_port,
+    sse,
+    text_of,
+)
+
+from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
+from tealagents.domain.events import ModelDone, Piece
+from tealagents.domain.ports import Model
+from tealagents.llm.offline import OfflineModel
+
+CLIENTS = ["openai-chat", "openai-responses"]
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OfflineModel]:
+    async with OfflineModel() as running:
+        yield running
+
+
+@pytest.fixture(params=CLIENTS)
+async def model(request: pytest.FixtureRequest, service: OfflineModel) -> AsyncIterator[Model]:
+    async with client(service.base_url, request.param) as opened:
+        yield opened
+
+
+def always(**reply: Any) -> dict[str, Any]:
+    return {"otherwise": reply}
+
+
+def at_first(times: int, **reply: Any) -> dict[str, Any]:
+    """So often this reply, then an answer."""
+    return {"rules": [{"reply": reply, "times": times}], "otherwise": {"text": "at last"}}
+
+
+async def failure(model: Model, kind: type[RunFailure] = ModelFailed, *, stream: bool = True) -> RunFailure:
+    with pytest.raises(kind) as failed:
+        await events(model, stream=stream)
+    # a chained error would bring the service's own words, unmasked, into a traceback
+    assert failed.value.__cause__ is None
+    assert failed.value.__suppress_context__ or failed.value.__context__ is None
+    return failed.value
+
+
+# --- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
+async def test_a_refusal_that_lasts_is_not_repeated(
+    model: Model, service: OfflineModel, status: int, stream: bool
+) -> None:
+    """What no retry can change is called once, and the error quotes status, code and message."""
+    service.script(always(error={"status": status, "code": "the_code", "message": "the reason"}))
+    failed = await failure(model, stream=stream)
+    assert f"HTTP {status} (the_code): the reason" in failed.detail
+    assert "req_" in failed.detail
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_is_said_to_be_this_services_own(
+    model: Model, service: OfflineModel, status: int
+) -> None:
+    """Nobody shall think that the user's token was wrong; and the key is not shown, in whatever form."""
+    said = f"Incorrect API key provided: {KEY}. Also sk-abcd********wxyz, Bearer abcdefghijkl."
+    service.script(always(error={"status": status, "message": said}))
+    failed = await failure(model)
+    assert failed.code == "model_error"
+    assert "this service's own credentials" in failed.detail
+    assert "TA_API_KEY" in failed.detail
+    for secret in (KEY, "sk-", "wxyz", "abcdefghijkl"):
+        assert secret not in failed.detail
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+async def test_a_refusal_that_may_pass_is_tried_twice_more(
+    model: Model, service: OfflineModel, status: int, stream: bool
+) -> None:
+    """Three calls at most, however long it lasts."""
+    service.script(always(error={"status": status, "message": "later"}))
+    assert f"HTTP {status}" in (await failure(model, stream=stream)).detail
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_refusal_that_passes_is_not_noticed(
+    model: Model, service: OfflineModel, stream: bool
+) -> None:
+    """After two failures the third call's answer is the answer."""
+    service.script(at_first(2, error={"status": 503}))
+    assert text_of(await events(model, stream=stream)) == "at last"
+    assert len(service.requests) == 3
+
+
+async def test_a_spent_quota_is_not_asked_again(model: Model, service: OfflineModel) -> None:
+    """429 for want of money lasts."""
+    service.script(always(error={"status": 429, "code": "insufficient_quota", "message": "pay"}))
+    assert "insufficient_quota" in (await failure(model)).detail
+    assert len(service.requests) == 1
+
+
+async def test_the_service_is_waited_for_as_long_as_it_asks(service: OfflineModel) -> None:
+    """Retry-After decides the pause."""
+    service.script(at_first(1, error={"status": 429, "headers": {"Retry-After": "0.2"}}))
+    async with client(service.base_url) as model:
+        assert text_of(await events(model)) == "at last"
+    first, second = (request["at"] for request in service.requests)
+    assert second - first >= 0.2
+
+
+async def test_a_wait_beyond_the_deadline_is_not_begun(service: OfflineModel) -> None:
+    """Asked to wait longer than there is time for, the call fails at once and says how long."""
+    service.script(always(error={"status": 429, "headers": {"Retry-After": "120"}}))
+    async with client(service.base_url) as model:
+        failed = await failure(model)
+    assert failed.retry_after == 120
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize(("status", "advice", "calls"), [(500, "false", 1), (409, "true", 3)])
+async def test_the_services_own_advice_is_followed(
+    model: Model, service: OfflineModel, status: int, advice: str, calls: int
+) -> None:
+    """`x-should-retry` wins over what the status says."""
+    service.script(always(error={"status": status, "headers": {"x-should-retry": advice}}))
+    await failure(model)
+    assert len(service.requests) == calls
+
+
+async def test_a_service_in_trouble_is_not_stormed(service: OfflineModel) -> None:
+    """A hundred failing calls are a hundred and the budget's few more, not three hundred."""
+    service.script(always(error={"status": 503}))
+    async with client(service.base_url) as model:
+        for _ in range(10):
+            await asyncio.gather(*(failure(model) for _ in range(10)))
+    assert 100 <= len(service.requests) <= 120
+
+
+# --- not an answer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_page_is_named_and_not_quoted(model: Model, service: OfflineModel, stream: bool) -> None:
+    """HTML instead of JSON says what page it is and what to check."""
+    page = "<!DOCTYPE html><html><head><title>Welcome to nginx &amp; more</title></head><body>x</body></html>"
+    service.script(always(error={"status": 200, "body": page}))
+    failed = await failure(model, stream=stream)
+    assert "an HTML page titled 'Welcome to nginx & more'" in failed.detail
+    assert "TA_BASE_URL" in failed.detail
+    assert "<html" not in failed.detail
+    assert len(service.requests) == 1
+
+
+async def test_a_gateways_page_is_a_refusal(model: Model, service: OfflineModel) -> None:
+    """HTML with an error status is retried as the status says, and named."""
+    service.script(always(error={"status": 502, "body": "<html><title>Bad Gateway</title></html>"}))
+    failed = await failure(model)
+    assert "HTTP 502: an HTML page titled 'Bad Gateway'" in failed.detail
+    assert len(service.requests) == 3
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", "null", '"text"', "plain"])
+async def test_nonsense_is_an_error_that_quotes_it(model: Model, service: OfflineModel, body: str) -> None:
+    """200 with something that is no answer."""
+    service.script(always(error={"status": 200, "body": body, "content_type": "application/json"}))
+    await failure(model, stream=False)
+    await failure(model, stream=True)
+
+
+async def test_a_long_explanation_is_cut(model: Model, service: OfflineModel) -> None:
+    """An error is a sentence, not a page; control characters and lines are gone."""
+    service.script(always(error={"status": 400, "message": "x\n\x1b[31m" + "y" * 100_000}))
+    failed = await failure(model)
+    assert len(failed.detail) < 1000
+    assert failed.detail.isprintable()
+
+
+async def test_an_answer_in_one_to_a_stream_is_taken(service: OfflineModel) -> None:
+    """A service that does not stream, though asked to, is understood."""
+    body = {"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}]}
+    service.script(always(error={"status": 200, "body": body}))
+    async with client(service.base_url) as model:
+        assert text_of(await events(model, stream=True)) == "whole"
+
+
+async def test_a_stream_to_a_whole_question_is_taken(service: OfflineModel) -> None:
+    """A service that always streams is understood."""
+    body = 'data: {"choices":[{"delta":{"content":"so"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    service.script(always(error={"status": 200, "body": body, "content_type": "text/event-stream"}))
+    async with client(service.base_url) as model:
+        assert text_of(await events(model, stream=False)) == "so"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_message_that_azure_filters_is_an_end(service: OfflineModel, stream: bool) -> None:
+    """A 400 for content is told apart as `content_filter`, as it is in an answer."""
+    service.script(always(error={"status": 400, "code": "content_filter", "message": "filtered"}))
+    async with client(service.base_url) as model:
+        assert (await done(model, stream=stream)).finish_reason == "content_filter"
+    service.script(always(text="so", finish_reason="content_filter"))
+    async with client(service.base_url) as model:
+        assert (await done(model, stream=stream)).finish_reason == "content_filter"
+
+
+# --- streams that break ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cut", "end"])
+async def test_a_stream_that_ends_early_is_no_answer(model: Model, service: OfflineModel, kind: str) -> None:
+    """Cut or ended without a finish: an error, after the pieces that came, and no second call."""
+    service.script(always(text="one two three", fault={"kind": kind, "after_pieces": 2}))
+    stream = model.stream(call(model))
+    assert [await anext(stream), await anext(stream)] == [Piece("one"), Piece(" two")]
+    with pytest.raises(ModelFailed, match="was cut"):
+        await anext(stream)
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["cut", "end"])
+async def test_a_stream_that_breaks_before_its_first_piece_is_tried_again(
+    model: Model, service: OfflineModel, kind: str
+) -> None:
+    """As long as nobody has seen anything, another call can help."""
+    service.script(at_first(1, text="one two", fault={"kind": kind, "after_pieces": 0}))
+    assert text_of(await events(model)) == "at last"
+    assert len(service.requests) == 2
+
+
+async def test_a_whole_answer_that_breaks_is_tried_again(model: Model, service: OfflineModel) -> None:
+    """Nothing was shown of it."""
+    service.script(at_first(1, text="one two", fault="cut"))
+    assert text_of(await events(model, stream=False)) == "at last"
+    assert len(service.requests) == 2
+
+
+async def test_an_error_in_a_stream_is_an_error(model: Model, service: OfflineModel) -> None:
+    """A service that fails midway is quoted, and not called again."""
+    fault = {"kind": "error", "after_pieces": 1, "message": f"broke with {KEY}", "code": "server_error"}
+    service.script(always(text="one two", fault=fault))
+    failed = await failure(model)
+    assert "failed while answering (server_error): broke with ***" in failed.detail
+    assert len(service.requests) == 1
+
+
+async def test_an_error_before_the_first_piece_of_a_stream_may_pass(
+    model: Model, service: OfflineModel
+) -> None:
+    """An overloaded service sometimes says 200 first."""
+    service.script(at_first(1, text="one", fault={"kind": "error", "after_pieces": 0}))
+    assert text_of(await events(model)) == "at last"
+    assert len(service.requests) == 2
+
+
+async def test_an_answer_is_whole_once_it_has_its_finish_reason() -> None:
+    """A connection that breaks while the accounts are awaited takes nothing from the answer."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        await connection.chunk(sse(chunk(content="so", finish_reason="stop")))
+
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        said = await events(model)
+    assert text_of(said) == "so"
+    assert isinstance(said[-1], ModelDone)
+
+
+# --- no connection --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_service_that_is_not_there_says_where_it_was_sought(stream: bool) -> None:
+    """Nobody listens: the error names the URL."""
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    async with client(url) as model:
+        failed = await failure(model, stream=stream)
+    assert url in failed.detail
+    assert "cannot be reached" in failed.detail
+
+
+async def test_a_connection_that_is_dropped_is_tried_twice_more() -> None:
+    """Accepted and closed without a word: three calls."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        assert "cannot be reached" in (await failure(model)).detail
+        assert service.connections == 3
+
+
+async def test_what_is_not_http_is_an_error() -> None:
+    """Another server on that port."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.send(b"SSH-2.0-OpenSSH_9.6\r\n")
+        await connection.until_client_leaves()
+
+    async with RawService(handler).running() as service, client(service.base_url) as model:
+        await failure(model)
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    """The conversation and the key are not sent to wherever the service says."""
+    elsewhere: list[bytes] = []
+
+    async def other(connection: RawConnection) -> None:
+        elsewhere.append(await connection.request())
+
+    async with RawService(other).running() as moved:
+
+        async def handler(connection: RawConnection) -> None:
+            await connection.request()
+            where = f"location: {moved.base_url}/chat\r\n".encode()
+            await connection.send(b"HTTP/1.1 307 Moved\r\ncontent-length: 0\r\n" + where + b"\r\n")
+
+        async with RawService(handler).running() as service, client(service.base_url) as model:
+            failed = await failure(model)
+    assert f"redirects to {moved.base_url}" in failed.detail
+    assert elsewhere == []
+
+
+# --- deadlines ------------------------------------------------------------------------------------------
+
+HASTE: dict[str, Any] = {
+    "model_timeout_seconds": 5,
+    "first_piece_timeout_seconds": 0.15,
+    "piece_timeout_seconds": 5,
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_silence_ends_at_the_first_deadline(service: OfflineModel, stream: bool) -> None:
+    """No headers: the wait for the first piece covers them, and the call is not repeated."""
+    service.script(always(text="one", fault="silence"))
+    async with client(service.base_url, **HASTE) as model:
+        failed = await failure(model, ModelTimeout, stream=stream)
+    assert "first_piece_timeout_seconds" in failed.detail
+    assert len(service.requests) == 1
+
+
+async def test_headers_alone_are_no_piece(service: OfflineModel) -> None:
+    """A service that begins a stream and says nothing in it is silent."""
+    service.script(always(text="one", fault={"kind": "silence", "after_pieces": 0}))
+    async with client(service.base_url, **HASTE) as model:
+        assert "first_piece" in (await failure(model, ModelTimeout)).detail
+
+
+async def test_silence_in_the_middle_ends_at_the_deadline_between_pieces(service: OfflineModel) -> None:
+    """After a piece, the wait is for the next."""
+    service.script(always(text="one two", fault={"kind": "silence", "after_pieces": 1}))
+    async with client(service.base_url, piece_timeout_seconds=0.15) as model:
+        failed = await failure(model, ModelTimeout)
+    assert "piece_timeout_seconds" in failed.detail
+    assert "in the middle" in failed.detail
+    assert len(service.requests) == 1
+
+
+async def test_dribbling_is_silence(service: OfflineModel) -> None:
+    """Bytes that complete no event do not keep a call alive."""
+    service.script(always(text="one", dribble={"bytes": 1, "delay_ms": 20}))
+    async with client(service.base_url, **HASTE) as model:
+        assert "first_piece" in (await failure(model, ModelTimeout)).detail
+
+
+async def test_comments_are_silence() -> None:
+    """Neither does what is sent only to keep a connection open."""
+
+    async def handler(connection: RawConnection) -> None:
+        await connection.request()
+        await connection.begin_stream()
+        await connection.chunk(sse(chunk(content="so")))
+        while True:
+            await connection.chunk(b": still here\n\n")
+            await asyncio.sleep(0.02)
+
+    haste: dict[str, Any] = {"piece_timeout_seconds": 0.15}
+    async with RawService(handler).running() as service, client(service.base_url, **haste) as model:
+        assert "piece_timeout_seconds" in (await failure(model, ModelTimeout)).detail
+
+
+async def test_a_dribbled_whole_answer_ends_at_its_deadline(service: OfflineModel) -> None:
+    """Asked for whole, all of the answer must come before the first deadline."""
+    service.script(always(text="one", dribble={"bytes": 1, "delay_ms": 20}))
+    async with client(service.base_url, **HASTE) as model:
+        assert "first_piece" in (await failure(model, ModelTimeout, stream=False)).detail
+
+
+async def test_an_endless_answer_ends_at_the_deadline_of_the_whole_call(service: OfflineModel) -> None:
+    """A stream that always goes on is ended, too."""
+    service.script(always(text="on " * 1000, piece_delay_ms=10))
+    async with client(service.base_url, model_timeout_seconds=0.3) as model:
+        failed = await failure(model, ModelTimeout)
+    assert "model_timeout_seconds" in failed.detail
+
+
+async def test_a_slow_reader_does_not_make_the_service_late(service: OfflineModel) -> None:
+    """What a consumer takes its time with is not the model's delay."""
+    service.script(always(pieces=["one", " two", " three"], piece_delay_ms=20))
+    async with client(service.base_url, piece_timeout_seconds=0.25) as model:
+        pieces = []
+        async for event in model.stream(call(model)):
+            await asyncio.sleep(0.3)
+            pieces.append(event)
+    assert text_of(pieces) == "one two three"
+
+
+async def test_retries_end_with_the_deadline(service: OfflineModel) -> None:
+    """No pause is begun that the deadline does not leave time for."""
+    service.script(always(error={"status": 503}))
+    haste: dict[str, Any] = {"first_piece_timeout_seconds": 0.3, "retry_delay_seconds": 1.0}
+    async with client(service.base_url, **haste) as model:
+        await failure(model)
+    assert len(service.requests) == 1

@@ -1,0 +1,394 @@
+"""What the clients make of an answer, without a wire."""
+
+import random
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llm_setup import KEY, chunk, sse
+
+from tealagents.domain.errors import ModelFailed
+from tealagents.domain.events import ModelDone, ModelEvent, Piece, Refused
+from tealagents.domain.models import ToolCall, Usage
+from tealagents.llm.failures import AttemptFailed
+from tealagents.llm.frames import EventFrames
+from tealagents.llm.openai_chat import ChatReading
+from tealagents.llm.openai_responses import ResponsesReading
+from tealagents.llm.service import Reading
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
+
+
+def read(reading: Reading, *said: Any) -> list[ModelEvent]:
+    found = [event for each in said for event in reading.take(orjson.dumps(each))]
+    return [*found, reading.done()]
+
+
+def chat(*said: Any) -> list[ModelEvent]:
+    return read(ChatReading([KEY]), *said)
+
+
+def responses(*said: Any) -> list[ModelEvent]:
+    return read(ResponsesReading([KEY]), *said)
+
+
+def ending(said: list[ModelEvent]) -> ModelDone:
+    assert isinstance(said[-1], ModelDone)
+    return said[-1]
+
+
+def fragment(index: int | None, call_id: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
+    return chunk(
+        tool_calls=[{"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}]
+    )
+
+
+# --- any chunking -------------------------------------------------------------------------------------
+
+CHAT_CHUNKS: list[dict[str, Any]] = [
+    {"choices": [], "prompt_filter_results": []},
+    chunk(role="assistant", content=""),
+    chunk(content="Gr\u00fc\u00df"),
+    chunk(content="e \U0001f30d"),
+    fragment(0, "call_1", "A-b", '{"x'),
+    fragment(1, "call_2", "A-c", "{}"),
+    fragment(0, None, None, '": 1}'),
+    chunk(finish_reason="tool_calls"),
+    {"id": "chatcmpl-1", "choices": [], "usage": USAGE},
+]
+CHAT_STREAM = b": warming up\n\n" + b"".join(map(sse, CHAT_CHUNKS)) + b"data: [DONE]\n\n"
+CHAT_EVENTS = [
+    Piece("Gr\u00fc\u00df"),
+    Piece("e \U0001f30d"),
+    ModelDone(
+        finish_reason="tool_calls",
+        tool_calls=(ToolCall("call_1", "A-b", '{"x": 1}'), ToolCall("call_2", "A-c", "{}")),
+        usage=Usage(9, 2, 11),
+        model="gpt-4o",
+        response_id="chatcmpl-1",
+    ),
+]
+
+
+def through_the_wire(pieces: Iterable[bytes]) -> list[ModelEvent]:
+    frames, reading = EventFrames(), ChatReading()
+    found: list[ModelEvent] = []
+    for piece in pieces:
+        for data in frames.feed(piece):
+            if data != b"[DONE]":
+                found += reading.take(data)
+    return [*found, reading.done()]
+
+
+def test_an_answer_is_the_same_however_its_bytes_come() -> None:
+    """3,000 ways to cut a stream, in the middle of characters and line ends too, give the same events."""
+    chance = random.Random(1)
+    streams = [CHAT_STREAM, CHAT_STREAM.replace(b"\n", b"\r\n"), CHAT_STREAM.replace(b"\n", b"\r")]
+    for _ in range(1000):
+        for stream in streams:
+            places = chance.sample(range(len(stream)), chance.choice([1, 3, 10, 40, 300]))
+            ends = sorted({*places, 0, len(stream)})
+            pieces = (stream[start:end] for start, end in pairwise(ends))
+            assert through_the_wire(pieces) == CHAT_EVENTS
+
+
+# --- chat completions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"),
+    [
+        ("stop", "stop"),
+        ("length", "length"),
+        ("content_filter", "content_filter"),
+        ("eos", "stop"),
+        ("tool_calls", "stop"),
+    ],
+)
+def test_ways_to_end_are_told_apart(finish: str, reason: str) -> None:
+    """Length and content filter have reasons of their own; what we do not know is a stop."""
+    assert ending(chat(chunk(content="x", finish_reason=finish))).finish_reason == reason
+
+
+def test_a_refusal_is_told_apart_from_an_answer() -> None:
+    """Its text comes as `Refused`, and the call ends with `refusal`."""
+    said = chat(chunk(refusal="I can"), chunk(refusal="not."), chunk(finish_reason="stop"))
+    assert said[:-1] == [Refused("I can"), Refused("not.")]
+    assert ending(said).finish_reason == "refusal"
+
+
+def test_an_answer_that_was_cut_short_calls_no_tool() -> None:
+    """A call in an answer that ran out of tokens is not run, however well its arguments parse."""
+    for finish in ("length", "content_filter"):
+        done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason=finish)))
+        assert (done.finish_reason, done.tool_calls) == (finish, ())
+
+
+def test_calls_end_an_answer_as_calls_whatever_the_service_says() -> None:
+    """Some services finish an answer with calls as `stop`."""
+    done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason="stop")))
+    assert done.finish_reason == "tool_calls"
+    assert done.tool_calls == (ToolCall("call_1", "A-b", "{}"),)
+
+
+def test_calls_of_services_that_do_not_number_them_are_told_apart() -> None:
+    """Without an index, or all with index 0, a name under another id is another call."""
+    numbered_zero = [fragment(0, "a", "A-b", "{}"), fragment(0, "b", "A-c", "{}")]
+    unnumbered = [
+        fragment(None, "a", "A-b", "{"),
+        fragment(None, None, None, "}"),
+        fragment(None, "b", "A-c", "{}"),
+    ]
+    for said in (numbered_zero, unnumbered):
+        done = ending(chat(*said, chunk(finish_reason="tool_calls")))
+        assert done.tool_calls == (ToolCall("a", "A-b", "{}"), ToolCall("b", "A-c", "{}"))
+
+
+def test_a_call_without_an_id_gets_one_that_only_this_answer_has() -> None:
+    """The same answer gives the same id, another answer another, two calls two."""
+    said = [fragment(0, None, "A-b", "{}"), fragment(1, None, "A-b", "{}"), chunk(finish_reason="tool_calls")]
+    first = [call.id for call in ending(chat(*said)).tool_calls]
+    assert first == [call.id for call in ending(chat(*said)).tool_calls]
+    other = [{**each, "id": "chatcmpl-2"} for each in said]
+    second = [call.id for call in ending(chat(*other)).tool_calls]
+    assert len({*first, *second}) == 4
+
+
+def test_arguments_that_come_as_an_object_are_written_out() -> None:
+    """A service that does not encode arguments is understood."""
+    done = ending(chat(fragment(0, "a", "A-b", {"x": 1}), chunk(finish_reason="tool_calls")))
+    assert orjson.loads(done.tool_calls[0].arguments) == {"x": 1}
+
+
+def test_only_the_first_of_several_choices_counts() -> None:
+    """What a service says besides is passed over."""
+    other = chunk(content="other", finish_reason="length")
+    other["choices"][0]["index"] = 1
+    said = chat(chunk(content="one"), other, chunk(finish_reason="stop"))
+    assert said[0] == Piece("one")
+    assert len(said) == 2
+    assert ending(said).finish_reason == "stop"
+
+
+def test_a_service_that_counts_nothing_is_fine() -> None:
+    """Without usage there are zeros; without a total, the sum."""
+    assert ending(chat(chunk(finish_reason="stop"))).usage == Usage()
+    partly = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    assert ending(chat(chunk(finish_reason="stop"), partly)).usage == Usage(3, 4, 7)
+
+
+def test_thoughts_are_not_shown_but_begin_the_answer() -> None:
+    """Reasoning, under its two names or as a part, yields no piece."""
+    for delta in (
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+    ):
+        reading = ChatReading()
+        assert list(reading.take(orjson.dumps(chunk(**delta)))) == []
+        assert reading.begun
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "so"},
+    ]
+    assert chat(chunk(content=parts), chunk(finish_reason="stop"))[:-1] == [Piece("so")]
+
+
+def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
+    """One piece, the calls, and the end."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "A-b", "arguments": "{}"}}
+    said = {"role": "assistant", "content": "Hm.", "tool_calls": [call]}
+    body = {
+        "id": "chatcmpl-1",
+        "model": "gpt-4o",
+        "choices": [{"index": 0, "message": said, "finish_reason": "tool_calls"}],
+        "usage": USAGE,
+    }
+    reading = ChatReading()
+    assert [*reading.whole(orjson.dumps(body)), reading.done()] == [
+        Piece("Hm."),
+        ModelDone(
+            finish_reason="tool_calls",
+            tool_calls=(ToolCall("call_1", "A-b", "{}"),),
+            usage=Usage(9, 2, 11),
+            model="gpt-4o",
+            response_id="chatcmpl-1",
+        ),
+    ]
+
+
+def test_half_a_character_in_an_answer_is_no_fault() -> None:
+    """Services that cut text in the middle of a pair are still read."""
+    said = list(ChatReading().take(b'{"choices":[{"index":0,"delta":{"content":"\\ud83d x"}}]}'))
+    assert said == [Piece("? x")]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([chunk(content="so far")], "without a finish reason"),
+        ([], "without a finish reason"),
+        ([chunk(content="so far", finish_reason="error")], "gave it up"),
+        ([{"error": {"message": "it broke", "code": "server_error"}}], "(server_error): it broke"),
+        ([{"error": "just text"}], "just text"),
+        ([{"object": "error", "message": "flat", "code": 503}], "(503): flat"),
+        (["not an object"], "what is no completion"),
+        ([{"choices": "what"}], "what is no completion"),
+    ],
+)
+def test_an_answer_that_does_not_end_as_it_should_is_a_failure(said: list[Any], expected: str) -> None:
+    """Cut, given up, failed midway, or not to be understood: each says which."""
+    with pytest.raises(AttemptFailed) as failed:
+        chat(*said)
+    assert isinstance(failed.value.error, ModelFailed)
+    assert expected in failed.value.error.detail
+
+
+def test_a_secret_in_an_unreadable_answer_is_masked() -> None:
+    """What a service echoes is not passed on."""
+    with pytest.raises(AttemptFailed) as failed:
+        list(ChatReading([KEY]).take(f"<{KEY}>".encode()))
+    assert KEY not in failed.value.error.detail
+
+
+# --- responses ----------------------------------------------------------------------------------------
+
+
+def response(status: str = "completed", **parts: Any) -> dict[str, Any]:
+    return {"id": "resp_1", "model": "gpt-4o", "status": status, "output": [], **parts}
+
+
+def end(status: str = "completed", **parts: Any) -> dict[str, Any]:
+    return {"type": f"response.{status}", "response": response(status, **parts)}
+
+
+def delta(kind: str, text: str) -> dict[str, Any]:
+    return {"type": f"response.{kind}.delta", "delta": text}
+
+
+FUNCTION_CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "A-b", "arguments": "{}"}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
+TOKENS = {"input_tokens": 9, "output_tokens": 2, "total_tokens": 11}
+
+
+def test_a_response_is_read_from_its_events() -> None:
+    """Text by its deltas, calls by their items, the rest from the response itself."""
+    said = responses(
+        {"type": "response.created", "response": response("in_progress")},
+        delta("output_text", "s"),
+        delta("output_text", "o"),
+        {"type": "response.output_item.done", "item": FUNCTION_CALL},
+        end(output=[SAID, FUNCTION_CALL], usage=TOKENS),
+    )
+    assert said == [
+        Piece("s"),
+        Piece("o"),
+        ModelDone(
+            finish_reason="tool_calls",
+            tool_calls=(ToolCall("call_1", "A-b", "{}"),),
+            usage=Usage(9, 2, 11),
+            model="gpt-4o",
+            response_id="resp_1",
+        ),
+    ]
+
+
+def test_a_whole_response_gives_the_same() -> None:
+    """Asked for whole, a response has its text in its output."""
+    reading = ResponsesReading()
+    said = [*reading.whole(orjson.dumps(response(output=[SAID], usage=TOKENS))), reading.done()]
+    assert said[0] == Piece("so")
+    assert ending(said).finish_reason == "stop"
+    assert ending(said).usage == Usage(9, 2, 11)
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [("max_output_tokens", "length"), ("content_filter", "content_filter"), (None, "length")],
+)
+def test_an_incomplete_response_says_why(why: str | None, reason: str) -> None:
+    """Out of tokens, or filtered; and calls no tool."""
+    done = ending(responses(end("incomplete", incomplete_details={"reason": why}, output=[FUNCTION_CALL])))
+    assert (done.finish_reason, done.tool_calls) == (reason, ())
+
+
+def test_a_refusal_in_a_response_is_told_apart() -> None:
+    """By its deltas, or in a whole response by its part."""
+    streamed = responses(delta("refusal", "No."), end())
+    refusal = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
+    for said in (streamed, responses(end(output=[refusal]))):
+        assert said[0] == Refused("No.")
+        assert ending(said).finish_reason == "refusal"
+
+
+def test_what_continues_a_conversation_is_the_conversation() -> None:
+    """A response continues a response; a conversation stays what it is."""
+
+    def continued(remote_id: str | None) -> str | None:
+        reading = ResponsesReading((), remote_id)
+        return ending(read(reading, end())).response_id
+
+    assert continued(None) == "resp_1"
+    assert continued("resp_0") == "resp_1"
+    assert continued("conv_7") == "conv_7"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([delta("output_text", "so far")], "before the service said"),
+        ([end("failed", error={"code": "server_error", "message": "it broke"})], "(server_error): it broke"),
+        ([{"type": "error", "code": "rate_limit_exceeded", "message": "slow down"}], "slow down"),
+        ([end("cancelled")], "cancelled"),
+        (["nonsense"], "what is no response"),
+    ],
+)
+def test_a_response_that_does_not_end_as_it_should_is_a_failure(said: list[Any], expected: str) -> None:
+    """Each says what happened."""
+    with pytest.raises(AttemptFailed) as failed:
+        responses(*said)
+    assert expected in failed.value.error.detail
+
+
+KEYS = "choices delta index content tool_calls function error usage type response item output status id text"
+WORDS = [
+    "response.output_text.delta",
+    "response.refusal.delta",
+    "response.output_item.done",
+    "response.completed",
+    "completed",
+    "function_call",
+    "message",
+    "refusal",
+    "stop",
+]
+
+
+@pytest.mark.parametrize("reader", [ChatReading, ResponsesReading])
+@settings(max_examples=300, deadline=None)
+@given(
+    said=st.lists(
+        st.recursive(
+            st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.sampled_from(WORDS),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from([*KEYS.split(), "finish_reason"]) | st.text(max_size=3),
+                    inner,
+                    max_size=4,
+                )
+            ),
+            max_leaves=12,
+        ),
+        max_size=4,
+    )
+)
+def test_nonsense_is_a_failure_and_no_crash(reader: Callable[[], Reading], said: list[Any]) -> None:
+    """Whatever JSON a service sends, a call ends with an answer or a failure that is one of ours."""
+    reading = reader()
+    with suppress(AttemptFailed):
+        assert isinstance(read(reading, *said)[-1], ModelDone)

@@ -1,0 +1,223 @@
+"""Conversations that the model service keeps."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from llm_setup import RawConnection, RawService, client, done, events, message, result, text_of
+
+from tealagents.domain.errors import ModelFailed, RemoteThreadLost
+from tealagents.domain.models import Item
+from tealagents.domain.ports import Model, RemoteConversations
+from tealagents.llm.offline import OfflineModel
+
+TOOL_SCRIPT = {
+    "rules": [
+        {"when": {"tool_result": True}, "reply": "It is gone."},
+        {"reply": {"tool_calls": [{"name": "Shell-delete", "arguments": {"path": "/x"}, "id": "call_1"}]}},
+    ]
+}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OfflineModel]:
+    async with OfflineModel() as running:
+        yield running
+
+
+@pytest.fixture
+async def model(service: OfflineModel) -> AsyncIterator[Any]:
+    async with client(service.base_url, "openai-responses") as opened:
+        yield opened
+
+
+def shown(messages: list[Any]) -> list[tuple[str, str]]:
+    return [(each.role, each.text) for each in messages]
+
+
+async def new_conversation(service: OfflineModel) -> str:
+    async with httpx.AsyncClient() as http:
+        made = await http.post(f"{service.base_url}/conversations", json={})
+        conversation_id: str = made.json()["id"]
+        return conversation_id
+
+
+async def test_only_what_is_new_is_sent(model: Any, service: OfflineModel) -> None:
+    """The service remembers; the instructions are sent each time: it does not keep them. covers: THREAD-1"""
+    first = await done(model, message("user", "My name is Ada."))
+    said = await events(model, message("user", "What is my name?"), remote_id=first.response_id)
+    assert text_of(said) == "Your name is Ada."
+    body = service.requests[-1]["body"]
+    assert len(body["input"]) == 1
+    assert body["instructions"] == "Be brief."
+    assert body["previous_response_id"] == first.response_id
+    assert body["store"] is True
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_tools_are_answered_in_the_same_chain(model: Any, service: OfflineModel, stream: bool) -> None:
+    """A result continues the response that asked for it."""
+    service.script(TOOL_SCRIPT)
+    asked = await done(model, message("user", "delete /x"), stream=stream)
+    assert asked.finish_reason == "tool_calls"
+    (wanted,) = asked.tool_calls
+    assert (wanted.id, wanted.tool, wanted.arguments) == ("call_1", "Shell-delete", '{"path": "/x"}')
+    said = await events(model, result("call_1", "ok"), stream=stream, remote_id=asked.response_id)
+    assert text_of(said) == "It is gone."
+
+
+async def test_the_messages_of_a_chain_can_be_listed(model: Any, service: OfflineModel) -> None:
+    """Oldest first, calls with their results, each once, without the instructions. covers: THREAD-5"""
+    service.script(TOOL_SCRIPT)
+    asked = await done(model, message("user", "delete /x"))
+    last = await done(model, result("call_1", "ok"), remote_id=asked.response_id)
+    listed = await model.list_remote(last.response_id)
+    assert shown(listed) == [
+        ("user", "delete /x"),
+        ("assistant", ""),
+        ("tool", "ok"),
+        ("assistant", "It is gone."),
+    ]
+    assert listed[1].tool_calls == asked.tool_calls
+    assert (listed[2].tool_call_id, listed[2].tool) == ("call_1", "Shell-delete")
+    assert len({each.message_id for each in listed}) == 4
+
+
+async def test_a_conversation_is_continued_and_listed_by_its_id(model: Any, service: OfflineModel) -> None:
+    """What continues a conversation is the conversation, however many turns it has."""
+    conversation = await new_conversation(service)
+    for turn in range(120):
+        answered = await done(model, message("user", f"turn {turn}"), stream=False, remote_id=conversation)
+        assert answered.response_id == conversation
+    listed = await model.list_remote(conversation)
+    assert [each.text for each in listed if each.role == "user"] == [f"turn {turn}" for turn in range(120)]
+    assert len(listed) == 240
+
+
+async def test_images_come_back_as_they_went(model: Any) -> None:
+    """An image in a kept message is an image again."""
+    image = "data:image/png;base64,iVBORw0KGgo="
+    answered = await done(model, message("user", "look", images=[image]))
+    first, _ = await model.list_remote(answered.response_id)
+    assert first.items == (Item("text", "look"), Item("image", image))
+
+
+async def test_a_lost_response_is_said_to_be_lost(model: Any, service: OfflineModel) -> None:
+    """Deleted at the service: a clear error, from a call and from a listing, without a retry."""
+    answered = await done(model, message("user", "hello"))
+    await model.delete_remote(answered.response_id)
+    service.clear()
+    with pytest.raises(RemoteThreadLost, match="no longer has") as lost:
+        await events(model, remote_id=answered.response_id)
+    assert lost.value.code == "remote_thread_lost"
+    assert len(service.requests) == 1
+    with pytest.raises(RemoteThreadLost):
+        await model.list_remote(answered.response_id)
+
+
+async def test_a_lost_conversation_is_said_to_be_lost(model: Any, service: OfflineModel) -> None:
+    """The same for a conversation."""
+    conversation = await new_conversation(service)
+    await model.delete_remote(conversation)
+    with pytest.raises(RemoteThreadLost):
+        await events(model, remote_id=conversation)
+    with pytest.raises(RemoteThreadLost):
+        await model.list_remote(conversation)
+
+
+async def test_deleting_takes_the_whole_chain_and_can_be_repeated(model: Any) -> None:
+    """Nothing of the conversation stays at the service."""
+    first = await done(model, message("user", "one"))
+    second = await done(model, message("user", "two"), remote_id=first.response_id)
+    await model.delete_remote(second.response_id)
+    for response_id in (first.response_id, second.response_id):
+        with pytest.raises(RemoteThreadLost):
+            await model.list_remote(response_id)
+    await model.delete_remote(second.response_id)
+
+
+async def test_a_response_is_forked_by_continuing_it_twice(model: Any) -> None:
+    """Two futures of one past; a conversation has only one. covers: THREAD-6"""
+    past = await done(model, message("user", "My name is Ada."))
+    fork = await model.fork_remote(past.response_id)
+    await done(model, message("user", "My name is Bob."), remote_id=past.response_id)
+    assert (
+        text_of(await events(model, message("user", "What is my name?"), remote_id=fork))
+        == "Your name is Ada."
+    )
+    assert await model.fork_remote("conv_1") is None
+
+
+async def test_another_404_is_not_a_lost_conversation(model: Any, service: OfflineModel) -> None:
+    """A wrong URL or model is a failure of the call."""
+    answered = await done(model, message("user", "hello"))
+    for error in (
+        {"status": 404, "code": "model_not_found", "message": "The model `x` does not exist."},
+        {"status": 404, "body": "<html><title>404</title></html>"},
+    ):
+        service.script({"otherwise": {"error": error}})
+        with pytest.raises(ModelFailed):
+            await events(model, remote_id=answered.response_id)
+
+
+@pytest.mark.parametrize("remote_id", ["../models", "resp_1?x=1", "resp_1/../../x", "conv_/../x"])
+async def test_an_id_cannot_leave_its_place_in_the_path(
+    model: Any, service: OfflineModel, remote_id: str
+) -> None:
+    """Whatever an id holds, it is one segment of the path."""
+    service.clear()
+    with pytest.raises((RemoteThreadLost, ModelFailed)):
+        await model.list_remote(remote_id)
+    paths = [request["path"] for request in service.requests]
+    assert all(path.startswith(("/v1/responses/", "/v1/conversations/")) for path in paths)
+
+
+async def test_local_threads_work_here_too(service: OfflineModel) -> None:
+    """Without `store` the whole history is sent, and nothing is kept."""
+    async with client(service.base_url, "openai-responses", store=False) as model:
+        history = [
+            message("user", "My name is Ada."),
+            message("assistant", "Hello."),
+            message("user", "What is my name?"),
+        ]
+        assert text_of(await events(model, *history)) == "Your name is Ada."
+        body = service.requests[-1]["body"]
+    assert body["store"] is False
+    assert len(body["input"]) == 3
+
+
+async def test_who_can_keep_conversations_says_so(service: OfflineModel) -> None:
+    """Chat completions cannot. covers: THREAD-2"""
+    chat: Model = client(service.base_url, "openai-chat")
+    responses: Model = client(service.base_url, "openai-responses")
+    assert not chat.supports_remote_threads
+    assert responses.supports_remote_threads
+    assert isinstance(responses, RemoteConversations)
+    assert not isinstance(chat, RemoteConversations)
+
+
+async def test_services_that_list_only_what_was_new_are_followed_back() -> None:
+    """The listing does not depend on whether a response's input holds what came before it."""
+
+    def said(item_id: str, role: str, text: str) -> dict[str, Any]:
+        return {"id": item_id, "type": "message", "role": role, "content": [{"type": "text", "text": text}]}
+
+    kept: dict[str, Any] = {
+        "/v1/responses/resp_2": {"previous_response_id": "resp_1", "output": [said("m4", "assistant", "4")]},
+        "/v1/responses/resp_1": {"previous_response_id": None, "output": [said("m2", "assistant", "2")]},
+        "/v1/responses/resp_2/input_items": {"data": [said("m3", "user", "3")], "has_more": False},
+        "/v1/responses/resp_1/input_items": {"data": [said("m1", "user", "1")], "has_more": False},
+    }
+
+    async def handler(connection: RawConnection) -> None:
+        while True:
+            head = await connection.request()
+            body = orjson.dumps(kept[head.split()[1].decode().partition("?")[0]])
+            await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    name = "openai-responses"
+    async with RawService(handler).running() as service, client(service.base_url, name) as model:
+        assert isinstance(model, RemoteConversations)
+        assert "".join(each.text for each in await model.list_remote("resp_2")) == "1234"

@@ -1,0 +1,96 @@
+"""The local authority and its two commands, as a person tries them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+import typer
+from auth_setup import ALICE, KEY, MachineClock
+from typer.testing import CliRunner
+
+from tealagents.auth import open_auth
+from tealagents.cli.token import authority_command, token_command
+from tealagents.testing.authority import SERVICE_ID, TENANT, LocalAuthority
+
+app = typer.Typer()
+app.command("authority")(authority_command)
+app.command("token")(token_command)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TA_")]:
+        monkeypatch.delenv(name)
+
+
+async def test_a_printed_token_is_taken() -> None:
+    """What `tealagents token` prints is a token that a service trusts, with its scope and roles."""
+    with LocalAuthority(signing_key=KEY) as authority:
+        asked = ["token", "--role", "Approver", "--authority", authority.url]
+        printed = CliRunner().invoke(app, asked)
+        assert printed.exit_code == 0
+        options = authority.options(approver_role="Approver")
+        async with open_auth("entra", options, MachineClock()) as service:
+            caller = await service.authenticate(printed.stdout.strip())
+    assert (caller.user, caller.approver) == (ALICE, True)
+
+
+def test_no_authority_is_said_so() -> None:
+    """Without a running authority the command fails and says what to start."""
+    with LocalAuthority(signing_key=KEY) as authority:
+        url = authority.url
+    printed = CliRunner().invoke(app, ["token", "--authority", url])
+    assert printed.exit_code == 1
+    assert "Start `tealagents authority`" in printed.stderr
+
+
+def test_a_real_authority_is_not_asked() -> None:
+    """Passwordless tokens are a local authority's; a real one is not even called."""
+    printed = CliRunner().invoke(app, ["token", "--authority", "https://login.microsoftonline.com"])
+    assert printed.exit_code == 2
+    assert "no local authority" in printed.stderr
+
+
+def test_the_authority_serves_until_it_is_told_to_end() -> None:
+    """`tealagents authority` prints the settings, issues tokens, and ends with exit code 0."""
+    code = "from test_local_authority import app; app()"
+    command = [sys.executable, "-c", code, "authority", "--port", "0"]
+    here = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=here
+    ) as it:
+        assert it.stdout is not None
+        lines = [it.stdout.readline() for _ in range(5)]
+        settings = dict(line.removeprefix("export ").strip().split("=", 1) for line in lines)
+        url = settings["TA_ENTRA_AUTHORITY"].strip('"')
+        printed = CliRunner().invoke(app, ["token"], env={"TA_ENTRA_AUTHORITY": url})
+        it.send_signal(signal.SIGTERM)
+        assert it.wait(10) == 0
+    assert printed.exit_code == 0
+    assert printed.stdout.count(".") == 2
+
+
+def test_tokens_by_curl() -> None:
+    """The token endpoint answers the forms that a person would post to Entra."""
+    with LocalAuthority(signing_key=KEY) as authority, httpx.Client(trust_env=False) as client:
+        endpoint = f"{authority.url}/{TENANT}/oauth2/v2.0/token"
+        user = client.post(endpoint, data={"grant_type": "password", "username": "alice"})
+        secret = {"client_id": SERVICE_ID, "client_secret": authority.client_secret}
+        asked = {"grant_type": "client_credentials", "scope": "api://tealagents/.default", "roles": "Run"}
+        app = client.post(endpoint, data=asked | secret)
+        wrong = client.post(endpoint, data=asked | secret | {"client_secret": "no"})
+        unknown = client.post(endpoint, data={"grant_type": "magic"} | secret)
+        lost = client.get(f"{authority.url}/nothing/here")
+    assert (user.status_code, app.status_code) == (200, 200)
+    assert wrong.json()["error"] == "invalid_client"
+    assert unknown.json()["error"] == "unsupported_grant_type"
+    assert lost.status_code == 404
+
+
+def test_an_unknown_mode_is_a_mistake() -> None:
+    """A misspelled mode is not taken for good behaviour."""
+    with pytest.raises(ValueError, match="unknown mode"):
+        LocalAuthority(signing_key=KEY).behave("hang")  # type: ignore[arg-type]

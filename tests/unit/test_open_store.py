@@ -1,0 +1,120 @@
+"""From a URL to a store: schemes, options, third parties, and errors that say what to do."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tealagents.stores import SCHEMES, StoreConfigError, known_schemes, open_store
+from tealagents.stores.base import StoreUrl
+from tealagents.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An installed package that brings a store of the scheme `shoebox`; the name of its class."""
+    (tmp_path / "shoebox.py").write_text(
+        "from tealagents.stores.memory import MemoryStore\n"
+        "class Shoebox(MemoryStore): name = 'shoebox'\n"
+        "class Lid: ...\n"
+    )
+    package = tmp_path / "shoebox-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: shoebox\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[tealagents.stores]\nshoebox = shoebox:Shoebox\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "shoebox:Shoebox"
+
+
+def test_a_scheme_of_our_own() -> None:
+    """A known scheme gives its store, not yet opened, with the options of the query and of keywords."""
+    store = open_store("memory://?watch_seconds=0.1")
+    assert isinstance(store, MemoryStore)
+    assert store.options.watch_seconds == 0.1
+    assert open_store("memory://", watch_seconds=0.2).options.watch_seconds == 0.2
+
+
+def test_a_third_party_by_its_scheme(third_party: str) -> None:
+    """A store of another package is found by the scheme that its entry point gives it, and is listed."""
+    assert open_store("shoebox://").name == "shoebox"
+    assert "shoebox" in known_schemes()
+    assert SCHEMES.keys() < set(known_schemes())
+
+
+@pytest.mark.parametrize("suffix", ["", "?watch_seconds=0.1", "://", "://?watch_seconds=0.1"])
+def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
+    """A class can be named as module:Class, with or without slashes, with or without options."""
+    store = open_store(third_party + suffix)
+    assert store.name == "shoebox"
+    assert store.options.watch_seconds == (0.1 if "?" in suffix else 0.25)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mongodb://host/db", r"Unknown store 'mongodb'. Known: dynamodb, file, memory"),
+        ("state.db", r"Unknown store 'state.db'. Known:"),
+        ("", r"Unknown store ''. Known:"),
+        ("no_such_module:Store", r"'no_such_module:Store' cannot be imported: No module named"),
+        ("shoebox:Slipper", r"shoebox has no 'Slipper'"),
+        ("shoebox:Lid", r"must extend tealagents.stores.base.BaseStore"),
+        ("memory://?colour=red", r"colour: Extra inputs are not permitted. The options are: watch_seconds"),
+        ("memory://?watch_seconds=never", r"watch_seconds: Input should be a valid number"),
+        ("memory://?watch_seconds=0.1&watch_seconds=0.2", r"given twice"),
+        ("memory://somewhere", r"has no place"),
+        ("sqlite:///a.db?path=b.db", r"path is given twice"),
+    ],
+)
+def test_mistakes(third_party: str, url: str, told: str) -> None:
+    """What cannot be opened is an error of the configuration that says what is wrong or what there is."""
+    with pytest.raises(StoreConfigError, match=told):
+        open_store(url)
+
+
+def test_an_option_given_twice() -> None:
+    """An option that comes both in the query and as a keyword is refused."""
+    with pytest.raises(StoreConfigError, match="watch_seconds is given twice"):
+        open_store("memory://?watch_seconds=0.1", watch_seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "driver", "extra"),
+    [
+        ("postgresql", "asyncpg", "postgres"),
+        ("redis", "redis", "redis"),
+        ("dynamodb", "aiobotocore", "dynamodb"),
+    ],
+)
+def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch, scheme: str, driver: str, extra: str) -> None:
+    """A store whose driver is not installed says what to install."""
+    ours = SCHEMES[scheme].partition(":")[0]  # with the modules beside it: `dynamodb_service` holds the driver
+    for module in [name for name in sys.modules if name.split(".")[0] == driver or name.startswith(ours)]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Missing(driver), *sys.meta_path])
+    with pytest.raises(StoreConfigError, match=rf"pip install 'tealagents\[{extra}\]'"):
+        open_store(f"{scheme}://host/name")
+
+
+class Missing:
+    """An import system in which one package is not installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> None:
+        if name.split(".")[0] == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def test_passwords_are_not_told() -> None:
+    """Neither the text of a URL's error nor what is shown of it holds its password."""
+    url = "postgresql://alice:hunter2@host:5432/db"
+    parsed = StoreUrl.parse(url)
+    assert parsed.netloc == "alice:hunter2@host:5432"
+    for text in (parsed.safe, repr(parsed), f"{parsed}"):
+        assert "hunter2" not in text
+        assert "host:5432/db" in text
+    with pytest.raises(StoreConfigError) as refused:
+        open_store(url.replace("postgresql", "memory") + "?password=hunter3")
+    assert "hunter" not in str(refused.value)

@@ -1,0 +1,126 @@
+"""The package as it is shipped: what the wheel holds, and that it needs no extra to be imported."""
+
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+#: what is imported with each extra; nothing of it may be needed without
+OF_EXTRAS = {
+    "postgres": ["asyncpg"],
+    "redis": ["redis", "hiredis"],
+    "dynamodb": ["aiobotocore", "botocore"],
+    "mcp": ["mcp", "mcp_types"],
+    "mem0": ["mem0"],
+    "tokens": ["tiktoken"],
+    "testing": ["pytest", "hypothesis", "pytest_asyncio"],
+}
+#: modules that are the extra's own
+NEED_AN_EXTRA = {
+    "tealagents.stores.dynamodb",
+    "tealagents.stores.dynamodb_service",
+    "tealagents.stores.postgres",
+    "tealagents.stores.redis",
+    "tealagents.stores.redis_nodes",
+    "tealagents.testing.pytest_places",
+    "tealagents.testing.pytest_servers",
+    "tealagents.testing.stores",
+    "tealagents.tools.mcp",
+    "tealagents.tools.mcp_connection",
+    "tealagents.tools.mcp_results",
+    "tealagents.tools.mcp_transport",
+}
+_IMPORT_ALL = """
+import importlib, json, pkgutil, sys
+absent = set(json.loads(sys.argv[1]))
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, sys.argv[2])
+import tealagents
+assert tealagents.__file__.startswith(sys.argv[2]), tealagents.__file__
+failed = {}
+for module in pkgutil.walk_packages(tealagents.__path__, "tealagents."):
+    if not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            failed[module.name] = str(error.name)
+print(json.dumps(failed))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, as `pip wheel` and the Dockerfile make it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
+    made = subprocess.run(
+        [sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    return folder / made.stdout.split()[-1]
+
+
+def test_what_the_wheel_holds(wheel: Path) -> None:
+    """The wheel holds the package with its SQL, its scripts and its mark of being typed, and no tests."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    package = ROOT / "src/tealagents"
+    kept = {path for path in package.rglob("*") if path.suffix in (".py", ".sql", ".lua", ".typed")}
+    assert {f"tealagents/{path.relative_to(package).as_posix()}" for path in kept} <= held
+    assert {"tealagents/py.typed", "tealagents/stores/redis.lua", "tealagents/stores/sqlite.sql"} <= held
+    assert {name for name in held if "/" in name and name.split("/")[0] != "tealagents"} == {
+        name for name in held if ".dist-info/" in name
+    }
+
+
+def test_wheel_imports_without_extras(wheel: Path, tmp_path: Path) -> None:
+    """Without any extra installed every module of the wheel imports, but those that are the extra's own."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    absent = [module for modules in OF_EXTRAS.values() for module in modules]
+    ended = subprocess.run(
+        [sys.executable, "-c", _IMPORT_ALL, json.dumps(absent), str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    failed: dict[str, str] = json.loads(ended.stdout.splitlines()[-1])
+    assert set(failed) == NEED_AN_EXTRA, failed
+    assert {name.partition(".")[0] for name in failed.values()} <= set(absent)
+
+
+def test_extras_are_all_known_here() -> None:
+    """Each extra is among those that the import is tried without, and `all` holds every one for running."""
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert set(extras) == {*OF_EXTRAS, "all"}
+    (everything,) = extras["all"]
+    named = set(everything.partition("[")[2].rstrip("]").split(","))
+    assert named == set(OF_EXTRAS) - {"testing"}
+
+
+def test_version_is_said_once() -> None:
+    """The version in the package is that of the distribution."""
+    from tealagents import __version__
+
+    assert __version__ == PYPROJECT["project"]["version"]
+
+
+def test_image_holds_extras_that_exist() -> None:
+    """The extras that the Dockerfile installs are extras of the package."""
+    text = (ROOT / "Dockerfile").read_text()
+    named = set(text.partition('"tealagents[')[2].partition("]")[0].split(","))
+    assert named < set(PYPROJECT["project"]["optional-dependencies"])

@@ -1,0 +1,83 @@
+"""The private servers of the tests: they answer, come back, and leave nothing behind."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tealagents.testing.pytest_servers import running
+from tealagents.testing.servers import PostgresServer, RedisServer, Server, ServerMissing
+
+
+def alive(pids: list[str]) -> list[str]:
+    """Those that run or are stopped; whom nobody has reaped yet is not alive."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True)
+    states = dict(line.split() for line in listed.stdout.splitlines())
+    return [pid for pid in pids if not states.get(pid, "Z").startswith("Z")]
+
+
+@pytest.mark.parametrize("kind", [RedisServer, PostgresServer])
+def test_it_comes_back(kind: type[Server]) -> None:
+    """Killed and started again it is at the same place; left, its folder is gone."""
+    with running(kind) as server:
+        url, port, folder = server.url, server.port, server.directory
+        server.kill()
+        assert not server.running
+        server.restart()
+        assert server.answers()
+        assert (server.url, server.port, server.directory) == (url, port, folder)
+        server.stop()
+        server.cont()
+        assert server.answers()
+    assert not server.running
+    assert not folder.exists()
+
+
+def test_redis_keeps_what_is_durable() -> None:
+    """A durable server has its data after it was killed, another one has not."""
+    for durable, kept in ((True, "value"), (False, "")):
+        with running(lambda durable=durable: RedisServer(durable=durable)) as server:  # type: ignore[misc]
+            assert server.ask("SET", "key", "value") == "+OK"
+            server.restart()
+            assert server.ask("GET", "key") == kept
+
+
+@pytest.mark.parametrize("kind", ["RedisServer", "PostgresServer"])
+@pytest.mark.parametrize("still", [False, True], ids=["running", "stopped"])
+def test_nothing_is_left_when_the_tests_are_killed(kind: str, still: bool) -> None:
+    """A process that is killed with SIGKILL leaves neither its server nor the server's folder behind."""
+    program = f"""
+import os, signal
+from tealagents.testing.servers import {kind}
+server = {kind}().__enter__()
+if {still}:
+    server.stop()
+print(server.directory, *server.processes(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if "ServerMissing" in ended.stderr:
+        pytest.skip(ended.stderr.splitlines()[-1])
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    folder, *pids = ended.stdout.split()
+    deadline = time.monotonic() + 30
+    while (alive(pids) or Path(folder).exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pids)
+    assert not Path(folder).exists()
+
+
+def test_a_missing_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the program is missing tests are skipped with what to install; where required, they fail."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ServerMissing, match="apt install redis-server"), RedisServer():
+        pass
+    monkeypatch.delenv("REQUIRE_BACKENDS", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt install redis-server"), running(RedisServer):
+        pass
+    monkeypatch.setenv("REQUIRE_BACKENDS", "1")
+    with pytest.raises(pytest.fail.Exception, match="apt install redis-server"), running(RedisServer):
+        pass

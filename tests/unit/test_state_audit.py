@@ -1,0 +1,293 @@
+"""The audit's chain: whatever is done to a log, verifying names the first entry that is not as it was."""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from tealagents.domain import ids
+from tealagents.domain.models import Batch, Entry, Head, Note, User
+from tealagents.domain.ports import Commit, Put
+from tealagents.state import codec, keys
+from tealagents.state.audit import Verified, verify
+from tealagents.state.chain import GENESIS, Chain, draft
+from tealagents.state.ledger import Ledger, SystemClock
+from tealagents.stores.memory import MemoryStore
+
+ADA = User("tenant", "ada")
+TASK = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+OTHER = "7f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+#: entries of each batch of a log; the second batch holds one that is stored apart
+BATCHES = (2, 1, 3)
+LARGE = "x" * 300_000
+
+
+class Log:
+    """A task's log in a store that anybody can write to."""
+
+    def __init__(self, ledger: Ledger, task_id: str = TASK) -> None:
+        self.ledger = ledger
+        self.task_id = task_id
+        self.partition = ledger.partition(ADA)
+
+    async def write(self) -> None:
+        now = datetime.now(UTC)
+        head = Head(
+            task_id=self.task_id,
+            session_id=OTHER,
+            owner=ADA,
+            status="Completed",
+            created_at=now,
+            updated_at=now,
+        )
+        for size in BATCHES:
+            drafts = [
+                draft("message.added", "service", OTHER, Note(LARGE if size == 1 else f"{n}"))
+                for n in range(size)
+            ]
+            head, key, batch = await self.ledger.append(self.partition, head, drafts)
+            await self.put(key, batch)
+        await self.put(keys.task(self.task_id), head)
+
+    async def verified(self) -> Verified:
+        found = await verify(self.ledger, self.partition, self.task_id)
+        assert found is not None
+        return found
+
+    # --- what somebody with access to the store does ----------------------------------------------
+
+    async def put(self, key: str, record: object) -> None:
+        value = codec.seal(self.partition, key, record)
+        await self.ledger.store.commit(
+            self.partition, Commit(operation=ids.operation_id(), put={key: Put(value)})
+        )
+
+    async def batches(self) -> list[tuple[str, Batch]]:
+        return await self.ledger.scan(self.partition, keys.logs(self.task_id), Batch)
+
+    async def head(self) -> Head:
+        found = await self.ledger.get(self.partition, keys.task(self.task_id), Head)
+        assert found is not None
+        return found.value
+
+    async def rewrite(self, entries: Sequence[tuple[Entry, msgspec.Raw]]) -> None:
+        """The same entries and bodies as one batch, in place of all batches."""
+        for key, _ in await self.batches():
+            await self.ledger.delete(self.partition, [key])
+        batch = Batch(entries=tuple(e for e, _ in entries), bodies=tuple(b for _, b in entries))
+        await self.put(keys.log(self.task_id, 1), batch)
+
+    async def entries(self) -> list[tuple[Entry, msgspec.Raw]]:
+        return [
+            pair
+            for _, batch in await self.batches()
+            for pair in zip(batch.entries, batch.bodies, strict=True)
+        ]
+
+    async def forge(self, entries: Sequence[tuple[Entry, msgspec.Raw]], chain: Chain) -> None:
+        """A log that is consistent in itself, its head too, as made with `chain`."""
+        before, made = GENESIS, []
+        for seq, (entry, body) in enumerate(entries, 1):
+            digest = hashlib.sha256(bytes(body)).hexdigest()
+            if not bytes(body).startswith(b'{"blob":'):
+                entry = replace(entry, details={**entry.details, "sha256": digest})
+            fields = msgspec.structs.asdict(replace(entry, seq=seq, prev_hash=before))
+            del fields["hash"]
+            before = chain.hash(fields)
+            made.append((replace(entry, seq=seq, prev_hash=fields["prev_hash"], hash=before), body))
+        await self.rewrite(made)
+        head = await self.head()
+        seal = chain.seal(self.task_id, len(made), before)
+        head = replace(head, tail_seq=len(made), tail_hash=before, tail_seal=seal)
+        await self.put(keys.task(self.task_id), head)
+
+
+@asynccontextmanager
+async def log(key: bytes) -> AsyncIterator[Log]:
+    async with MemoryStore() as store:
+        written = Log(Ledger(store, "Tester", SystemClock(), audit_key=key))
+        await written.write()
+        yield written
+
+
+Tamper = Callable[[Log], "object"]
+
+
+@pytest.fixture(params=[b"", b"an audit key"], ids=["without a key", "with a key"])
+async def written(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
+    async with log(request.param) as made:
+        yield made
+
+
+async def test_a_log_as_it_was_written_verifies(written: Log) -> None:
+    """All entries are good, those whose body is stored apart too. covers: TASK-8"""
+    assert await written.verified() == Verified(TASK, 6)
+
+
+async def test_a_task_that_is_gone_is_not_judged(written: Log) -> None:
+    """There is nothing to say of it."""
+    await written.ledger.delete(written.partition, [keys.task(TASK)])
+    assert await verify(written.ledger, written.partition, TASK) is None
+
+
+@pytest.mark.parametrize("seq", range(1, 7))
+@pytest.mark.parametrize("field", ["actor", "action", "at", "request_id", "details"])
+async def test_a_changed_entry_is_named(written: Log, seq: int, field: str) -> None:
+    """Any field of any entry, its checksum made to fit. covers: TASK-8"""
+    entries = await written.entries()
+    entry, body = entries[seq - 1]
+    changed = {**entry.details, "more": 1} if field == "details" else "changed"
+    entries[seq - 1] = (replace(entry, **{field: changed}), body)
+    await written.rewrite(entries)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert (fault.seq, fault.reason) == (seq, "does not match its hash")
+
+
+@pytest.mark.parametrize("seq", [1, 2, 5, 6])
+async def test_a_changed_body_is_named(written: Log, seq: int) -> None:
+    """What was said is bound to the entry that tells of it."""
+    entries = await written.entries()
+    entry, _ = entries[seq - 1]
+    entries[seq - 1] = (entry, msgspec.Raw(codec.encode_json(Note("never said"))))
+    await written.rewrite(entries)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert (fault.seq, fault.reason) == (seq, "does not have the body that it was written with")
+
+
+async def test_a_body_stored_apart_that_is_changed_is_named(written: Log) -> None:
+    """Its pieces are named by its digest, and must have it."""
+    [(key, _), *_] = await written.ledger.scan(written.partition, keys.blobs(TASK), str)
+    await written.put(key, "y" * 131_072)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == 3
+    assert "does not match its digest" in fault.reason
+
+
+@pytest.mark.parametrize("seq", range(1, 7))
+async def test_a_dropped_entry_is_named(written: Log, seq: int) -> None:
+    """From the beginning, the middle and the end. covers: TASK-8"""
+    entries = await written.entries()
+    del entries[seq - 1]
+    await written.rewrite(entries)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == seq
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_a_dropped_batch_is_named(written: Log, number: int) -> None:
+    """A whole record that is missing, the last one too."""
+    batches = await written.batches()
+    await written.ledger.delete(written.partition, [batches[number][0]])
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == batches[number][1].entries[0].seq
+    assert "is missing" in fault.reason
+
+
+@pytest.mark.parametrize("first", range(5))
+async def test_entries_in_another_order_are_named(written: Log, first: int) -> None:
+    """Two neighbours have changed places."""
+    entries = await written.entries()
+    entries[first], entries[first + 1] = entries[first + 1], entries[first]
+    await written.rewrite(entries)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == first + 1
+    assert "dropped or moved" in fault.reason
+
+
+async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
+    """Somebody has added one to the log, and not told the task."""
+    head = await written.head()
+    _, key, batch = await written.ledger.append(written.partition, head, [draft("a", "b", None, Note(""))])
+    await written.put(key, batch)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == 7
+
+
+async def test_a_record_that_does_not_match_its_checksum_is_named(written: Log) -> None:
+    """Damage by accident."""
+    key, _ = (await written.batches())[1]
+    [record] = await written.ledger.store.read(written.partition, [key])
+    assert record is not None
+    broken = Put(record.value.replace(b"message.added", b"message.eaten"))
+    await written.ledger.store.commit(
+        written.partition, Commit(operation=ids.operation_id(), put={key: broken})
+    )
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert fault.seq == 3
+    assert "checksum" in fault.reason
+
+
+# --- a forger without the key -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seq", range(1, 7))
+async def test_a_recomputed_log_is_found_by_its_key(seq: int) -> None:
+    """From the changed entry on every hash fits, the head too; only the key is missing. covers: TASK-8"""
+    async with log(b"an audit key") as written:
+        entries = await written.entries()
+        entry, body = entries[seq - 1]
+        entries[seq - 1] = (replace(entry, actor="somebody else"), body)
+        await written.forge(entries, Chain())
+        fault = (await written.verified()).fault
+        assert fault is not None
+        assert (fault.seq, fault.reason) == (1, "does not match its hash")
+
+
+async def test_without_a_key_a_recomputed_log_verifies() -> None:
+    """Which is why there is one: without it only accidents are found."""
+    async with log(b"") as written:
+        entries = await written.entries()
+        entries[0] = (replace(entries[0][0], actor="somebody else"), entries[0][1])
+        await written.forge(entries, Chain())
+        assert (await written.verified()).fault is None
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5])
+async def test_a_log_cut_short_with_its_head_is_found_by_its_key(kept: int) -> None:
+    """The hash of an earlier entry is no secret; that the log ended there, only the key's holder can say."""
+    async with log(b"an audit key") as written:
+        entries = (await written.entries())[:kept]
+        await written.rewrite(entries)
+        head = replace(await written.head(), tail_seq=kept, tail_hash=entries[-1][0].hash)
+        await written.put(keys.task(TASK), head)
+        fault = (await written.verified()).fault
+        assert fault is not None
+        assert fault.seq == kept
+        assert "later ones may have been dropped" in fault.reason
+
+
+async def test_the_log_of_another_task_is_found_by_its_key() -> None:
+    """Copied over whole, with its end."""
+    async with log(b"an audit key") as written:
+        other = Log(written.ledger, OTHER)
+        await other.write()
+        for key, batch in await written.batches():
+            await other.put(key.replace(TASK, OTHER), batch)
+        for key, piece in await written.ledger.scan(written.partition, keys.blobs(TASK), str):
+            await other.put(key.replace(TASK, OTHER), piece)
+        await other.put(keys.task(OTHER), replace(await written.head(), task_id=OTHER))
+        fault = (await other.verified()).fault
+        assert fault is not None
+        assert fault.seq == 6
+
+
+async def test_another_key_verifies_nothing() -> None:
+    """A log that was written under one key is not good under another."""
+    async with log(b"an audit key") as written:
+        ledger = Ledger(written.ledger.store, "Tester", SystemClock(), audit_key=b"another")
+        found = await verify(ledger, written.partition, TASK)
+        assert found is not None
+        assert found.fault is not None
+        assert found.fault.seq == 1

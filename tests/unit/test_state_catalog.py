@@ -1,0 +1,94 @@
+"""Lists: one damaged record never fails them, and they show nothing that is gone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from engine_setup import ADA, Process, Scripted, calls, damage, noting, process, says
+
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import Approval, Head, RequestRecord, Session, ToolCall
+from tealagents.domain.ports import Store
+from tealagents.engine.approvals import Command
+from tealagents.state import keys
+from tealagents.state.catalog import Damaged
+from tealagents.stores.encrypted import EncryptedStore
+from tealagents.stores.memory import MemoryStore
+
+
+def plain() -> tuple[Store, Store]:
+    store = MemoryStore()
+    return store, store
+
+
+def encrypted() -> tuple[Store, Store]:
+    inner = MemoryStore()
+    return inner, EncryptedStore(inner, "a passphrase that is long enough to be random, 43+")
+
+
+async def paused(here: Process) -> RequestRecord:
+    here.model.answers = [calls(ToolCall("c1", "Shell-delete", "{}"))]
+    return await here.ask()
+
+
+@pytest.mark.parametrize("stores", [plain, encrypted])
+async def test_damaged_records_stand_in_lists_as_such(stores: object) -> None:
+    """A list shows what it can of each item, whatever store the damage is in. covers: STATE-4"""
+    inner, store = stores()  # type: ignore[operator]
+    async with process(store, Scripted(), noting([], governed=True)) as here:
+        requests = [await paused(here) for _ in range(3)]
+        box = keys.inbox("Tester", "mock")
+        ((inbox_key, _), *_) = await inner.scan(box, "inbox/")
+        bad = requests[1]
+        for key in (keys.session(bad.session_id), keys.approval(bad.approvals[0]), keys.task(bad.task_id)):
+            await damage(inner, here.partition(), key)
+        await damage(inner, box, inbox_key)
+        tasks = await here.catalog.tasks(
+            here.partition(), session_id=None, status=None, cursor=None, limit=50
+        )
+        assert [type(item) for item in tasks.items] == [Head, Damaged, Head]
+        sessions = await here.catalog.sessions(here.partition(), cursor=None, limit=50)
+        assert [type(item) for item in sessions.items] == [Session, Damaged, Session]
+        approvals = await here.catalog.approvals(here.partition(), status="pending", cursor=None, limit=50)
+        assert [type(item) for item in approvals.items] == [Approval, Damaged, Approval]
+        inbox = await here.catalog.inbox("mock", status="pending", cursor=None, limit=50)
+        assert [type(item) for item in inbox.items] == [Approval, Damaged, Damaged]
+        with pytest.raises(CorruptState):
+            await here.tasks.head(here.partition(), bad.task_id)
+
+
+async def test_decided_pauses_of_a_task_that_is_gone_are_not_listed() -> None:
+    """What an expired or deleted task showed for approval is as gone as the task. covers: TASK-3"""
+    async with process(None, Scripted(), noting([], governed=True)) as here:
+        expired, deleted, kept = [await paused(here) for _ in range(3)]
+        here.model.answers = [says("done")]
+        for request in (expired, deleted, kept):
+            sent = await here.approvals.resume(
+                ADA, request.request_id, Command(action="approve"), streamed=False
+            )
+            await here.service.outcome(sent)
+        past = datetime.now(UTC) - timedelta(seconds=1)
+        await here.changes.patch(here.partition(), expired.task_id, ADA.user, expires_at=past)
+        await here.eraser.delete_task(here.partition(), deleted.task_id)
+        for page in (
+            await here.catalog.approvals(here.partition(), status=None, cursor=None, limit=50),
+            await here.catalog.inbox("mock", status="decided", cursor=None, limit=50),
+        ):
+            assert [item.request_id for item in page.items if isinstance(item, Approval)] == [kept.request_id]
+            assert len(page.items) == 1
+
+
+async def test_an_inbox_is_read_page_by_page() -> None:
+    """Every pause of the tenant comes once, and the last page says that it is the last."""
+    async with process(None, Scripted(), noting([], governed=True)) as here:
+        requests = [await paused(here) for _ in range(4)]
+        found: list[str] = []
+        cursor = None
+        pages = 0
+        while True:
+            page = await here.catalog.inbox("mock", status=None, cursor=cursor, limit=2)
+            found += [item.request_id for item in page.items if isinstance(item, Approval)]
+            cursor, pages = page.cursor, pages + 1
+            if cursor is None:
+                break
+        assert found == [request.request_id for request in reversed(requests)]
+        assert pages == 2

@@ -1,0 +1,141 @@
+"""Deletion: whole, and gone on with after whatever interrupted it."""
+
+import asyncio
+
+import pytest
+from engine_setup import (
+    ADA,
+    EVE,
+    Faulty,
+    Process,
+    Scripted,
+    calls,
+    damage,
+    names,
+    noting,
+    process,
+    says,
+    waits,
+)
+
+from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.ids import random_id
+from tealagents.domain.models import ToolCall
+from tealagents.domain.ports import Commit
+from tealagents.state import keys
+from tealagents.stores.memory import MemoryStore
+
+TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
+
+
+async def remains(here: Process) -> list[str]:
+    """What is left of tasks and sessions in the user's partition."""
+    return [key for key in await names(here.store, here.partition()) if key.startswith(TASK_DATA)]
+
+
+class Breaking(Faulty):
+    """Is away from its `at`th deletion on, until told otherwise."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(MemoryStore())
+        self._left = at
+        self.fault = self._strike
+
+    def _strike(self, partition: str, commit: Commit) -> str | None:
+        if commit.delete or b'"erased":true' in b"".join(value for value, _ in commit.put.values()):
+            self._left -= 1
+        return "away" if self._left <= 0 else None
+
+    def mend(self) -> None:
+        self._left = 1_000_000
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+async def test_a_deleted_session_is_erased_wherever_it_was_interrupted(at: int) -> None:
+    """Sessions, their tasks and all they hold go, after a restart or when asked again. covers: STATE-2"""
+    store = Breaking(1_000_000)
+    session = random_id()
+    async with process(store) as here:
+        for _ in range(2):
+            await here.ask(session_id=session)
+        store._left = at
+        with pytest.raises(PersistenceUnavailable):
+            await here.eraser.delete_session(here.partition(), session)
+    store.mend()
+    async with process(store) as here:
+        resumed = await here.eraser.resume_all(older_than_seconds=-1)
+        if not resumed:  # it had not begun
+            await here.eraser.delete_session(here.partition(), session)
+        assert await remains(here) == []
+        assert await names(store, keys.erasing("Tester")) == []
+        with pytest.raises(NotFound):
+            await here.eraser.delete_session(here.partition(), session)
+
+
+async def test_a_deletion_that_failed_is_gone_on_with_when_asked_again() -> None:
+    """Deleting again what is half deleted deletes the rest."""
+    store = Breaking(1_000_000)
+    async with process(store) as here:
+        request = await here.ask()
+        store._left = 2
+        with pytest.raises(PersistenceUnavailable):
+            await here.eraser.delete_task(here.partition(), request.task_id)
+        store.mend()
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        assert await remains(here) == [
+            key for key in await remains(here) if key.startswith("session") and "tasks" not in key
+        ]
+
+
+async def test_a_task_that_begins_to_run_meanwhile_goes_with_its_session() -> None:
+    """A message that comes in between does not save its task from being erased. covers: TASK-5"""
+    session = random_id()
+    gate = asyncio.Event()
+    async with process(None, Scripted(says("hello"), waits(gate))) as here:
+        first = await here.ask(session_id=session)
+        stored = await here.catalog.session(here.partition(), session)
+        head = await here.tasks.head(here.partition(), first.task_id)
+        await here.send("again", first.task_id)
+        assert not await here.eraser._bury(here.partition(), head)
+        await here.eraser.erase_session(here.partition(), stored.value)
+        assert await remains(here) == []
+        gate.set()
+
+
+@pytest.mark.parametrize("kind", ["request", "approval", "log"])
+async def test_what_is_damaged_is_erased_too(kind: str) -> None:
+    """A deletion that was accepted is not kept up by a record that cannot be read. covers: STATE-4"""
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask()
+        head = await here.tasks.head(here.partition(), paused.task_id)
+        assert await here.eraser._bury(here.partition(), head)
+        damaged = {
+            "request": keys.request(paused.request_id),
+            "approval": keys.approval(paused.approvals[0]),
+            "log": keys.log(paused.task_id, 2),
+        }
+        await damage(here.store, here.partition(), damaged[kind])
+        await here.eraser.erase(here.partition(), head.value)
+        left = [key for key in await remains(here) if not key.startswith("session")]
+        assert [key for key in left if not key.startswith("approvals/")] == []
+
+
+async def test_a_damaged_note_of_a_deletion_stops_neither_start_nor_others() -> None:
+    """Deletions that can be gone on with are, beside one whose note is damaged. covers: STATE-4"""
+    async with process() as here:
+        request = await here.ask()
+        await here.eraser._bury(here.partition(), await here.tasks.head(here.partition(), request.task_id))
+        await damage(here.store, keys.erasing("Tester"), keys.task(random_id()))
+        assert await here.eraser.resume_all(older_than_seconds=-1) == 1
+
+
+async def test_the_id_of_a_deleted_session_is_anybodys_again() -> None:
+    """Nothing is kept of whose a client's own session id was. covers: SESSION-1"""
+    session = random_id()
+    async with process() as here:
+        await here.ask(session_id=session)
+        await here.eraser.delete_session(here.partition(), session)
+        assert await names(here.store, keys.locators("Tester", session)) == []
+        assert (await here.ask(session_id=session, caller=EVE)).session_id == session
+        assert ADA != EVE

@@ -1,0 +1,148 @@
+"""What is too large for one record, or for one commit, is stored all the same."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from engine_setup import ADA, Function, Scripted, calls, fails, names, noting, process, says, waits
+
+from tealagents.domain.lifecycle import MAX_EFFECTS_BYTES, remembering
+from tealagents.domain.models import Effects, Item, Json, RequestRecord, ToolCall, ToolOutcome
+from tealagents.domain.ports import Store, ToolContext
+from tealagents.engine.approvals import CallDecision, Command
+from tealagents.state import keys
+from tealagents.state.beginning import NewMessage
+from tealagents.stores import open_store
+
+MEGABYTES = 3_000_000
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\u0001", '"'])
+async def test_an_answer_of_several_megabytes(letter: str) -> None:
+    """A long answer, however it is encoded, is stored, read back, and replayed. covers: FLOW-1"""
+    said = letter * MEGABYTES
+    async with process(None, Scripted(says(said), says("yes"))) as here:
+        first = await here.ask(streamed=True)
+        assert first.status == "Completed"
+        assert ((await here.request(first.request_id)).content or {})["output"] == said
+        replayed = await here.followed(first.request_id)
+        assert [event.id for event in replayed] == [1, 2, 3]
+        assert replayed[1].data == said
+        second = await here.ask("and now?", first.task_id)
+        assert second.status == "Completed"
+        sent = here.model.calls[1].prompt
+        assert [len(part) for part in sent[:2]] == [len("user: hello"), len(f"assistant: {said}".encode())]
+
+
+async def test_a_result_of_several_megabytes_is_replayed_to_the_letter() -> None:
+    """A tool's long result goes to the model and to whoever follows later. covers: HITL-1"""
+    model = Scripted(calls(ToolCall("c1", "Disk-read", "{}")), says("done"))
+    async with process(None, model, Function("Disk-read", lambda _: "é" * MEGABYTES)) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Completed"
+        replayed = await here.followed(request.request_id)
+        assert [event.id for event in replayed] == list(range(1, request.last_event + 1))
+        result = next(event.data for event in replayed if event.name == "tool-result")
+        assert len(result["output"]) == MEGABYTES
+        assert set(result["output"]) == {"é"}
+
+
+async def test_arguments_of_megabytes_are_shown_edited_and_run() -> None:
+    """A pause holds calls of any length, and so does a decision that edits them. covers: HITL-1"""
+    ran: list[Json] = []
+    tool = noting(ran, "Disk-write", governed=True)
+    asked = json.dumps({"text": "é" * 500_000})
+    async with process(
+        None, Scripted(calls(ToolCall("c1", "Disk-write", asked)), says("done")), tool
+    ) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Paused"
+        assert (request.content or {})["tool_calls"][0]["arguments"] == asked
+        listed = await here.catalog.approvals(here.partition(), status="pending", cursor=None, limit=10)
+        assert len(listed.items) == 1
+        edited = CallDecision("c1", "approve", {"text": "y" * MEGABYTES})
+        command = Command(decisions=(edited,))
+        sent = await here.approvals.resume(ADA, request.request_id, command, streamed=True)
+        assert (await here.service.outcome(sent)).status == "Completed"
+        assert [len(arguments["text"]) for arguments in ran] == [MEGABYTES]
+
+
+async def test_what_a_tool_adds_may_be_large_and_travels_with_copies() -> None:
+    """Large extra data is in the answer, in a fork's, and in an imported task's. covers: TASK-3"""
+
+    class Adding(Function):
+        async def call(self, context: ToolContext, arguments: Json) -> str:
+            context.add_extra_data("map", "#" * MEGABYTES)
+            return "drawn"
+
+    def drawn(request: RequestRecord) -> int:
+        return len((request.content or {})["extra_data"]["map"])
+
+    model = Scripted(calls(ToolCall("c1", "Map-draw", "{}")), says("done"))
+    async with process(None, model, Adding("Map-draw", lambda _: "")) as here:
+        request = await here.ask()
+        assert drawn(request) == MEGABYTES
+        fork = await here.transfer.fork(here.partition(), request.task_id, ADA.user)
+        assert drawn(await here.request(fork.checkpoint_id or "")) == MEGABYTES
+        document = await here.transfer.export(here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        assert not await names(here.store, here.partition(), keys.blobs(request.task_id))
+        await here.transfer.import_(ADA, document)
+        assert drawn(await here.request(request.request_id)) == MEGABYTES
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_an_image_as_large_as_a_body_may_be(tmp_path: Path, waiting: bool) -> None:
+    """15 MB of picture are stored, waiting or not, and sent to the model with every turn. covers: MODEL-2"""
+    image = "data:image/png;base64," + "A" * 19_900_000
+    store: Store = open_store(f"sqlite:///{tmp_path}/state.db")
+    gate = asyncio.Event()
+    model = Scripted(waits(gate), says("a picture"))
+    async with store, process(store, model, concurrency="enqueue") as here:
+        first = await here.send("hello")
+        if not waiting:
+            gate.set()
+            await here.service.outcome(first)
+        message = NewMessage(items=(Item("image", image),), task_id=first.request.task_id)
+        second = await here.service.send(ADA, message, None, streamed=False)
+        assert second.request.status == ("Queued" if waiting else "Running")
+        gate.set()
+        assert (await here.service.outcome(second)).status == "Completed"
+        head = (await here.tasks.head(here.partition(), first.request.task_id)).value
+        messages, _ = await here.tasks.history.messages(here.partition(), head.task_id, head.path, limit=10)
+        assert [len(message.items[0].content) for message in messages] == [5, 5, len(image), 9]
+
+
+async def test_a_thousand_calls_at_once() -> None:
+    """A round of very many calls is stored, and remembered when its request fails. covers: HITL-1"""
+    wanted = [ToolCall(f"c{n}", "Disk-read", json.dumps({"path": "z" * 1000})) for n in range(1000)]
+    async with process(
+        None, Scripted(calls(*wanted), fails), Function("Disk-read", lambda _: "r" * 2000)
+    ) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Failed"
+        head = (await here.tasks.head(here.partition(), request.task_id)).value
+        assert [tool.call_id for tool in head.effects[0].tools][-1] == "c999"
+        here.model.answers = [says("done")]
+        assert (await here.ask("again", request.task_id)).status == "Completed"
+        assert b"c999" in here.model.calls[-1].prompt[0]
+
+
+def test_a_head_remembers_what_there_is_room_for() -> None:
+    """The newest calls stay, with fewer of their arguments where they are many. covers: TASK-3"""
+
+    def tools(n: int) -> tuple[ToolOutcome, ...]:
+        return tuple(ToolOutcome(f"c{i}", "Disk-read", "é" * 500, "done") for i in range(n))
+
+    few = remembering((), Effects(1, tools(3)))
+    assert few == (Effects(1, tools(3)),)
+    known: tuple[Effects, ...] = few
+    for first in range(2, 300):
+        known = remembering(known, Effects(first, tools(2)))
+    assert known[-1] == Effects(299, tools(2))
+    assert len(known) <= 100
+    many = remembering(known, Effects(300, tools(5000)))
+    assert len(many) == 1
+    assert many[0].tools[-1].call_id == "c4999"
+    assert sum(len(repr(tool)) for tool in many[0].tools) < 2 * MAX_EFFECTS_BYTES

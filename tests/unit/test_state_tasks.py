@@ -1,0 +1,111 @@
+"""A task's life where its records contradict each other, are damaged, or come from a lost reply."""
+
+import asyncio
+
+import pytest
+from engine_setup import ADA, EVE, Faulty, Process, Scripted, damage, process, says, waits
+
+from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.ids import operation_id, owner_tag
+from tealagents.domain.models import Head
+from tealagents.domain.ports import Commit, Put
+from tealagents.state import keys, ledger
+from tealagents.state.catalog import Damaged
+from tealagents.state.tasks import CANCELED
+from tealagents.stores.memory import MemoryStore
+
+
+async def stale(here: Process, worker: Process) -> tuple[str, str]:
+    """A task and its request that a process has left running and that is dead."""
+    sent = await worker.send()
+    await worker.lease._retire()
+    return sent.request.task_id, sent.request.request_id
+
+
+@pytest.mark.parametrize("missing", [False, True])
+async def test_a_dead_request_whose_record_is_damaged_stops_its_own_task_alone(missing: bool) -> None:
+    """That task says what is wrong, in lists too; it is left as it was found, and others work.
+
+    covers: STATE-4
+    """
+    store = MemoryStore()
+    async with process(store) as here:
+        dead = Process(store, Scripted(waits(asyncio.Event())))
+        await dead.lease._renew()
+        task_id, request_id = await stale(here, dead)
+        key = keys.request(request_id)
+        if missing:
+            await store.commit(here.partition(), Commit(operation=operation_id(), delete=[key]))
+        else:
+            await damage(store, here.partition(), key)
+        before = await store.read(here.partition(), [keys.task(task_id), key])
+        for _ in range(2):
+            with pytest.raises(CorruptState, match=request_id):
+                await here.tasks.head(here.partition(), task_id)
+            with pytest.raises(CorruptState, match=request_id):
+                await here.send("and now?", task_id)
+        other = await here.ask("hello")
+        assert other.status == "Completed"
+        page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
+        assert [type(item) for item in page.items] == [Head, Damaged]
+        assert await store.read(here.partition(), [keys.task(task_id), key]) == before
+
+
+async def test_a_request_of_which_its_task_knows_nothing_is_damage() -> None:
+    """A record that says it runs, and a task that is idle, contradict each other; nobody waits for ever."""
+    async with process(None, Scripted(waits(asyncio.Event()))) as here:
+        sent = await here.send()
+        partition, request_id = here.partition(), sent.request.request_id
+        (record,) = await here.store.read(partition, [keys.request(request_id)])
+        await here.service.cancel(partition, request_id, "ada")
+        assert record is not None
+        put = {keys.request(request_id): Put(record.value)}
+        await here.store.commit(partition, Commit(operation=operation_id(), put=put))
+        for attempt in (here.request(request_id), here.tasks.cancel(partition, request_id, "ada", CANCELED)):
+            with pytest.raises(CorruptState, match="knows nothing"):
+                await attempt
+        with pytest.raises(CorruptState):
+            await here.followed(request_id, 1)
+
+
+async def test_a_damaged_index_of_owners_keeps_nobody_out() -> None:
+    """The index tells others' ids; its owner's messages are answered without. covers: STATE-4"""
+    store = MemoryStore()
+    async with process(store) as here:
+        first = await here.ask()
+        tag = owner_tag(ADA.user.key)
+        await damage(store, keys.owners("Tester", tag), f"owner/{tag}")
+    async with process(store) as here:
+        assert (await here.ask("again", first.task_id)).status == "Completed"
+        with pytest.raises((CorruptState, NotFound)):
+            await here.ask("mine?", first.task_id, caller=EVE)
+
+
+async def test_a_waiting_request_begins_although_the_reply_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its turn is taken by a commit nobody answered; it is found to have it, and runs. covers: TASK-5"""
+    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.1)
+    store = Faulty(MemoryStore())
+    gate = asyncio.Event()
+    async with process(store, Scripted(waits(gate), says("second")), concurrency="enqueue") as here:
+        first = await here.send("first")
+        second = await here.send("second", first.request.task_id)
+        assert second.request.status == "Queued"
+
+        def strike(partition: str, commit: Commit) -> str | None:
+            if store.unreadable:
+                return "away"
+            begins = keys.request(second.request.request_id) in commit.put and any(
+                key.startswith("log/") for key in commit.put
+            )
+            if not begins or b'"Running"' not in commit.put[keys.request(second.request.request_id)].value:
+                return None
+            store.unreadable = True
+            store.fault = lambda _, __: "away" if store.unreadable else None
+            asyncio.get_running_loop().call_later(0.4, lambda: setattr(store, "unreadable", False))
+            return "lost"
+
+        store.fault = strike
+        gate.set()
+        assert (await here.service.outcome(second)).status == "Completed"
+        assert here.service.admission.in_flight == 0
+        assert not here.tasks.begun_here

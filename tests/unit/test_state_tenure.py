@@ -1,0 +1,117 @@
+"""Writing a task while a request runs on it, on a store that does not always answer."""
+
+import asyncio
+
+import pytest
+from engine_setup import ADA, Faulty, Process, Scripted, calls, fails, noting, process, says
+
+from tealagents.domain.models import Json, MessageBody, StepBody, ToolCall, ToolIntent
+from tealagents.domain.ports import Commit
+from tealagents.engine.approvals import Command
+from tealagents.state import ledger
+from tealagents.state.chain import GENESIS
+from tealagents.stores.memory import MemoryStore
+
+
+class Outage(Faulty):
+    """Takes one commit to a task's log and answers nobody for a while after it; `applied` says whether."""
+
+    def __init__(self, *, at: int, applied: bool, seconds: float = 0.4) -> None:
+        super().__init__(MemoryStore())
+        self._at = at
+        self._applied = applied
+        self._seconds = seconds
+        self._seen = 0
+        self.fault = self._strike
+
+    def _strike(self, partition: str, commit: Commit) -> str | None:
+        if self.unreadable:
+            return "away"
+        if not any(key.startswith("log/") for key in commit.put):
+            return None
+        self._seen += 1
+        if self._seen != self._at:
+            return None
+        self.unreadable = True
+        asyncio.get_running_loop().call_later(self._seconds, self._recover)
+        return "lost" if self._applied else "unheard"
+
+    def _recover(self) -> None:
+        self.unreadable = False
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What became of a commit is looked for during a tenth of a second, not five."""
+    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.1)
+
+
+async def bodies(here: Process, task_id: str) -> list[object]:
+    head = (await here.tasks.head(here.partition(), task_id)).value
+    whole = ((1, head.tail_seq),)
+    return [logged.body async for logged in here.tasks.history.forwards(here.partition(), task_id, whole)]
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@pytest.mark.parametrize("at", [2, 3, 4])
+async def test_nothing_is_written_twice_after_an_outage(at: int, applied: bool) -> None:
+    """Whatever became of a write nobody answered, each intent, step and message is in the log once.
+
+    covers: TASK-5, STATE-4
+    """
+    store = Outage(at=at, applied=applied)
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
+    ran: list[Json] = []
+    async with process(store, model, noting(ran)) as here:
+        sent = await here.send()
+        run = here.service.run_of(sent.request.request_id)
+        assert run is not None
+        await asyncio.wait([run.done])
+        while here.service.run_of(sent.request.request_id):
+            await asyncio.sleep(0.02)
+        ended = await here.request(sent.request.request_id)
+        assert ended.status == ("Completed" if at == 4 else "Failed")
+        assert len(ran) == (0 if at == 2 else 1)
+        found = await bodies(here, ended.task_id)
+        messages = [body.message.message_id for body in found if isinstance(body, MessageBody)]
+        assert len(messages) == len(set(messages))
+        assert len([body for body in found if isinstance(body, ToolIntent)]) == 1
+        steps = [body.step.step_id for body in found if isinstance(body, StepBody)]
+        assert len(steps) == len(set(steps))
+        head = (await here.tasks.head(here.partition(), ended.task_id)).value
+        before = GENESIS
+        entries, _ = await here.tasks.history.entries(
+            here.partition(), head.task_id, head.tail_seq, limit=200
+        )
+        for n, entry in enumerate(entries, 1):
+            assert here.ledger.chain.fault(entry, n, before) is None
+            before = entry.hash
+
+
+async def test_a_pause_whose_reply_is_lost_is_one_pause() -> None:
+    """The pause is found to be stored, and its one approval can be decided. covers: HITL-1"""
+    store = Outage(at=2, applied=True)
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
+    ran: list[Json] = []
+    async with process(store, model, noting(ran, governed=True)) as here:
+        sent = await here.send()
+        while here.service.run_of(sent.request.request_id):
+            await asyncio.sleep(0.02)
+        paused = await here.request(sent.request.request_id)
+        assert paused.status == "Paused"
+        assert len(paused.approvals) == 1
+        resumed = await here.approvals.resume(
+            ADA, paused.request_id, Command(action="approve"), streamed=False
+        )
+        assert (await here.service.outcome(resumed)).status == "Completed"
+        assert len(ran) == 1
+
+
+async def test_more_entries_than_one_commit_holds() -> None:
+    """A round of many calls is written in several commits, and read as one. covers: TASK-3"""
+    wanted = [ToolCall(f"c{n}", "Shell-delete", "{}") for n in range(450)]
+    async with process(None, Scripted(calls(*wanted), fails), noting([])) as here:
+        ended = await here.ask()
+        assert ended.status == "Failed"
+        found = await bodies(here, ended.task_id)
+        assert len([body for body in found if isinstance(body, MessageBody)]) == 452

@@ -1,0 +1,119 @@
+"""Leases: losing them, getting them back, and telling the dead from the living."""
+
+import asyncio
+
+import pytest
+from engine_setup import Faulty, Process, Scripted, damage, process, says, waits
+
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.ids import random_id
+from tealagents.domain.ports import Commit
+from tealagents.state import keys, ledger
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import FakeClock
+
+
+class SharedMemory(MemoryStore):
+    """Memory that several processes of a test share, by a clock that can be set."""
+
+    shared = True
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.set_by = 0.0
+        super().__init__(clock=lambda: clock.now().timestamp() + self.set_by)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+async def pass_by(clock: FakeClock, seconds: float) -> None:
+    """Lets time pass, so that hearts beat."""
+    for _ in range(int(seconds)):
+        clock.advance(1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def test_a_process_whose_store_was_away_goes_on_without_a_restart(clock: FakeClock) -> None:
+    """What ran is interrupted, and new messages are answered at once when the store is back.
+
+    covers: STATE-4, TASK-5
+    """
+    store = Faulty(SharedMemory(clock))
+    gate = asyncio.Event()
+    async with process(store, Scripted(waits(gate), says("hello again")), clock=clock) as here:
+        sent = await here.send(streamed=True)
+        await pass_by(clock, 1)
+        worker = here.lease.worker_id
+        store.unreadable, store.fault = True, lambda _, __: "away"
+        await pass_by(clock, 25)
+        assert not here.lease.held
+        with pytest.raises(PersistenceUnavailable):
+            await here.send("anybody there?")
+        store.unreadable, store.fault = False, lambda _, __: None
+        clock.advance(1)
+        again = await here.ask("hello", sent.request.task_id)
+        assert again.status == "Completed"
+        assert here.lease.worker_id != worker
+        ended = await here.request(sent.request.request_id)
+        assert (ended.status, (ended.error or {})["code"]) == ("Failed", "interrupted")
+        assert here.service.run_of(ended.request_id) is None
+
+
+async def test_a_beat_whose_reply_is_lost_does_not_end_what_runs(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is found as it was left, and goes on. covers: TASK-5"""
+    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 1.0)
+    store = Faulty(SharedMemory(clock))
+    gate = asyncio.Event()
+    async with process(store, Scripted(waits(gate)), clock=clock) as here:
+        sent = await here.send()
+        worker = here.lease.worker_id
+
+        def strike(partition: str, commit: Commit) -> str | None:
+            if partition != keys.workers("Tester"):
+                return None
+            first, store.unreadable = not store.unreadable, True
+            return "lost" if first else "unheard"
+
+        store.fault = strike
+        await pass_by(clock, 8)
+        store.unreadable, store.fault = False, lambda _, __: None
+        await pass_by(clock, 30)
+        assert here.lease.held
+        assert here.lease.worker_id == worker
+        gate.set()
+        assert (await here.service.outcome(sent)).status == "Completed"
+
+
+async def test_the_dead_are_told_even_where_the_clock_was_set_back(clock: FakeClock) -> None:
+    """A beat that stays the same for a lease is a dead worker's, whatever its time says. covers: STATE-4"""
+    store = SharedMemory(clock)
+    async with process(store, Scripted(says("hello")), clock=clock) as here:
+        dead = Process(store, Scripted(waits(asyncio.Event())), clock=clock)
+        await dead.lease._renew()
+        sent = await dead.send()
+        store.set_by = -3600
+        assert (await here.request(sent.request.request_id)).status == "Running"
+        await pass_by(clock, 17)
+        assert (await here.request(sent.request.request_id)).status == "Failed"
+
+
+async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> None:
+    """What another process leaves word of is heard, whatever else lies there. covers: STATE-4"""
+    store = SharedMemory(clock)
+    gate = asyncio.Event()
+    async with process(store, Scripted(waits(gate)), clock=clock) as here:
+        sent = await here.send()
+        other = Process(store, Scripted(), clock=clock)
+        await other.lease._renew()
+        partition = keys.signals("Tester", here.lease.worker_id)
+        await damage(store, partition, f"signal/{random_id()}")
+        assert await other.tasks.cancel(here.partition(), sent.request.request_id, "ada")
+        await pass_by(clock, 2)
+        run = here.service.run_of(sent.request.request_id)
+        assert run is None
+        assert await store.scan(partition, "signal/") == []

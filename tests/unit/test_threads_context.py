@@ -1,0 +1,388 @@
+"""Context providers: what the model is told besides the conversation, and what learns from it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from threads_setup import CountedStore, Engine, call
+
+from tealagents.domain.errors import ModelFailed
+from tealagents.domain.models import Json, Message, User
+from tealagents.domain.ports import Governance, ToolContext, ToolSpec
+from tealagents.state.changes import Changes
+from tealagents.state.erasing import Eraser
+from tealagents.state.memories import MOST_MEMORIES, Memory
+from tealagents.state.transfer import Transfer
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.models import ScriptedModel
+from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.context import (
+    Context,
+    ContextProvider,
+    Invocation,
+    ProviderOptions,
+    Providers,
+    open_provider,
+    open_providers,
+)
+from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, search, statements
+from tealagents.threads.reducers import open_view
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[CountedStore]:
+    async with CountedStore(MemoryStore()) as opened:
+        yield opened
+
+
+class Clerk(ContextProvider):
+    """Counts the turns of each thread, and notes all it is told."""
+
+    name = "clerk"
+
+    def __init__(self, options: ProviderOptions | None = None) -> None:
+        super().__init__(options)
+        self.heard: list[tuple[str, list[str], str | None]] = []
+
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        turns = invocation.state.get("turns", 0)
+        return Context(
+            instructions=f"This is turn {turns + 1}.",
+            messages=(invocation.message(f"(clerk) {invocation.user.oid} speaks"),),
+        )
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        invocation.state["turns"] = invocation.state.get("turns", 0) + 1
+        said = [f"{message.role}: {message.text}" for message in response]
+        self.heard.append((invocation.text, said, str(error) if error else None))
+
+
+def last_sent(model: ScriptedModel) -> list[str]:
+    return [str(message["content"]) for message in model.calls[-1].messages]
+
+
+# --- what it adds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reducers", [[], [("message_count", {"max_messages": 10})]])
+async def test_a_provider_adds_instructions_and_messages(store: CountedStore, reducers: Any) -> None:
+    """To this request, not to the conversation; `invoked` sees what came of it. covers: THREAD-10"""
+    model, clerk = ScriptedModel(), Clerk()
+    view = open_view(reducers, "any")
+    async with Engine(store, model, providers=Providers([clerk]), view=view) as engine:
+        first = await engine.say("hello")
+        await engine.say("again", first.task_id)
+        head = (await engine.tasks.head(engine.partition, first.task_id)).value
+        stored, _ = await engine.tasks.history.messages(engine.partition, first.task_id, head.path, limit=99)
+        steps = await engine.steps(first.task_id)
+    assert last_sent(model) == [
+        "Be brief.",
+        "hello",
+        "ok",
+        "This is turn 2.",
+        "(clerk) ada speaks",
+        "again",
+    ]
+    assert clerk.heard == [("hello", ["assistant: ok"], None), ("again", ["assistant: ok"], None)]
+    assert [message.text for message in stored] == ["hello", "ok", "again", "ok"]
+    assert [(step.kind, step.name) for step in steps if step.kind == "context"] == [("context", "clerk")] * 2
+    assert steps[0].output == {"instructions": "This is turn 1.", "messages": ["(clerk) ada speaks"]}
+
+
+async def test_what_a_provider_sends_counts(store: CountedStore) -> None:
+    """Its messages are part of the running round, which the limits include. covers: THREAD-8, THREAD-10"""
+    model = ScriptedModel()
+    view = open_view([("message_count", {"max_messages": 3})], "any")
+    async with Engine(store, model, providers=Providers([Clerk()]), view=view) as engine:
+        task_id = (await engine.say("one")).task_id
+        await engine.say("two", task_id)
+    spoken = [message for message in model.calls[-1].messages if message["role"] != "system"]
+    assert [message["content"] for message in spoken] == ["ok", "(clerk) ada speaks", "two"]
+
+
+class Bell:
+    """A tool of a provider."""
+
+    spec = ToolSpec(name="bell-ring", description="Ring.", parameters={}, governance=Governance())
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return f"ding for {context.user_id}"
+
+
+class Ringing(ContextProvider):
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        return Context(tools=(Bell(),)) if "bell" in invocation.text else None
+
+
+async def test_a_provider_adds_tools(store: CountedStore) -> None:
+    """For the request that it adds them to, no other. covers: THREAD-10"""
+
+    def say(messages: list[Json]) -> Any:
+        return "heard" if messages[-1]["role"] == "tool" else [call("c1", "bell-ring")]
+
+    model = ScriptedModel(say)
+    async with Engine(store, model, providers=Providers([Ringing()])) as engine:
+        record = await engine.say("ring the bell")
+        assert record.content is not None
+        assert record.content["output"] == "heard"
+        assert [tool["name"] for tool in model.calls[-1].tools] == ["bell-ring"]
+        assert last_sent(model)[-1] == "ding for ada"
+        await engine.say("quiet", record.task_id)
+        assert model.calls[-1].tools == []
+        assert "there is no tool 'bell-ring'" in last_sent(model)[-1]
+
+
+# --- what it keeps in the thread ------------------------------------------------------------------
+
+
+async def test_state_is_kept_in_the_thread(store: CountedStore) -> None:
+    """By the provider's name: over a restart, apart for each thread, back with a rollback, along with a fork
+    and an export. covers: THREAD-7, THREAD-10"""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([Clerk()])) as engine:
+        task_id = (await engine.say("one")).task_id
+        second = await engine.say("two", task_id)
+        await engine.say("other")
+        assert "This is turn 1." in last_sent(model)
+    async with Engine(store, model, providers=Providers([Clerk()])) as engine:
+        await engine.say("three", task_id)
+        assert "This is turn 3." in last_sent(model)
+        user = engine.caller.user
+        transfer = Transfer(engine.tasks.ledger, engine.tasks)
+        fork = await transfer.fork(engine.partition, task_id, user)
+        await Changes(engine.tasks).rollback(engine.partition, task_id, user, second.request_id)
+        await engine.say("three again", task_id)
+        assert "This is turn 3." in last_sent(model)
+        await engine.say("four", fork.task_id)
+        assert "This is turn 4." in last_sent(model)
+        document = await transfer.export(engine.partition, fork.task_id)
+    assert document["requests"][-1]["context"]["providers"] == {"clerk": {"turns": 4}}
+
+
+async def test_a_failed_request_leaves_the_state_as_it_was(store: CountedStore) -> None:
+    """`invoked` sees the exception; what it changes is not kept: there is no checkpoint. covers: THREAD-10"""
+    model = ScriptedModel(lambda sent: ModelFailed("away") if sent[-1]["content"] == "fail" else "ok")
+    clerk = Clerk()
+    async with Engine(store, model, providers=Providers([clerk])) as engine:
+        task_id = (await engine.say("one")).task_id
+        await engine.say("fail", task_id)
+        await engine.say("two", task_id)
+    assert clerk.heard[1] == ("fail", [], "away")
+    assert "This is turn 2." in last_sent(model)
+
+
+class Hoarder(ContextProvider):
+    """Keeps more than it may, or what cannot be kept."""
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        invocation.state["things"] = "x" * 100_000 if "much" in invocation.text else object()
+
+
+@pytest.mark.parametrize(("text", "why"), [("much", "100013 bytes"), ("odd", "not JSON")])
+async def test_state_that_cannot_be_kept_is_dropped(store: CountedStore, text: str, why: str) -> None:
+    """With a step that says so; the request is none the worse."""
+    async with Engine(store, ScriptedModel(), providers=Providers([Hoarder()])) as engine:
+        record = await engine.say(text)
+        assert record.status == "Completed"
+        steps = await engine.steps(record.task_id)
+        (dropped,) = [step for step in steps if step.is_error]
+    assert why in str(dropped.output)
+
+
+# --- when it fails --------------------------------------------------------------------------------
+
+
+class Broken(ContextProvider):
+    """Fails where it is told to."""
+
+    name = "broken"
+
+    def __init__(self, where: str, **options: Any) -> None:
+        super().__init__(ProviderOptions(**options))
+        self._where = where
+
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        if self._where == "invoking":
+            raise RuntimeError("no pencil")
+        if self._where == "slow":
+            await asyncio.sleep(60)
+        return None
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        if self._where == "invoked":
+            raise RuntimeError("no paper")
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("invoking", "RuntimeError: no pencil"),
+        ("invoked", "RuntimeError: no paper"),
+        ("slow", "took longer than 0.01 seconds"),
+    ],
+)
+async def test_a_provider_that_fails_is_told_of_and_done_without(
+    store: CountedStore, where: str, why: str
+) -> None:
+    """The others are heard, the request goes on, the trace has a step. covers: THREAD-10"""
+    clerk = Clerk()
+    providers = Providers([Broken(where, timeout_seconds=0.01), clerk])
+    async with Engine(store, ScriptedModel(), providers=providers) as engine:
+        record = await engine.say("hello")
+        steps = await engine.steps(record.task_id)
+    assert record.status == "Completed"
+    assert clerk.heard
+    (failed,) = [step for step in steps if step.is_error]
+    assert (failed.kind, failed.name) == ("context", "broken")
+    assert failed.output == {"error": why}
+
+
+@pytest.mark.parametrize("where", ["invoking", "invoked", "slow"])
+async def test_a_required_provider_takes_the_request_down(store: CountedStore, where: str) -> None:
+    """With a text that names it; the task goes on. covers: THREAD-10"""
+    providers = Providers([Broken(where, required=True, timeout_seconds=0.01)])
+    async with Engine(store, ScriptedModel(), providers=providers) as engine:
+        record = await engine.say("hello")
+        assert record.status == "Failed"
+        assert record.error is not None
+        assert record.error["code"] == "model_error"
+        assert "The context provider broken failed in" in record.error["detail"]
+        again = await engine.say("hello", record.task_id)
+        assert again.task_id == record.task_id
+
+
+# --- what it remembers of the user ----------------------------------------------------------------
+
+
+async def test_preferences_are_remembered_in_new_sessions(store: CountedStore) -> None:
+    """Told to the model in every later session of this user, until they are to be forgotten.
+
+    covers: THREAD-10
+    """
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer short answers. I would prefer tea!")
+        await engine.say("hello")
+        assert "- short answers\n- tea" in last_sent(model)[1]
+        await engine.say("Forget my preferences.")
+        await engine.say("hello")
+        assert last_sent(model) == ["Be brief.", "hello"]
+
+
+async def test_what_was_learned_goes_with_its_task(store: CountedStore) -> None:
+    """Deleting a task takes along what was remembered of it, nothing else. covers: THREAD-6, THREAD-10"""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        tea = await engine.say("I prefer tea.")
+        await engine.say("I prefer milk.")
+        await Eraser(engine.tasks.ledger, engine.tasks).delete_task(engine.partition, tea.task_id)
+        await engine.say("hello")
+    assert last_sent(model)[1].endswith("\n- milk")
+    assert "tea" not in last_sent(model)[1]
+
+
+async def test_nobody_is_told_of_anothers_preferences(store: CountedStore) -> None:
+    """Memories are their user's. covers: THREAD-10"""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
+        await engine.say("I prefer tea.")
+        engine.caller = type(engine.caller)(user=User("t", "eve"))
+        await engine.say("hello")
+    assert last_sent(model) == ["Be brief.", "hello"]
+
+
+async def test_facts_are_found_again(store: CountedStore) -> None:
+    """What bears on the question first; the model may search and note by tools. covers: THREAD-10"""
+    wanted: list[Any] = []
+    model = ScriptedModel(lambda sent: wanted.pop() if wanted else "ok")
+    async with Engine(store, model, providers=Providers([Facts(FactsOptions(top_k=1))])) as engine:
+        for text in (
+            "My cat is called Tom. How are you?",
+            "Remember that the kettle is loud.",
+            "I live in Oslo.",
+        ):
+            await engine.say(text)
+        await engine.say("What should I feed my cat?")
+        assert "- The user's cat is called Tom. (today)" in last_sent(model)[1]
+        assert "Oslo" not in last_sent(model)[1]
+        await engine.say("Hm.")
+        assert "Oslo" in last_sent(model)[1]
+        wanted[:] = [[call("c", "facts-search", '{"query": "kettles"}')]]
+        await engine.say("What is loud?")
+        assert last_sent(model)[-1] == "The user asked to remember that the kettle is loud. (today)"
+        wanted[:] = [[call("c", "facts-remember", '{"fact": "Ada has a bicycle."}')]]
+        await engine.say("Note it.")
+        await engine.say("Where is my bicycle?")
+        assert "Ada has a bicycle." in last_sent(model)[1]
+
+
+def test_what_counts_as_a_fact() -> None:
+    """Sentences in which somebody speaks of themselves; no questions."""
+    text = "Hi! My name is Ada. Is my name Ada? I live in Oslo, and you? The sky is blue.\nremember the milk"
+    assert statements(text) == ["My name is Ada.", "remember the milk"]
+    assert statements("Call me Ada") == ["Call me Ada"]
+
+
+async def test_memories_are_bounded(store: CountedStore) -> None:
+    """The oldest go first, an equal one is made the newest, and texts are cut."""
+    async with Engine(store, ScriptedModel()) as engine:
+        memory = Memory(engine.tasks.ledger, engine.partition, "p", "s", "t")
+        for n in range(MOST_MEMORIES + 3):
+            await memory.remember(f"fact {n}")
+        await memory.remember("fact 10")
+        await memory.remember("x" * 5000)
+        known = await memory.recall()
+    assert len(known) == MOST_MEMORIES
+    assert [each.text for each in known[:2]] == ["fact 4", "fact 5"]
+    assert known[-2].text == "fact 10"
+    assert len(known[-1].text) == 500
+
+
+async def test_memories_added_at_once_are_all_kept(store: CountedStore) -> None:
+    """From several requests of one user side by side."""
+    async with Engine(store, ScriptedModel()) as engine:
+        memory = Memory(engine.tasks.ledger, engine.partition, "p", "s", "t")
+        await asyncio.gather(*(memory.remember(f"fact {n}") for n in range(20)))
+        assert len(await memory.recall()) == 20
+        assert not search(await memory.recall(), "the of and", 5)
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+class Guest(ContextProvider):
+    """Of a third party."""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("user_preference", {}, "Unknown context provider .* Known: facts, mem0, user_preferences"),
+        ("user_preferences", {"required": "perhaps"}, "required"),
+        ("facts", {"top": 5}, "top: Extra inputs"),
+        ("no.such:Provider", {}, "no module 'no'"),
+        (f"{__name__}:Bell", {}, "must extend ContextProvider"),
+    ],
+)
+def test_a_provider_that_cannot_be_opened_says_why(name: str, options: Json, complaint: str) -> None:
+    """In one sentence, with what to do."""
+    with pytest.raises(ThreadConfigError, match=complaint):
+        open_provider(name, options)
+
+
+def test_providers_come_by_name() -> None:
+    """One or a list, built in or `module:Class`; two of one name would mix up their states.
+
+    covers: THREAD-10
+    """
+    opened = open_providers([("user_preferences", {"required": True}), (f"{__name__}:Guest", {})])
+    assert opened.names == ["user_preferences", "Guest"]
+    with pytest.raises(ThreadConfigError, match="Two context providers are called Guest"):
+        open_providers([(f"{__name__}:Guest", {}), (f"{__name__}:Guest", {})])

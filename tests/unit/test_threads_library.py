@@ -1,0 +1,619 @@
+"""The library: an agent and its threads, without the service."""
+
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from threads_setup import said, tool_round
+
+from tealagents import Agent
+from tealagents.agent import Update
+from tealagents.domain.errors import (
+    InvalidRequest,
+    ModelFailed,
+    NotFound,
+    RemoteThreadLost,
+    TaskBusy,
+)
+from tealagents.domain.models import Item, ToolCall
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import agent_config
+from tealagents.threads import (
+    AgentThread,
+    Context,
+    ContextProvider,
+    Invocation,
+    LocalThread,
+    NotForkable,
+    RemoteThread,
+    RemoteUnsupported,
+    ThreadDeleted,
+    ThreadMismatch,
+)
+
+PLUGINS = '''
+from tealagents.plugins import Plugin, ToolContext, tool
+
+
+class Shell(Plugin):
+    @tool
+    async def look(self, context: ToolContext, path: str) -> str:
+        """Look at one file."""
+        context.add_extra_data("user", context.user_id)
+        return f"{path} is empty"
+
+    @tool(requires_hitl=True)
+    async def delete(self, path: str) -> str:
+        """Delete one file."""
+        return f"deleted {path}"
+'''
+
+MakeAgent = Callable[..., Agent]
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[OfflineModel]:
+    async with OfflineModel() as running:
+        yield running
+
+
+@pytest.fixture
+def make(service: OfflineModel, tmp_path: Path) -> MakeAgent:
+    """Makes the agent of a config; keywords of the agent are passed on, others go into the config."""
+    (tmp_path / "custom_plugins.py").write_text(PLUGINS)
+    env = {"TA_BASE_URL": service.base_url, "TA_API_KEY": "key"}
+
+    def make(**options: Any) -> Agent:
+        own = {
+            name: options.pop(name)
+            for name in ("approve", "message_stores", "reducers", "context_providers", "user")
+            if name in options
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(agent_config(**options)))
+        return Agent.from_config(path, env=env, dotenv=None, **own)
+
+    return make
+
+
+def texts(messages: Any) -> list[str]:
+    return [message.text for message in messages]
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+async def test_an_agent_remembers_its_thread(make: MakeAgent) -> None:
+    """The caller sends and receives only what is new. covers: THREAD-4"""
+    async with make() as agent:
+        thread = agent.new_thread()
+        first = await agent.run("My name is Ada.", thread)
+        assert first.text == "Nice to meet you, Ada."
+        assert texts(first.messages) == [first.text]
+        assert first.usage.total_tokens > 0
+        answer = await agent.run("What is my name?", thread)
+        assert answer.text == "Your name is Ada."
+        assert answer.request_id != first.request_id
+        assert texts(thread.messages) == ["My name is Ada.", first.text, "What is my name?", answer.text]
+        assert (await agent.run("What is my name?")).text == "You have not told me your name."
+
+
+async def test_an_answer_can_be_followed(make: MakeAgent) -> None:
+    """Piece by piece; the answer itself is there at the end."""
+    async with make() as agent:
+        thread = agent.new_thread()
+        stream = agent.run_stream("My name is Ada.", thread)
+        with pytest.raises(RuntimeError, match="when all pieces"):
+            _ = stream.answer
+        pieces = [piece.text async for piece in stream]
+        assert len(pieces) > 1
+        assert stream.answer.text == "".join(pieces) == "Nice to meet you, Ada."
+        assert len(thread.messages) == 2
+
+
+async def test_who_leaves_before_the_end_has_not_asked(make: MakeAgent) -> None:
+    """The thread stays as it was, and free."""
+    async with make() as agent:
+        thread = agent.new_thread()
+        async with agent.run_stream("pieces-50", thread) as stream:
+            async for _ in stream:
+                break
+        assert thread.messages == []
+        await agent.run("hello", thread)
+
+
+async def test_an_agent_needs_no_context_manager(make: MakeAgent) -> None:
+    """Then each call opens and closes what it needs, without a warning."""
+    agent = make()
+    thread = agent.new_thread()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await agent.run("My name is Ada.", thread)
+        pieces = [piece.text async for piece in agent.run_stream("What is my name?", thread)]
+    assert "".join(pieces) == "Your name is Ada."
+
+
+async def test_a_failed_request_leaves_the_thread_as_it_was(make: MakeAgent, service: OfflineModel) -> None:
+    """Nothing is added, nothing is lost. covers: THREAD-6"""
+    async with make() as agent:
+        thread = agent.new_thread()
+        await agent.run("My name is Ada.", thread)
+        before = thread.to_json()
+        service.script({"rules": [{"reply": {"error": {"status": 400, "message": "no"}}}]})
+        with pytest.raises(ModelFailed):
+            await agent.run("What is my name?", thread)
+        assert thread.to_json() == before
+
+
+async def test_a_thread_has_one_writer(make: MakeAgent, service: OfflineModel) -> None:
+    """A second message while the first is answered is refused; on another thread it is not."""
+    async with make() as agent:
+        thread = agent.new_thread()
+        stream = agent.run_stream("pieces-3", thread)
+        await anext(stream)
+        with pytest.raises(TaskBusy):
+            await agent.run("hello", thread)
+        await agent.run("hello", agent.new_thread())
+        async for _ in stream:
+            pass
+        await agent.run("hello", thread)
+
+
+async def test_tools_are_called(make: MakeAgent) -> None:
+    """As in the service, and told of as they are; what a tool adds is with the answer."""
+    async with make(agent={"plugins": ["Shell"]}, user="ada") as agent:
+        thread = agent.new_thread()
+        updates = []
+        stream = agent.run_stream('call Shell-look {"path": "/x"}', thread)
+        async for update in stream:
+            updates.append(update)
+        assert stream.answer.text == "Shell-look said: /x is empty"
+        assert [u for u in updates if u.tool_call] == [
+            Update(tool_call=updates[0].tool_call),
+            Update(tool_call=updates[0].tool_call, tool_result="/x is empty"),
+        ]
+        assert [message.role for message in stream.answer.messages] == ["assistant", "tool", "assistant"]
+        assert stream.answer.extra_data == {"user": "ada"}
+        assert [step.kind for step in stream.answer.steps] == ["model", "model"]
+
+
+@pytest.mark.parametrize("approves", [None, False, True])
+async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | None) -> None:
+    """Whoever approves decides; without anybody the call is not made, and the model is told so."""
+    asked: list[ToolCall] = []
+
+    async def approve(call: ToolCall) -> bool:
+        asked.append(call)
+        return bool(approves)
+
+    options = {} if approves is None else {"approve": approve}
+    async with make(agent={"plugins": ["Shell"]}, **options) as agent:
+        thread = agent.new_thread()
+        answer = await agent.run(
+            'call Shell-delete {"path": "/x"} and call Shell-look {"path": "/y"}', thread
+        )
+    told = "Shell-delete said: deleted /x" if approves else "Shell-delete said: The call was not approved"
+    assert told in answer.text
+    assert "Shell-look said: /y is empty" in answer.text
+    assert [call.tool for call in asked] == ([] if approves is None else ["Shell-delete"])
+    asked_for, *results, _ = answer.messages
+    assert {call.id for call in asked_for.tool_calls} == {each.tool_call_id for each in results}
+
+
+class Wisher(ContextProvider):
+    """Remembers what was wished for in this thread, and in all of them."""
+
+    name = "wisher"
+
+    async def invoking(self, invocation: Invocation) -> Context | None:
+        known = [each.text for each in await invocation.memory.recall()]
+        return Context(instructions=f"here {invocation.state.get('wishes', 0)}, ever {len(known)}")
+
+    async def invoked(self, invocation: Invocation, response: Any, error: BaseException | None) -> None:
+        invocation.state["wishes"] = invocation.state.get("wishes", 0) + 1
+        await invocation.memory.remember(invocation.text)
+
+
+@pytest.mark.parametrize("entered", [True, False])
+async def test_context_providers_serve_the_library(
+    make: MakeAgent, service: OfflineModel, entered: bool
+) -> None:
+    """State in the thread, memory of the user; by code or by config. covers: THREAD-10"""
+    agent = make(context_providers=Wisher())
+    if entered:
+        await agent.__aenter__()
+    thread = agent.new_thread()
+    for n in range(2):
+        await agent.run(f"wish {n}", thread)
+        assert service.requests[-1]["body"]["messages"][-2]["content"] == f"here {n}, ever {n}"
+    await agent.run("wish", agent.new_thread())
+    assert service.requests[-1]["body"]["messages"][-2]["content"] == "here 0, ever 2"
+    assert thread.state == {"wisher": {"wishes": 2}}
+    opened = agent.open_thread(thread.to_json())
+    await agent.run("wish 3", opened)
+    assert service.requests[-1]["body"]["messages"][-2]["content"] == "here 2, ever 3"
+    if entered:
+        await agent.__aexit__(None, None, None)
+
+
+async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:
+    """The reducers of the config; what is stored stays whole. covers: THREAD-8"""
+    async with make(thread={"reducers": [{"name": "message_count", "max_messages": 3}]}) as agent:
+        thread = agent.new_thread()
+        for n in range(4):
+            answer = await agent.run(f"turn {n}", thread)
+        assert len(service.requests[-1]["body"]["messages"]) == 4
+        assert len(thread.messages) == 8
+        assert [step.kind for step in answer.steps] == ["reduction", "model"]
+
+
+# --- kinds ----------------------------------------------------------------------------------------
+
+
+async def test_a_remote_thread_is_only_an_id(make: MakeAgent, service: OfflineModel) -> None:
+    """Sent as `previous_response_id`; the messages are the service's, and listed by its client.
+    covers: THREAD-1, THREAD-4, THREAD-5"""
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.new_thread()
+        assert isinstance(thread, RemoteThread)
+        assert await agent.list_messages(thread) == []
+        await agent.run("My name is Ada.", thread)
+        last = thread.remote_id
+        assert last is not None
+        assert (await agent.run("What is my name?", thread)).text == "Your name is Ada."
+        body = service.requests[-1]["body"]
+        assert body["previous_response_id"] == last
+        assert len(body["input"]) == 1
+        assert body["store"] is True
+        with pytest.raises(RemoteUnsupported, match=r"agent\.list_messages"):
+            _ = thread.messages
+        assert texts(await agent.list_messages(thread))[::2] == ["My name is Ada.", "What is my name?"]
+        resumed = agent.open_thread(thread.to_json())
+        assert isinstance(resumed, RemoteThread)
+        assert (await agent.run("What is my name?", resumed)).text == "Your name is Ada."
+        assert "Ada" not in thread.to_json()
+
+
+async def test_tools_and_approvals_work_on_remote_threads(make: MakeAgent) -> None:
+    """Results continue the response that asked for them. covers: THREAD-4"""
+    async with make(
+        thread={"kind": "remote"}, agent={"plugins": ["Shell"]}, approve=lambda call: True
+    ) as agent:
+        thread = agent.new_thread()
+        answer = await agent.run(
+            'call Shell-delete {"path": "/x"} and call Shell-look {"path": "/y"}', thread
+        )
+        assert answer.text == "Shell-look said: /y is empty\nShell-delete said: deleted /x"
+        roles = [message.role for message in await agent.list_messages(thread)]
+        assert roles == ["user", "assistant", "tool", "tool", "assistant"]
+
+
+async def test_a_conversation_is_continued_by_its_id(make: MakeAgent, service: OfflineModel) -> None:
+    """An id that somebody else has made will do. covers: THREAD-1"""
+    import httpx
+
+    async with httpx.AsyncClient(verify=False) as http:
+        made = (await http.post(f"{service.base_url}/conversations", json={})).json()["id"]
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.get_remote_thread(made)
+        await agent.run("My name is Ada.", thread)
+        assert service.requests[-1]["body"]["conversation"] == made
+        assert (await agent.run("What is my name?", thread)).text == "Your name is Ada."
+        assert thread.remote_id == made
+        with pytest.raises(NotForkable, match="cannot fork a conversation"):
+            thread.fork()
+        with pytest.raises(NotForkable, match="no earlier states"):
+            thread.rollback(thread.checkpoints[0].checkpoint_id)
+
+
+async def test_a_lost_conversation_is_a_clear_error(make: MakeAgent) -> None:
+    """From answering and from listing; deleting what is gone is fine. covers: THREAD-1"""
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.get_remote_thread("resp_gone")
+        with pytest.raises(RemoteThreadLost, match="no longer has the conversation"):
+            await agent.run("hello", thread)
+        with pytest.raises(RemoteThreadLost):
+            await agent.list_messages(thread)
+        await thread.delete()
+
+
+async def test_local_always_works_and_remote_where_it_is_supported(make: MakeAgent) -> None:
+    """The client says what it supports; the default thread is of the configured kind. covers: THREAD-2"""
+    chat = make(agent={"client": "openai-chat"})
+    assert isinstance(chat.new_thread(), LocalThread)
+    assert chat.get_local_thread().messages == []
+    with pytest.raises(RemoteUnsupported, match="openai-chat"):
+        chat.get_remote_thread()
+    with pytest.raises(RemoteUnsupported):
+        chat.to_remote(chat.get_local_thread())
+    remote = make(thread={"kind": "remote"})
+    assert isinstance(remote.new_thread(), RemoteThread)
+    assert isinstance(remote.get_local_thread([said("user", "hi")]), LocalThread)
+
+
+async def test_the_kind_decides_where_it_is_kept(make: MakeAgent, service: OfflineModel) -> None:
+    """A local thread is not stored at the service, whatever the client; `store` that contradicts is refused.
+    covers: THREAD-3"""
+    async with make(agent={"client": "openai-responses"}) as agent:
+        local, remote = agent.get_local_thread(), agent.get_remote_thread()
+        await agent.run("hello", local, store=False)
+        assert service.requests[-1]["body"]["store"] is False
+        await agent.run("hello", local)
+        assert len(service.requests[-1]["body"]["input"]) == 3
+        await agent.run("hello", remote, store=True)
+        assert service.requests[-1]["body"]["store"] is True
+        with pytest.raises(InvalidRequest, match="store: is True, but the thread is local"):
+            await agent.run("hello", local, store=True)
+        with pytest.raises(InvalidRequest, match="store: is False, but the thread is remote"):
+            await agent.run("hello", remote, store=False)
+
+
+async def test_a_thread_is_of_a_kind_from_its_making() -> None:
+    """There is no uninitialised one, and none that is both. covers: THREAD-2"""
+    with pytest.raises(TypeError, match="abstract"):
+        AgentThread()  # type: ignore[abstract]
+    assert LocalThread().kind == "local"
+    assert RemoteThread().kind == "remote"
+    with pytest.raises(InvalidRequest, match="beginning"):
+        RemoteThread("resp_1", beginning=[said("user", "hi")])
+    with pytest.raises(InvalidRequest, match="same message_id"):
+        LocalThread([message := said("user", "hi"), message])
+
+
+async def test_local_becomes_remote_on_request(make: MakeAgent, service: OfflineModel) -> None:
+    """What was said is sent once, with the first new message; and back again. covers: THREAD-1"""
+    async with make(thread={"kind": "remote"}) as agent:
+        local = agent.get_local_thread()
+        await agent.run("My name is Ada.", local)
+        remote = agent.to_remote(local)
+        assert texts(await agent.list_messages(remote)) == texts(local.messages)
+        remote = agent.open_thread(remote.to_json())  # type: ignore[assignment]
+        assert (await agent.run("What is my name?", remote)).text == "Your name is Ada."
+        assert len(service.requests[-1]["body"]["input"]) == 3
+        await agent.run("And now?", remote)
+        assert len(service.requests[-1]["body"]["input"]) == 1
+        back = await agent.to_local(remote)
+        assert texts(back.messages)[:3] == ["My name is Ada.", "Nice to meet you, Ada.", "What is my name?"]
+
+
+# --- forks, copies, editing -----------------------------------------------------------------------
+
+
+async def test_a_fork_is_the_prefix_up_to_and_including_a_message(make: MakeAgent) -> None:
+    """Independent of its origin, also when that is deleted; an unknown id is an error. covers: THREAD-6"""
+    async with make() as agent:
+        thread = agent.get_local_thread()
+        await agent.run("My name is Ada.", thread)
+        await agent.run("My name is Eve.", thread)
+        early, whole = thread.fork(thread.messages[1].message_id), thread.fork()
+        assert texts(early.messages) == texts(thread.messages)[:2]
+        assert texts(whole.messages) == texts(thread.messages)
+        assert early.thread_id != thread.thread_id
+        origin = early.messages[0].origin
+        assert origin is not None
+        assert (origin.task_id, origin.message_id) == (thread.thread_id, thread.messages[0].message_id)
+        with pytest.raises(NotFound, match="has no message nothing"):
+            thread.fork("nothing")
+        await thread.delete()
+        assert (await agent.run("What is my name?", early)).text == "Your name is Ada."
+        assert (await agent.run("What is my name?", whole)).text == "Your name is Eve."
+
+
+def test_no_fork_between_a_call_and_its_result() -> None:
+    """Before or after both; with several results after the last. covers: THREAD-6"""
+    asked, first, second = tool_round("r1", "r2")
+    thread = LocalThread([said("user", "go"), asked, first, second, said("assistant", "done")])
+    for message in (asked, first):
+        with pytest.raises(InvalidRequest, match="between a tool call and its result"):
+            thread.fork(message.message_id)
+    assert len(thread.fork(second.message_id).messages) == 4
+
+
+async def test_a_fork_of_a_remote_thread_shares_what_was_said(make: MakeAgent) -> None:
+    """A response can be continued twice; a place in its middle cannot be named. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.get_remote_thread()
+        await agent.run("My name is Ada.", thread)
+        fork = thread.fork()
+        await agent.run("My name is Eve.", thread)
+        assert (await agent.run("What is my name?", fork)).text == "Your name is Ada."
+        assert (await agent.run("What is my name?", thread)).text == "Your name is Eve."
+        with pytest.raises(NotForkable, match="at its end only"):
+            thread.fork("some-message")
+
+
+async def test_a_copy_is_the_same_once_more(make: MakeAgent) -> None:
+    """With the same message ids and checkpoints; what is done to one is not done to the other.
+
+    covers: THREAD-6
+    """
+    async with make() as agent:
+        for thread in (agent.get_local_thread(), agent.get_remote_thread()):
+            await agent.run("My name is Ada.", thread)
+            copy = thread.copy()
+            assert copy.thread_id != thread.thread_id
+            assert copy.checkpoints == thread.checkpoints
+            assert await agent.list_messages(copy) == await agent.list_messages(thread)
+            await agent.run("My name is Eve.", copy)
+            assert (await agent.run("What is my name?", thread)).text == "Your name is Ada."
+
+
+async def test_messages_can_be_read_and_edited(make: MakeAgent) -> None:
+    """The model is then sent what they say now. covers: THREAD-9"""
+    async with make() as agent:
+        thread = agent.get_local_thread()
+        await agent.run("My name is Ada.", thread)
+        await thread.edit(thread.messages[0].message_id, "My name is Eve.")
+        assert (await agent.run("What is my name?", thread)).text == "Your name is Eve."
+        with pytest.raises(NotFound):
+            await thread.edit("nothing", "x")
+
+
+async def test_deleting_is_for_ever(make: MakeAgent) -> None:
+    """Nothing can be done with the thread any more; the service forgets a remote one. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}) as agent:
+        local, remote = agent.get_local_thread(), agent.get_remote_thread()
+        await agent.run("hello", local)
+        await agent.run("hello", remote)
+        gone = remote.remote_id
+        for thread in (local, remote):
+            await thread.delete()
+            for use in (thread.to_json, thread.fork, thread.copy, lambda t=thread: t.messages):
+                with pytest.raises(ThreadDeleted):
+                    use()
+            with pytest.raises(ThreadDeleted):
+                await agent.run("hello", thread)
+        with pytest.raises(RemoteThreadLost):
+            await agent.list_messages(agent.get_remote_thread(gone))
+
+
+# --- JSON and fingerprints ------------------------------------------------------------------------
+
+
+async def test_a_thread_survives_as_json(make: MakeAgent) -> None:
+    """Messages, checkpoints, what providers keep: the same text again. covers: THREAD-6"""
+    async with make(context_providers=[Wisher()]) as agent:
+        thread = agent.get_local_thread()
+        await agent.run([Item("text", "look"), Item("image", "data:image/png;base64,iVBORw0KGgo=")], thread)
+        first = thread.checkpoint_id
+        await agent.run("hello", thread)
+        text = thread.to_json()
+        for again in (LocalThread.from_json(text), agent.open_thread(text)):
+            assert again.to_json() == text
+            assert list(again.messages) == list(thread.messages)
+            again.rollback(str(first))
+            assert len(again.messages) == 2
+            assert again.state == {"wisher": {"wishes": 1}}
+
+
+async def test_another_configuration_is_detected(make: MakeAgent) -> None:
+    """By opening and by running, unless the thread is adopted. covers: THREAD-6"""
+    one = make()
+    thread = one.get_local_thread()
+    await one.run("My name is Ada.", thread)
+    text = thread.to_json()
+    other = make(agent={"system_prompt": "You are somebody else."})
+    assert one.fingerprint != other.fingerprint
+    assert make().fingerprint == one.fingerprint
+    with pytest.raises(ThreadMismatch, match="another configuration"):
+        other.open_thread(text)
+    unbound = LocalThread.from_json(text)
+    with pytest.raises(ThreadMismatch):
+        await other.run("hello", unbound)
+    adopted = other.open_thread(text, adopt=True)
+    assert (await other.run("What is my name?", adopted)).text == "Your name is Ada."
+    with pytest.raises(ThreadMismatch):
+        await one.run("hello", adopted)
+    nobodys = LocalThread()
+    await one.run("hello", nobodys)
+    assert nobodys.fingerprint == one.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("nonsense", "no JSON"),
+        ("{}", "format"),
+        ('{"format": "tealagents/thread/v1", "kind": "local"}', "messages|pending|store"),
+        ('{"format": "tealagents/thread/v1", "kind": "quantum"}', "must be one of local, remote, workflow"),
+        (LocalThread().to_json().replace('"current":null', '"current":"x"'), "checkpoints: lack one"),
+        (LocalThread().to_json().replace('"messages":[]', '"messages":[{"role": 1}]'), "this is no thread"),
+    ],
+)
+def test_what_is_no_thread_is_refused(make: MakeAgent, text: str, complaint: str) -> None:
+    """With what is wrong about it."""
+    with pytest.raises(InvalidRequest, match=complaint):
+        make().open_thread(text)
+
+
+def test_a_thread_is_opened_as_what_it_is() -> None:
+    """A remote one is not a local one."""
+    with pytest.raises(InvalidRequest, match="kind: must be local, not 'remote'"):
+        LocalThread.from_json(RemoteThread("resp_1").to_json())
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+async def test_back_and_forward_again(make: MakeAgent) -> None:
+    """Each answer marks a place; nothing is erased by going back, and another way can be taken.
+
+    covers: THREAD-7
+    """
+    async with make() as agent:
+        for thread in (agent.get_local_thread(), agent.get_remote_thread()):
+            marks = []
+            for name in ("Ada", "Eve", "Joe"):
+                await agent.run(f"My name is {name}.", thread)
+                marks.append(str(thread.checkpoint_id))
+            thread.rollback(marks[0])
+            assert (await agent.run("What is my name?", thread)).text == "Your name is Ada."
+            thread.rollback(marks[2])
+            assert (await agent.run("What is my name?", thread)).text == "Your name is Joe."
+            thread.rollback(marks[1])
+            assert len(await agent.list_messages(thread)) == 4
+            assert len(thread.checkpoints) == 5
+            with pytest.raises(NotFound, match="no checkpoint"):
+                thread.rollback("nowhere")
+            assert thread.checkpoint_id == marks[1]
+
+
+async def test_a_fork_keeps_the_way_back(make: MakeAgent) -> None:
+    """Checkpoints that lie within it."""
+    async with make() as agent:
+        thread = agent.get_local_thread()
+        for name in ("Ada", "Eve"):
+            await agent.run(f"My name is {name}.", thread)
+        fork = thread.fork(thread.messages[2].message_id)
+        assert [each.checkpoint_id for each in fork.checkpoints] == [thread.checkpoints[0].checkpoint_id]
+        fork.rollback(fork.checkpoints[0].checkpoint_id)
+        assert texts(fork.messages) == ["My name is Ada.", "Nice to meet you, Ada."]
+
+
+# --- the package ----------------------------------------------------------------------------------
+
+
+def test_importing_the_package_is_cheap() -> None:
+    """Nothing is imported along that is not asked for."""
+    code = (
+        "import sys, tealagents; heavy = {'fastapi', 'openai', 'pydantic', 'msgspec', 'httpx', 'yaml'}; "
+        "sys.exit(', '.join(heavy & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.strip() == ""
+
+
+def test_every_public_name_is_there() -> None:
+    """What the package says it offers can be imported."""
+    import tealagents
+    import tealagents.threads
+
+    for package in (tealagents, tealagents.threads):
+        assert all(getattr(package, name) is not None for name in package.__all__)
+        with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+            _ = package.Nothing
+
+
+async def test_a_message_needs_content(make: MakeAgent) -> None:
+    """An empty one is refused before anything is asked."""
+    async with make() as agent:
+        with pytest.raises(InvalidRequest, match="message: is empty"):
+            await agent.run([], agent.new_thread())
+
+
+async def test_a_subclass_hears_of_new_messages(make: MakeAgent) -> None:
+    """`on_new_messages` is where a thread of one's own begins. covers: THREAD-6"""
+    heard: list[str] = []
+
+    class Diary(LocalThread):
+        async def on_new_messages(self, messages: Any) -> None:
+            heard.extend(texts(messages))
+            await super().on_new_messages(messages)
+
+    async with make() as agent:
+        await agent.run("hello", Diary())
+    assert heard == ["hello", "Hello! How can I help?"]

@@ -1,0 +1,165 @@
+"""The context provider on Mem0."""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from threads_setup import CountedStore, Engine
+
+from tealagents.domain.models import Json
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.models import ScriptedModel
+from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.context import Providers, open_provider
+
+pytest.importorskip("mem0", reason="needs pip install 'tealagents[mem0]'")
+
+#: of their connections, closed when they are collected
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
+]
+
+DIMENSIONS = 32
+
+
+def embedded(text: str) -> list[float]:
+    """A vector of the words of a text: texts that share words lie close."""
+    vector = [0.0] * DIMENSIONS
+    for word in text.lower().replace(".", " ").replace("?", " ").split():
+        vector[hashlib.md5(word.encode(), usedforsecurity=False).digest()[0] % DIMENSIONS] += 1.0
+    return vector
+
+
+class Embeddings(BaseHTTPRequestHandler):
+    """`POST /v1/embeddings`, as OpenAI answers it."""
+
+    def do_POST(self) -> None:
+        body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
+        given = body["input"] if isinstance(body["input"], list) else [body["input"]]
+        data = [{"index": n, "object": "embedding", "embedding": embedded(t)} for n, t in enumerate(given)]
+        answer = msgspec.json.encode({"object": "list", "data": data, "model": "m", "usage": {}})
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def embeddings() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Embeddings)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whoever else is looked up or called: nobody may be."""
+    strangers: list[str] = []
+    look_up = socket.getaddrinfo
+
+    def looked_up(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host not in ("127.0.0.1", "localhost", "::1", None):
+            strangers.append(str(host))
+            raise OSError(f"{host} is not loopback")
+        return look_up(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    return strangers
+
+
+def options(embeddings: str, folder: Path) -> Json:
+    key = {"api_key": "key"}
+    return {
+        "infer": False,
+        "directory": str(folder / "mem0"),
+        "config": {
+            "llm": {"provider": "openai", "config": {"openai_base_url": embeddings, **key}},
+            "embedder": {
+                "provider": "openai",
+                "config": {"openai_base_url": embeddings, "embedding_dims": DIMENSIONS, **key},
+            },
+            "vector_store": {
+                "provider": "qdrant",
+                "config": {"path": str(folder / "vectors"), "embedding_model_dims": DIMENSIONS},
+            },
+            "history_db_path": str(folder / "history.db"),
+        },
+    }
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[CountedStore]:
+    async with CountedStore(MemoryStore()) as opened:
+        yield opened
+
+
+async def test_what_was_said_is_found_in_a_new_session(
+    store: CountedStore, embeddings: str, tmp_path: Path, loopback_only: list[str]
+) -> None:
+    """For its user alone, and without a word to anybody else. covers: THREAD-10"""
+    provider = open_provider("mem0", {**options(embeddings, tmp_path), "required": True})
+    model = ScriptedModel()
+    async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:
+        record = await engine.say("My cat is called Tom")
+        assert record.status == "Completed", record.error
+        await engine.say("What is my cat called?")
+        assert "- My cat is called Tom" in str(model.calls[-1].messages[1]["content"])
+        engine.caller = type(engine.caller)(user=type(engine.caller.user)("t", "eve"))
+        await engine.say("What is my cat called?")
+        assert len(model.calls[-1].messages) == 2
+    assert loopback_only == []
+
+
+def test_nothing_is_asked_for_at_import(tmp_path: Path) -> None:
+    """Neither the package nor the network; the telemetry is off before it could ask. covers: THREAD-10"""
+    code = """
+import socket, sys
+def refuse(*args, **kwargs): raise SystemExit(f"asked for {args}")
+socket.getaddrinfo = socket.create_connection = refuse
+import tealagents.threads.mem0 as ours
+assert "mem0" not in sys.modules
+ours._imported(sys.argv[1])
+from mem0.memory import telemetry
+assert telemetry.MEM0_TELEMETRY is False and telemetry.client_telemetry.posthog is None
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_service_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said with what to set."""
+    monkeypatch.delenv("MEM0_API_KEY", raising=False)
+    provider: Any = open_provider("mem0", {})
+    with pytest.raises(ThreadConfigError, match="MEM0_API_KEY"):
+        provider._opened()
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra."""
+    monkeypatch.setitem(sys.modules, "mem0", None)
+    provider: Any = open_provider("mem0", {})
+    with pytest.raises(ThreadConfigError, match=r"pip install 'tealagents\[mem0\]'"):
+        provider._opened()
+    assert os.environ["MEM0_TELEMETRY"] == "False"

@@ -1,0 +1,302 @@
+"""Where threads of the library keep their messages, and where whole threads are saved."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from threads_setup import exchange, rounds, said, tool_round
+
+from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
+from tealagents.domain.models import Message
+from tealagents.stores import open_store
+from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.servers import RedisServer
+from tealagents.threads import (
+    FileMessages,
+    LocalThread,
+    MemoryMessages,
+    MessageStore,
+    RedisMessages,
+    RemoteThread,
+    ThreadStore,
+    WorkflowThread,
+)
+from tealagents.threads.message_stores import MessageStoreFactory
+
+pytest_plugins = ["tealagents.testing.pytest_servers"]
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> MessageStoreFactory:
+    """A factory of each kind."""
+    if request.param == "memory":
+        return MemoryMessages
+    if request.param == "file":
+        return lambda: FileMessages(tmp_path)
+    server: RedisServer = request.getfixturevalue("redis_server")
+    return lambda: RedisMessages(server.url)
+
+
+def texts(messages: list[Message]) -> list[str]:
+    return [message.text for message in messages]
+
+
+# --- the protocol ---------------------------------------------------------------------------------
+
+
+async def test_messages_are_kept_in_order(stores: MessageStoreFactory) -> None:
+    """All of each, whatever is in them. covers: THREAD-9"""
+    store = stores()
+    assert await store.list_messages() == []
+    first = [said("user", "hé\n\x00 漢"), *tool_round("r1", "r2")]
+    await store.add_messages(first)
+    await store.add_messages([])
+    second = exchange("q", "a")
+    await store.add_messages(second)
+    assert await store.list_messages() == [*first, *second]
+
+
+async def test_each_thread_has_a_store_of_its_own(stores: MessageStoreFactory) -> None:
+    """Made by the factory, with a key of its own. covers: THREAD-9"""
+    one, other = LocalThread(stores=stores), LocalThread(stores=stores)
+    await one.on_new_messages(exchange("q", "a"))
+    await other.create()
+    assert other.messages == []
+
+
+async def test_a_store_is_found_again(stores: MessageStoreFactory) -> None:
+    """From what the thread's JSON holds of it. covers: THREAD-9"""
+    thread = LocalThread(stores=stores)
+    await thread.on_new_messages(exchange("q0", "a0"))
+    early = thread.checkpoint()
+    await thread.on_new_messages(exchange("q1", "a1"))
+    text = thread.to_json()
+    again = LocalThread.from_json(text, stores=stores)
+    await again.create()
+    assert texts(list(again.messages)) == ["q0", "a0", "q1", "a1"]
+    again.rollback(early)
+    assert texts(list(again.messages)) == ["q0", "a0"]
+
+
+async def test_a_fork_has_a_store_of_its_own(stores: MessageStoreFactory) -> None:
+    """Filled with the prefix; its origin may be deleted. covers: THREAD-6, THREAD-9"""
+    thread = LocalThread(stores=stores)
+    await thread.on_new_messages([*exchange("q0", "a0"), *exchange("q1", "a1")])
+    fork = thread.fork(thread.messages[1].message_id)
+    await fork.on_new_messages(exchange("other", "way"))
+    await thread.delete()
+    again = LocalThread.from_json(fork.to_json(), stores=stores)
+    await again.create()
+    assert texts(list(again.messages)) == ["q0", "a0", "other", "way"]
+
+
+async def test_deleting_a_thread_empties_its_store(stores: MessageStoreFactory) -> None:
+    """For ever. covers: THREAD-6"""
+    store = stores()
+    thread = LocalThread(store=store)
+    await thread.create()
+    await thread.on_new_messages(exchange("q", "a"))
+    await thread.delete()
+    assert await store.list_messages() == []
+
+
+async def test_a_thread_with_a_store_must_be_read_first(tmp_path: Path) -> None:
+    """What is in the store is not known before; nothing is made up."""
+    thread = LocalThread(stores=lambda: FileMessages(tmp_path))
+    await thread.on_new_messages(exchange("q", "a"))
+    again = LocalThread.from_json(thread.to_json(), stores=lambda: FileMessages(tmp_path))
+    with pytest.raises(InvalidRequest, match=r"await thread\.create\(\) first"):
+        _ = again.messages
+    with pytest.raises(InvalidRequest, match="give `stores`"):
+        LocalThread.from_json(thread.to_json())
+
+
+async def test_what_others_have_added_is_at_the_end(tmp_path: Path) -> None:
+    """Another process has gone on with the same store."""
+    thread = LocalThread(stores=lambda: FileMessages(tmp_path))
+    await thread.on_new_messages(exchange("q0", "a0"))
+    thread.checkpoint()
+    text = thread.to_json()
+    await thread.on_new_messages(exchange("q1", "a1"))
+    again = LocalThread.from_json(text, stores=lambda: FileMessages(tmp_path))
+    await again.create()
+    assert texts(list(again.messages)) == ["q0", "a0", "q1", "a1"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_messages_in_a_store_can_be_edited(kind: str, tmp_path: Path) -> None:
+    """Where the store can; one that cannot says what to do instead. covers: THREAD-9"""
+    store: MessageStore = MemoryMessages() if kind == "memory" else FileMessages(tmp_path)
+    thread = LocalThread(store=store)
+    await thread.create()
+    await thread.on_new_messages(exchange("q", "a"))
+    await thread.edit(thread.messages[0].message_id, "edited")
+    assert texts(await store.list_messages()) == ["edited", "a"]
+
+
+async def test_a_store_that_cannot_edit_says_so(redis_server: RedisServer) -> None:
+    """Fork the thread before the message instead. covers: THREAD-9"""
+    thread = LocalThread(stores=lambda: RedisMessages(redis_server.url))
+    await thread.on_new_messages(exchange("q", "a"))
+    with pytest.raises(InvalidRequest, match="RedisMessages cannot replace a message; fork"):
+        await thread.edit(thread.messages[0].message_id, "edited")
+
+
+def test_remote_threads_use_no_message_store(caplog: pytest.LogCaptureFixture) -> None:
+    """It is ignored, with a warning. covers: THREAD-9"""
+    text = RemoteThread("resp_1").to_json()
+    with caplog.at_level(logging.WARNING):
+        assert RemoteThread.from_json(text, stores=MemoryMessages).remote_id == "resp_1"
+    assert "a remote thread uses no message store" in caplog.text
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+async def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+    """What a crash left is cut off by the next message; a line that is damaged is told of."""
+    store = FileMessages(tmp_path, "k")
+    await store.add_messages(exchange("q0", "a0"))
+    whole = store.path.read_bytes()
+    for cut in (1, 20, len(whole) // 4):
+        store.path.write_bytes(whole + whole[:cut])
+        assert texts(await store.list_messages()) == ["q0", "a0"]
+        await store.add_messages(exchange("q1", "a1"))
+        assert texts(await store.list_messages()) == ["q0", "a0", "q1", "a1"]
+        store.path.write_bytes(whole)
+    store.path.write_bytes(b"{}\n" + whole)
+    with pytest.raises(CorruptState):
+        await store.list_messages()
+
+
+def test_a_key_is_no_path(tmp_path: Path) -> None:
+    """What a document says of a store cannot name files elsewhere."""
+    with pytest.raises(CorruptState):
+        FileMessages(tmp_path).update_from_state({"folder": "/", "key": "../etc/passwd"})
+
+
+# --- redis ----------------------------------------------------------------------------------------
+
+
+async def test_redis_keeps_the_last_messages(redis_server: RedisServer) -> None:
+    """As many as `max_messages` says, the oldest go first. covers: THREAD-9"""
+    store = RedisMessages(redis_server.url, max_messages=3)
+    for n in range(4):
+        await store.add_messages(exchange(f"q{n}", f"a{n}"))
+    assert texts(await store.list_messages()) == ["a2", "q3", "a3"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(conversation=st.lists(rounds(), min_size=1, max_size=6), most=st.integers(1, 12))
+async def test_redis_never_separates_a_call_from_its_result(
+    redis_server: RedisServer, conversation: list[list[Message]], most: int
+) -> None:
+    """Whatever the limit: what is left is the end of the conversation, and begins with no result.
+    covers: THREAD-9"""
+    store = RedisMessages(redis_server.url, max_messages=most)
+    everything: list[Message] = []
+    for messages in conversation:
+        await store.add_messages(messages)
+        everything += messages
+        kept = await store.list_messages()
+        assert len(kept) <= most
+        assert not kept or kept == everything[-len(kept) :]
+        assert not kept or kept[0].role != "tool"
+        dropped = everything[: len(everything) - len(kept)]
+        called = {call.id for message in dropped for call in message.tool_calls}
+        assert not called & {message.tool_call_id for message in kept}
+
+
+async def test_messages_added_at_once_are_all_kept(redis_server: RedisServer) -> None:
+    """Each addition in one piece. covers: THREAD-9"""
+    store = RedisMessages(redis_server.url)
+    await asyncio.gather(*(store.add_messages(exchange(f"q{n}", f"a{n}")) for n in range(20)))
+    kept = texts(await store.list_messages())
+    assert len(kept) == 40
+    assert all(kept[n + 1] == "a" + kept[n][1:] for n in range(0, 40, 2))
+
+
+async def test_a_lost_reply_adds_nothing_twice(redis_server: RedisServer) -> None:
+    """The connection breaks at any byte of the answer: it is sent again, and done once. covers: THREAD-9"""
+    async with FaultProxy("127.0.0.1", redis_server.port) as proxy:
+        store = RedisMessages(proxy.url_for(redis_server.url))
+
+        async def added(cut: int) -> bool:
+            """Whether the connection lived until the answer had come."""
+            proxy.upcoming[:] = [Faults(cut_replies_after=cut), Faults()]
+            sent.append(f"cut after {cut}")
+            await store.add_messages([said("user", sent[-1])])
+            return len(proxy.upcoming) == 1
+
+        sent: list[str] = []
+        low, high = 1, 4096
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if await added(middle) else (middle + 1, high)
+        for cut in range(low - 8, low + 1):
+            await added(cut)
+        proxy.upcoming.clear()
+        assert texts(await store.list_messages()) == sent
+
+
+async def test_redis_away_is_a_clear_error(redis_server: RedisServer) -> None:
+    """Without the password that the URL may hold."""
+    store = RedisMessages("redis://:secret@127.0.0.1:1")
+    with pytest.raises(PersistenceUnavailable, match="Redis cannot be reached") as away:
+        await store.add_messages(exchange("q", "a"))
+    assert "secret" not in str(away.value)
+    assert "secret" not in msgspec.json.encode(store.serialize()).decode()
+    with pytest.raises(ValueError, match="at least 1"):
+        RedisMessages(redis_server.url, max_messages=0)
+
+
+# --- whole threads --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "sqlite", "file", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "redis":
+        yield request.getfixturevalue("redis_url")
+    else:
+        yield {
+            "memory": "memory://",
+            "sqlite": f"sqlite:///{tmp_path}/threads.db",
+            "file": f"file:///{tmp_path}/threads",
+        }[request.param]
+
+
+def small() -> LocalThread:
+    return LocalThread(exchange("q", "a"))
+
+
+def large() -> LocalThread:
+    return LocalThread([said("user", "word " * 200_000)])
+
+
+@pytest.mark.parametrize(
+    "make", [small, large, lambda: RemoteThread("resp_1"), lambda: WorkflowThread(["one"])]
+)
+async def test_one_abstraction_keeps_every_kind(url: str, make: Callable[[], LocalThread]) -> None:
+    """Local, remote, of workflows, small and large; saved again, and deleted. covers: THREAD-1, THREAD-5"""
+    async with open_store(url) as store:
+        threads = ThreadStore(store, "Tester")
+        thread = make()
+        thread.checkpoint()
+        await threads.save(thread)
+        assert [each async for each in threads.list()] == [thread.thread_id]
+        again = await threads.load(thread.thread_id)
+        assert type(again) is type(thread)
+        assert again.to_json() == thread.to_json()
+        again.checkpoint()
+        await threads.save(again)
+        assert len((await threads.load(thread.thread_id)).checkpoints) == 2
+        if not isinstance(again, RemoteThread):
+            await threads.delete(again)
+            with pytest.raises(NotFound):
+                await threads.load(thread.thread_id)
+            assert [each async for each in threads.list()] == []

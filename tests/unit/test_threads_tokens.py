@@ -1,0 +1,124 @@
+"""Counting tokens without a network."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from threads_setup import call, said
+
+from tealagents.domain.models import Item
+from tealagents.threads.tokens import (
+    TokensUnknown,
+    counter_for,
+    estimate,
+    message_tokens,
+    window_of,
+)
+
+HERE = Path(__file__)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> socket.socket:
+        raise AssertionError("a tokenizer asked for the network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize(
+    ("model", "table"),
+    [
+        ("gpt-4o-mini", "o200k_base"),
+        ("gpt-4.1", "o200k_base"),
+        ("gpt-5-nano", "o200k_base"),
+        ("openai/gpt-4-0613", "cl100k_base"),
+        ("gpt-3.5-turbo", "cl100k_base"),
+        ("claude-3-5-sonnet", "o200k_base"),
+    ],
+)
+@pytest.mark.usefixtures("no_network")
+def test_the_models_own_tables_come_with_the_package(model: str, table: str) -> None:
+    """They are loaded without any network. covers: THREAD-8"""
+    counter = counter_for(model)
+    assert counter.name == table
+    assert counter.count("Hello world") == 2
+    assert counter.count("") == 0
+    assert counter.count("<|endoftext|>") > 1
+    assert counter.count("half \ud83d a character") > 2
+
+
+def test_without_the_package_it_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a table was asked for: then the text says what to install."""
+    monkeypatch.setitem(sys.modules, "rs_bpe.bpe", None)
+    assert counter_for("gpt-4o").count is estimate
+    with pytest.raises(TokensUnknown, match=r"pip install 'tealagents\[tokens\]'"):
+        counter_for("gpt-4o", "o200k_base")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HERE.read_text(),
+        (HERE.parents[2] / "docs" / "config.md").read_text(),
+        (HERE.parents[2] / "configs" / "reference.yaml").read_text(),
+        "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。",
+        "Übermäßige Geschwindigkeitsüberschreitung führt zu Bußgeldern.",
+        '{"path": "/data/x", "n": 12345, "ok": true}',
+    ],
+)
+def test_the_estimate_errs_on_the_side_of_too_many(text: str) -> None:
+    """For prose, code, JSON and other scripts; and not by more than a factor of three."""
+    exact = counter_for("gpt-4o").count(text)
+    assert exact <= estimate(text) <= 3 * exact
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_the_estimate_grows_with_the_text(one: str, two: str) -> None:
+    """More text never counts less."""
+    assert 0 <= estimate(one) <= estimate(one + two)
+
+
+def test_images_and_calls_are_counted() -> None:
+    """An image by a fixed number, a call by its name and arguments."""
+    bare = message_tokens(said("user", "hi"), len, 0)
+    image = said("user", "hi")
+    image = type(image)(
+        message_id="m",
+        request_id="r",
+        role="user",
+        created_at=image.created_at,
+        items=(Item("text", "hi"), Item("image", "data:image/png;base64,AAAA")),
+    )
+    assert message_tokens(image, len, 700) == bare + 700
+    called = said("assistant", tool_calls=(call("c", "Shell-run", '{"a":1}'),))
+    assert message_tokens(called, len, 0) == 4 + 8 + len("Shell-run") + len('{"a":1}')
+
+
+@pytest.mark.parametrize(
+    ("model", "window"),
+    [
+        ("gpt-4o-2024-08-06", 128_000),
+        ("gpt-4", 8_192),
+        ("gpt-4-32k-0613", 32_768),
+        ("gpt-5-chat-latest", 128_000),
+    ],
+)
+def test_windows_are_found_by_the_longest_name(model: str, window: int) -> None:
+    """The operator's table comes before the built-in one. covers: THREAD-8"""
+    assert window_of(model, {}) == window
+    assert window_of(model, {"gpt": 5}) == 5
+
+
+def own_counter(text: str) -> int:
+    """One token a character."""
+    return len(text)
+
+
+def test_a_counter_of_ones_own_is_named() -> None:
+    """As `module:function`."""
+    assert counter_for("any", f"{__name__}:own_counter").count("four") == 4

@@ -1,0 +1,191 @@
+"""Threads of workflows: sub-threads, and how far the work has come."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from threads_setup import exchange
+
+from tealagents import Agent
+from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import agent_config
+from tealagents.threads import LocalThread, RemoteThread, ThreadDeleted, WorkflowThread
+
+
+def texts(thread: LocalThread | WorkflowThread) -> list[str]:
+    return [message.text for message in thread.messages]
+
+
+async def talked(*names: str) -> WorkflowThread:
+    """A workflow in whose sub-threads something was said."""
+    workflow = WorkflowThread()
+    for name in names:
+        await workflow.create_sub_thread(name).on_new_messages(exchange(f"hi {name}", "ok"))
+    return workflow
+
+
+# --- sub-threads ----------------------------------------------------------------------------------
+
+
+def test_sub_threads_have_keys() -> None:
+    """`main` where none is named; others by agent; one cannot be made twice. covers: WORKFLOW-1"""
+    workflow = WorkflowThread()
+    main = workflow.create_sub_thread()
+    writer = workflow.create_sub_thread("writer", RemoteThread("resp_1"))
+    assert workflow.get_sub_thread() is main
+    assert workflow.get_sub_thread("main") is main
+    assert workflow.get_sub_thread("writer") is writer
+    assert dict(workflow.sub_threads) == {"main": main, "writer": writer}
+    with pytest.raises(AlreadyExists):
+        workflow.create_sub_thread("writer")
+    with pytest.raises(NotFound, match="no sub-thread 'reviewer'"):
+        workflow.get_sub_thread("reviewer")
+    with pytest.raises(InvalidRequest):
+        workflow.create_sub_thread("itself", workflow)
+
+
+async def test_a_sub_thread_can_be_deleted() -> None:
+    """It is gone, and its key is free. covers: WORKFLOW-1"""
+    workflow = await talked("main", "writer")
+    gone = workflow.get_sub_thread("writer")
+    await workflow.delete_sub_thread("writer")
+    with pytest.raises(NotFound):
+        workflow.get_sub_thread("writer")
+    with pytest.raises(ThreadDeleted):
+        _ = gone.messages
+    assert not workflow.create_sub_thread("writer").messages
+
+
+async def test_agents_run_side_by_side(tmp_path: Path) -> None:
+    """On different sub-threads of one workflow, each with its own conversation. covers: WORKFLOW-1"""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config()))
+    async with OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "key"}
+        async with Agent.from_config(path, env=env, dotenv=None) as agent:
+            workflow = WorkflowThread()
+            names = ("Ada", "Eve", "Joe")
+            for _ in range(2):
+                await asyncio.gather(
+                    *(agent.run(f"My name is {name}.", workflow.sub_thread(name)) for name in names)
+                )
+            answers = await asyncio.gather(
+                *(agent.run("What is my name?", workflow.sub_thread(name)) for name in names)
+            )
+            await agent.run("hello", workflow)
+            assert await agent.list_messages(workflow) == list(workflow.get_sub_thread().messages)
+    assert [answer.text for answer in answers] == [f"Your name is {name}." for name in names]
+    assert len(workflow.messages) == 2
+
+
+# --- execution ------------------------------------------------------------------------------------
+
+
+async def test_execution_is_remembered() -> None:
+    """Steps taken, the current one, the next ones. covers: WORKFLOW-2"""
+    workflow = WorkflowThread(["draft", "review"])
+    execution = workflow.execution
+    assert execution.remaining == ["draft", "review"]
+    async with workflow.step("draft") as result:
+        assert execution.current_step == "draft"
+        assert execution.next_steps == ["review"]
+        result["text"] = "Once upon a time"
+        workflow.plan("review", "publish")
+    (taken,) = execution.steps_taken
+    assert (taken.name, taken.result) == ("draft", {"text": "Once upon a time"})
+    assert taken.started_at <= taken.ended_at
+    assert execution.current_step is None
+    assert execution.remaining == ["review", "publish"]
+
+
+async def test_it_resumes_where_it_was_left() -> None:
+    """In the step that failed, after a restart; what was done is not done again. covers: WORKFLOW-2"""
+    done: list[str] = []
+
+    async def work(workflow: WorkflowThread, fail: str | None) -> None:
+        async for step in workflow.steps():
+            async with workflow.step(step):
+                if step == fail:
+                    raise RuntimeError("the power is out")
+                done.append(step)
+
+    workflow = WorkflowThread(["one", "two", "three"])
+    with pytest.raises(RuntimeError):
+        await work(workflow, "two")
+    assert workflow.execution.current_step == "two"
+    resumed = WorkflowThread.from_json(workflow.to_json())
+    await work(resumed, None)
+    assert done == ["one", "two", "three"]
+    assert [step.name for step in resumed.execution.steps_taken] == ["one", "two", "three"]
+    assert not resumed.execution.remaining
+
+
+async def test_a_step_that_is_not_taken_is_noticed() -> None:
+    """Rather than offered for ever; and two cannot be taken at once."""
+    workflow = WorkflowThread(["one"])
+    with pytest.raises(InvalidRequest, match="'one' was not taken"):
+        async for _ in workflow.steps():
+            pass
+    async with workflow.step("one"):
+        with pytest.raises(InvalidRequest, match="'one' has not ended yet"):
+            async with workflow.step("two"):
+                pass
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+async def test_the_whole_goes_back_and_forward() -> None:
+    """Every sub-thread and the execution, together. covers: WORKFLOW-3"""
+    workflow = WorkflowThread(["one", "two"])
+    writer = workflow.create_sub_thread("writer")
+    async with workflow.step("one"):
+        await writer.on_new_messages(exchange("first", "ok"))
+    early = str(workflow.checkpoint_id)
+    async with workflow.step("two"):
+        await writer.on_new_messages(exchange("second", "ok"))
+        await workflow.sub_thread("reader").on_new_messages(exchange("third", "ok"))
+    late = str(workflow.checkpoint_id)
+    workflow.rollback(early)
+    assert [message.text for message in writer.messages] == ["first", "ok"]
+    assert not workflow.get_sub_thread("reader").messages
+    assert workflow.execution.remaining == ["two"]
+    workflow.rollback(late)
+    assert len(writer.messages) == 4
+    assert len(workflow.get_sub_thread("reader").messages) == 2
+    assert not workflow.execution.remaining
+    opened = WorkflowThread.from_json(workflow.to_json())
+    opened.rollback(early)
+    assert len(opened.get_sub_thread("writer").messages) == 2
+
+
+async def test_the_whole_is_saved_forked_and_copied() -> None:
+    """All sub-threads with it; a fork at a message of one of them. covers: WORKFLOW-3, THREAD-6"""
+    workflow = await talked("main", "writer")
+    workflow.create_sub_thread("far", RemoteThread("resp_1"))
+    text = workflow.to_json()
+    assert WorkflowThread.from_json(text).to_json() == text
+    message = workflow.get_sub_thread("writer").messages[0]
+    fork, copy = workflow.fork(message.message_id), workflow.copy()
+    assert len(fork.get_sub_thread("writer").messages) == 1
+    assert len(fork.get_sub_thread("main").messages) == 2
+    assert len(copy.get_sub_thread("writer").messages) == 2
+    far = fork.get_sub_thread("far")
+    assert isinstance(far, RemoteThread)
+    assert far.remote_id == "resp_1"
+    with pytest.raises(NotFound):
+        workflow.fork("nothing")
+    await fork.get_sub_thread("main").on_new_messages(exchange("more", "ok"))
+    assert texts(workflow) == ["hi main", "ok"]
+
+
+async def test_the_whole_is_deleted() -> None:
+    """With all that is in it. covers: THREAD-6"""
+    workflow = await talked("main", "writer")
+    writer = workflow.get_sub_thread("writer")
+    await workflow.delete()
+    for thread in (workflow, writer):
+        with pytest.raises(ThreadDeleted):
+            thread.to_json()

@@ -1,0 +1,353 @@
+"""The catalogue, and opening all tools of an agent."""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from tools_setup import FIXTURES, Context, by_name
+
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools import ToolsetError, open_toolsets
+from tealagents.tools.catalogue import Catalogue, GovernanceOverride, GovernedToolset, govern, report
+from tealagents.tools.naming import tool_names
+
+Json = dict[str, Any]
+
+
+class Named:
+    """A tool that does nothing."""
+
+    def __init__(self, name: str, *, requires_hitl: bool = False) -> None:
+        self.spec = ToolSpec(
+            name=name, description="", parameters={}, governance=Governance(requires_hitl=requires_hitl)
+        )
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return self.spec.name
+
+
+class Overridden(Named):
+    """A tool of an untrusted server, whose entry says something of it."""
+
+    def __init__(self, name: str, **override: Any) -> None:
+        super().__init__(name, requires_hitl=override.get("requires_hitl", True))
+        self.override: GovernanceOverride | None = GovernanceOverride(**override)
+
+
+class Listed:
+    """A toolset whose list can be replaced; it counts how it is opened and closed."""
+
+    def __init__(self, *names: str, fails: bool = False) -> None:
+        self.list: Sequence[Tool] = tuple(Named(name) for name in names)
+        self.fails = fails
+        self.open = 0
+
+    def tools(self) -> Sequence[Tool]:
+        return self.list
+
+    async def __aenter__(self) -> Self:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise ToolsetError("this one cannot be opened")
+        self.open += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.open -= 1
+
+
+def entry(tool_id: str, **governance: Any) -> Json:
+    return {"tool_id": tool_id, "name": tool_id, "description": "", "governance": governance, "auth": None}
+
+
+def catalogue(*entries: Json) -> Catalogue:
+    return Catalogue.model_validate({"plugins": [{"plugin_id": "P", "tools": list(entries)}]})
+
+
+def governed(tool: Tool, entries: Catalogue | None) -> bool:
+    return govern([tool], entries)[0].spec.governance.requires_hitl
+
+
+# --- governing -----------------------------------------------------------------------------------
+
+
+def test_without_catalogue_the_toolsets_rules_hold() -> None:
+    """Without a catalogue code plugins are trusted, and what asks for approval itself gets it."""
+    assert not governed(Named("A-b"), None)
+    assert governed(Named("A-b", requires_hitl=True), None)
+
+
+def test_with_catalogue_what_it_does_not_name_needs_approval() -> None:
+    """A tool that a configured catalogue does not name is not trusted. covers: HITL-2"""
+    entries = catalogue(
+        entry("A-b"), entry("A-c", requires_hitl=True, cost="high", data_sensitivity="sensitive")
+    )
+    assert not governed(Named("A-b"), entries)
+    assert governed(Named("A-x"), entries)
+    spec = govern([Named("A-c")], entries)[0].spec
+    assert spec.governance == Governance(requires_hitl=True, cost="high", data_sensitivity="sensitive")
+    assert governed(Named("A-b"), catalogue())
+
+
+def test_catalogue_decides_over_the_tool_and_over_overrides() -> None:
+    """What the catalogue says of a tool it names holds, whatever code or config say."""
+    entries = catalogue(entry("A-b"), entry("S-c", requires_hitl=True))
+    assert not governed(Named("A-b", requires_hitl=True), entries)
+    assert governed(Overridden("S-c", requires_hitl=False), entries)
+
+
+def test_override_clears_what_the_catalogue_does_not_name() -> None:
+    """An MCP server's entry may clear a tool, by saying so of approval; other keys clear nothing."""
+    assert governed(Overridden("S-b", cost="low"), catalogue())
+    assert not governed(Overridden("S-b", requires_hitl=False), catalogue())
+
+
+def test_changed_lists_are_governed_again() -> None:
+    """A toolset that lists other tools than before has those governed, and only then."""
+    listed = Listed("A-b")
+    toolset = GovernedToolset(listed, catalogue(entry("A-b")))
+    first = toolset.tools()
+    assert toolset.tools() is first
+    listed.list = (Named("A-b"), Named("A-new"))
+    assert [tool.spec.governance.requires_hitl for tool in toolset.tools()] == [False, True]
+    assert toolset.find("A-new") is not None
+    assert toolset.find("A-nowhere") is None
+
+
+async def test_governed_tool_calls_the_tool() -> None:
+    """Governance changes what a tool needs, not what it does."""
+    [tool] = govern([Named("A-b")], catalogue())
+    assert await tool.call(Context(), {}) == "A-b"
+
+
+def test_what_does_not_fit_is_reported() -> None:
+    """Entries without a tool and tools without an entry are told, each in a sentence."""
+    tools = [Named("Shell-delete"), Named("Shell-list"), Overridden("S-b", requires_hitl=False)]
+    sentences = report(tools, catalogue(entry("Shell-delete"), entry("Shell-lists")))
+    assert sentences == [
+        "The catalogue names 'Shell-lists', which is no tool of this agent. Did you mean 'Shell-list'?",
+        "The catalogue does not name 'Shell-list': each call of it needs approval.",
+        "The catalogue does not name 'S-b', but its server's entry in the config clears it.",
+    ]
+    assert report(tools, None) == []
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def test_whole_catalogue_is_read(tmp_path: Path) -> None:
+    """The file in its documented form is read with all its keys."""
+    document = {
+        "plugins": [
+            {
+                "plugin_id": "Shell",
+                "name": "Shell",
+                "description": "Runs commands.",
+                "version": 1.0,
+                "owner": "system",
+                "plugin_type": {"type_name": "code"},
+                "tools": [
+                    {
+                        "tool_id": "Shell-delete",
+                        "name": "delete",
+                        "description": "Deletes.",
+                        "governance": {
+                            "requires_hitl": True,
+                            "cost": "high",
+                            "data_sensitivity": "proprietary",
+                        },
+                        "auth": {"auth_type": "oauth2", "auth_server": "https://a.example", "scopes": ["x"]},
+                    }
+                ],
+            }
+        ]
+    }
+    file = tmp_path / "catalogue.json"
+    file.write_text(json.dumps(document))
+    [tool] = Catalogue.load(file).entries()
+    assert tool.governance.governance() == Governance(
+        requires_hitl=True, cost="high", data_sensitivity="proprietary"
+    )
+    assert tool.auth is not None
+    assert tool.auth.scopes == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", r"is no JSON: line 1, column 2"),
+        ("[]", "the document: Input should be a valid dictionary"),
+        ('{"plugins": [{"tools": []}]}', r"plugins\[0\]\.plugin_id: Field required"),
+        (
+            json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b", cost="huge")]}]}),
+            r"plugins\[0\]\.tools\[0\]\.governance\.cost: Input should be 'low', 'medium' or 'high'",
+        ),
+        (
+            json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b", require_hitl=True)]}]}),
+            r"governance\.require_hitl: Extra inputs are not permitted",
+        ),
+        (
+            json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("A-b"), entry("A-b")]}]}),
+            "names the tool 'A-b' twice",
+        ),
+    ],
+)
+def test_flaws_are_told_with_their_key(tmp_path: Path, text: str, told: str) -> None:
+    """A mistake in the catalogue names the file and the key; a misspelt one lets nothing through."""
+    file = tmp_path / "catalogue.json"
+    file.write_text(text)
+    with pytest.raises(ToolsetError, match=f"(?s)catalogue.json.*{told}"):
+        Catalogue.load(file)
+
+
+def test_missing_catalogue_is_told(tmp_path: Path) -> None:
+    """A catalogue that is configured and not there is an error, not no catalogue."""
+    with pytest.raises(ToolsetError, match=r"nowhere\.json cannot be read"):
+        Catalogue.load(tmp_path / "nowhere.json")
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_names_do_not_depend_on_the_order() -> None:
+    """A name that had to be changed is the same wherever it stands in a listing."""
+    functions = ["a b", "a.b", "a_b", "y" * 70, "ü"]
+    forwards = dict(zip(functions, tool_names("P", functions), strict=True))
+    backwards = dict(zip(functions[::-1], tool_names("P", functions[::-1]), strict=True))
+    assert forwards == backwards
+    assert len(set(forwards.values())) == 5
+    assert forwards["a_b"] == "P-a_b"
+
+
+# --- opening all ---------------------------------------------------------------------------------
+
+
+async def test_all_tools_are_opened_governed_and_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plugins, services, servers and toolsets of others are one list, under one catalogue."""
+    (tmp_path / "api.json").write_text(
+        json.dumps(
+            {
+                "openapi": "3.1.0",
+                "info": {"title": "t", "version": "1"},
+                "paths": {"/x": {"get": {"operationId": "look"}}},
+            }
+        )
+    )
+    (tmp_path / "remote.yaml").write_text(
+        "remote_plugins:\n  - {plugin_name: Api, openapi_json_path: api.json, server_url: http://127.0.0.1:1}\n"
+    )
+    (tmp_path / "catalogue.json").write_text(
+        json.dumps({"plugins": [{"plugin_id": "P", "tools": [entry("Base-kept"), entry("Nobody-home")]}]})
+    )
+    other = Listed("Other-tool")
+    with caplog.at_level(logging.WARNING):
+        async with open_toolsets(
+            plugins=["Base"],
+            plugin_module=FIXTURES / "custom_plugins.py",
+            remote=["Api"],
+            remote_plugin_file=tmp_path / "remote.yaml",
+            servers=[
+                {
+                    "name": "odd",
+                    "command": sys.executable,
+                    "args": [str(FIXTURES / "odd_server.py"), str(tmp_path)],
+                    "trust_level": "trusted",
+                    "tool_governance_overrides": {"echo": {"requires_hitl": False}},
+                }
+            ],
+            catalogue_file=tmp_path / "catalogue.json",
+            others=[other],
+        ) as toolsets:
+            tools = {name: tool for toolset in toolsets for name, tool in by_name(toolset).items()}
+            needs = {name: tool.spec.governance.requires_hitl for name, tool in tools.items()}
+            assert other.open == 1
+            assert len(tools) == 13
+            assert needs["Base-kept"] is False
+            assert needs["Base-dropped"] is True
+            assert needs["Api-look"] is True
+            assert needs["Other-tool"] is True
+            assert needs["odd-echo"] is False
+            assert needs["odd-slow"] is True
+            assert await tools["Base-kept"].call(Context(), {}) == "kept"
+            assert await tools["odd-echo"].call(Context(), {"a": 1}) == '{"a": 1}'
+    assert other.open == 0
+    assert "The catalogue names 'Nobody-home', which is no tool of this agent." in caplog.text
+    assert "The catalogue does not name 'Base-dropped': each call of it needs approval." in caplog.text
+
+
+async def test_nothing_configured_is_nothing_opened() -> None:
+    """An agent without tools has none, and needs no file."""
+    async with open_toolsets() as toolsets:
+        assert toolsets == []
+
+
+async def test_what_opened_is_closed_when_another_does_not() -> None:
+    """One toolset that cannot be opened closes those that were, and its reason is told."""
+    good, bad = Listed("A-b"), Listed("B-c", fails=True)
+    with pytest.raises(ToolsetError, match="this one cannot be opened"):
+        async with open_toolsets(others=[good, bad]):
+            pass
+    assert good.open == 0
+
+
+async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
+    """A start that is given up leaves nothing open."""
+
+    class Slow(Listed):
+        async def __aenter__(self) -> Self:
+            await asyncio.sleep(30)
+            return self
+
+    good = Listed("A-b")
+
+    async def start() -> None:
+        async with open_toolsets(others=[good, Slow("B-c")]):
+            pass
+
+    task = asyncio.create_task(start())
+    while not good.open:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert good.open == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"plugins": ["P"]}, "put custom_plugins.py beside the config file"),
+        ({"remote": ["R"]}, "TA_REMOTE_PLUGIN_PATH names no file"),
+        ({"servers": [{"name": "a"}]}, r"mcp_servers\[0\] \(a\): .*give either 'command'"),
+        (
+            {"servers": [{"name": "a", "command": "x"}, {"name": "a", "command": "y"}]},
+            "two servers are called 'a'",
+        ),
+        (
+            {"servers": [{"name": "git", "command": "x"}, {"name": "git-hub", "command": "y"}]},
+            "tools of 'git' and 'git-hub' cannot be told apart",
+        ),
+        ({"others": [Listed("A-b"), Listed("A-b")]}, "Two tools are called 'A-b'"),
+    ],
+)
+async def test_mistakes_are_told_at_start(options: Json, told: str) -> None:
+    """What cannot be meant is an error at start that says what to do."""
+    with pytest.raises(ToolsetError, match=told):
+        async with open_toolsets(**options):
+            pass
+
+
+async def test_missing_package_for_servers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, an agent with MCP servers is told what to install."""
+    monkeypatch.delitem(sys.modules, "tealagents.tools.mcp", raising=False)
+    monkeypatch.setitem(sys.modules, "mcp_types", None)
+    with pytest.raises(ToolsetError, match=r"pip install 'tealagents\[mcp\]'"):
+        async with open_toolsets(servers=[{"name": "a", "command": "x"}]):
+            pass

@@ -1,0 +1,450 @@
+"""Code plugins: what is found in a file, what the model is told of it, and what it gets back."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools_setup import FIXTURES, Context, by_name
+
+from tealagents.domain.errors import NeedsOwner, ToolFailed
+from tealagents.domain.ports import Tool
+from tealagents.tools.code import load_plugins
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.results import LIMIT
+
+FILE = FIXTURES / "custom_plugins.py"
+
+
+@pytest.fixture(scope="module")
+def shapes() -> dict[str, Tool]:
+    return by_name(load_plugins(FILE, ["Shapes"]))
+
+
+async def call(
+    tools: Mapping[str, Tool], name: str, context: Context | None = None, /, **arguments: Any
+) -> str:
+    return await tools[name].call(context or Context(), arguments)
+
+
+def loaded(tmp_path: Path, source: str, *names: str) -> dict[str, Tool]:
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("from tealagents.plugins import Plugin, ToolContext, tool\n" + source)
+    return by_name(load_plugins(file, names or ["P"]))
+
+
+def refusal(tmp_path: Path, source: str, *names: str) -> str:
+    with pytest.raises(ToolsetError) as refused:
+        loaded(tmp_path, source, *names)
+    return str(refused.value)
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+async def test_async_and_sync_tools_answer_alike(shapes: Mapping[str, Tool]) -> None:
+    """A tool is awaited if it is async and runs in a thread if it is not; both may be static."""
+    assert await call(shapes, "Shapes-is_async", text="hi") == "hi"
+    assert await call(shapes, "Shapes-is_sync", text="hi") == "hi in a thread"
+    assert await call(shapes, "Shapes-static", text="hi") == "hi"
+    assert await call(shapes, "Shapes-late") == "later"
+
+
+async def test_models_and_containers_become_json(shapes: Mapping[str, Tool]) -> None:
+    """Pydantic models, data classes, enums and containers are told as JSON, in plain characters."""
+    answer = json.loads(
+        await call(shapes, "Shapes-models", person={"name": "Ann", "home": {"street": "A 1"}})
+    )
+    assert answer == {
+        "name": "Ann",
+        "home": {"street": "A 1", "city": "Berlin"},
+        "friends": [{"name": "Zoë", "home": None, "friends": []}],
+    }
+    assert await call(shapes, "Shapes-unicode", text="日本") == '{"größe":"日本","back":"本日"}'
+
+
+async def test_bytes_are_text_where_they_can_be(shapes: Mapping[str, Tool]) -> None:
+    """UTF-8 is told as text; what is no text is described, with its size and its base64."""
+    assert await call(shapes, "Shapes-data", text="grün") == "grün"
+    described = json.loads(await call(shapes, "Shapes-data", text="x", binary=True))
+    assert described == {"media_type": "application/octet-stream", "size_bytes": 4, "base64": "//4AeA=="}
+
+
+async def test_huge_text_is_whole_up_to_a_bound(shapes: Mapping[str, Tool]) -> None:
+    """A result up to the bound is passed whole; a longer one is cut and says how much is missing."""
+    assert len(await call(shapes, "Shapes-huge", characters=LIMIT)) == LIMIT
+    cut = await call(shapes, "Shapes-huge", characters=LIMIT + 5)
+    assert cut.endswith("x\n[Cut here: 200,000 of 200,005 characters are shown.]")
+
+
+async def test_text_that_cannot_be_stored_is_made_storable(shapes: Mapping[str, Tool]) -> None:
+    """Pairs of surrogates become the character they mean; lone ones and NUL the replacement character."""
+    assert await call(shapes, "Shapes-surrogates") == "a😀b�c�d"
+
+
+async def test_nothing_is_said_in_words(shapes: Mapping[str, Tool]) -> None:
+    """A tool that promises nothing is done; one that may find nothing found null."""
+    assert await call(shapes, "Shapes-nothing") == "Done. The tool has no output."
+    assert await call(shapes, "Shapes-perhaps", there=False) == "null"
+    assert await call(shapes, "Shapes-perhaps", there=True) == "here"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("date", "2024-02-29"),
+        ("datetime", "2024-02-29T12:00:00Z"),
+        ("decimal", "1.10"),
+        ("uuid", "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"),
+        ("path", "/data/x"),
+        ("enum", "blue"),
+        ("bool", "true"),
+        ("float", "Infinity"),
+        ("set", "[1]"),
+        ("tuple", '[1,"a",null]'),
+        ("point", '{"x":1,"y":2}'),
+        ("object", "as text"),
+    ],
+)
+async def test_single_values_read_plainly(shapes: Mapping[str, Tool], kind: str, text: str) -> None:
+    """Dates, numbers, enums and the like are told as a person would write them."""
+    assert await call(shapes, "Shapes-scalars", kind=kind) == text
+
+
+async def test_result_without_an_end_is_told(shapes: Mapping[str, Tool]) -> None:
+    """A result that contains itself is told as such, and that the tool has run."""
+    with pytest.raises(ToolFailed, match="The tool ran, but its result cannot be shown"):
+        await call(shapes, "Shapes-circular")
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+async def test_arguments_arrive_as_the_types_of_the_hints(shapes: Mapping[str, Tool]) -> None:
+    """Nested lists, dictionaries of data classes and unions arrive as what they are declared to be."""
+    assert await call(shapes, "Shapes-nested", table=[[1, 2], [3]], index={"a": [{"x": 4, "y": 0}]}) == "10"
+    assert await call(shapes, "Shapes-unions", value=["a"]) == "list None"
+    assert await call(shapes, "Shapes-unions", value={"street": "x"}, maybe=3) == "Address 3"
+    assert await call(shapes, "Shapes-unions", value=5, maybe=None) == "int None"
+
+
+async def test_defaults_are_the_functions_own(tmp_path: Path) -> None:
+    """What the model leaves out is left to the function; what it gives is not kept for the next call."""
+    tools = by_name(load_plugins(FILE, ["Shapes"]))
+    first = json.loads(await call(tools, "Shapes-defaults", names=["mine"], colour="blue", note=None))
+    assert first == {"limit": 10, "names": ["mine", "seen"], "colour": "blue", "note": None}
+    second = json.loads(await call(tools, "Shapes-defaults", names=[]))
+    assert second["names"] == ["seen"]
+
+
+async def test_wrong_arguments_are_told_in_words(shapes: Mapping[str, Tool]) -> None:
+    """Each argument that is missing, wrong or unknown is named with the reason, and nothing is done."""
+    with pytest.raises(ToolFailed) as told:
+        await call(shapes, "Shapes-models", persn={"name": "x"})
+    assert str(told.value).splitlines() == [
+        "The arguments are not valid, nothing was done:",
+        "- person: missing",
+        "- persn: there is no such argument; the tool takes person. Did you mean 'person'?",
+    ]
+    with pytest.raises(ToolFailed, match=r"- person\.friends\.0\.name: missing"):
+        await call(shapes, "Shapes-models", person={"name": "x", "friends": [{}]})
+    with pytest.raises(ToolFailed, match=r"- colour: Input should be 'red' or 'blue' \(given: 'green'\)"):
+        await call(shapes, "Shapes-defaults", colour="green")
+
+
+async def test_many_wrong_arguments_are_told_briefly(shapes: Mapping[str, Tool]) -> None:
+    """A thousand mistakes make a short text."""
+    with pytest.raises(ToolFailed) as told:
+        await call(shapes, "Shapes-nested", table=[["x"] * 1000], index={})
+    assert len(str(told.value).splitlines()) == 22
+
+
+def test_schema_holds_what_the_hints_say(shapes: Mapping[str, Tool]) -> None:
+    """Types, enums, defaults, unions and nested models are in the schema; titles of fields are not."""
+    schema = shapes["Shapes-defaults"].spec.parameters
+    assert schema["properties"] == {
+        "limit": {"type": "integer", "default": 10},
+        "names": {"type": "array", "items": {"type": "string"}, "default": []},
+        "colour": {"$ref": "#/$defs/Colour", "default": "red"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+    }
+    assert schema["additionalProperties"] is False
+    assert "required" not in schema
+    person = shapes["Shapes-models"].spec.parameters
+    assert person["required"] == ["person"]
+    assert set(person["$defs"]) == {"Person", "Address"}
+    assert shapes["Shapes-nothing"].spec.parameters == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
+
+
+# --- descriptions and options --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["google", "numpy", "sphinx"])
+def test_docstrings_describe_tool_and_arguments(style: str) -> None:
+    """The docstring up to its section of arguments is the tool's description, the section its arguments'."""
+    spec = by_name(load_plugins(FILE, ["Documented"]))[f"Documented-{style}"].spec
+    assert spec.description.startswith("Do it the ")
+    assert "how many" not in spec.description
+    assert spec.parameters["properties"]["a"]["description"] == "how many"
+
+
+async def test_options_and_annotations_win_over_the_docstring() -> None:
+    """A name, a description and bounds that are written out are what the model is told."""
+    tool = by_name(load_plugins(FILE, ["Documented"]))["Documented-renamed"]
+    assert tool.spec.description == "Not what the docstring says."
+    assert tool.spec.governance.requires_hitl
+    properties = tool.spec.parameters["properties"]
+    assert properties["plain"]["description"] == "in the annotation"
+    assert properties["bounded"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 5,
+        "description": "in the field",
+    }
+    assert properties["schema"]["description"] == "a name that pydantic models have too"
+    assert properties["field"] == {
+        "type": "integer",
+        "exclusiveMinimum": 0,
+        "default": 7,
+        "description": "a field as default",
+    }
+    answer = json.loads(
+        await tool.call(Context(), {"plain": "p", "bounded": "2", "schema": "s", "_private": 9})
+    )
+    assert answer == {"plain": "p", "bounded": 2, "schema": "s", "private": 9, "field": 7}
+
+
+async def test_context_is_given_and_hidden() -> None:
+    """A context is found by annotation or name, never shown to the model, and gives ids and tokens."""
+    tools = by_name(load_plugins(FILE, ["Aware"]))
+    assert set(tools["Aware-by_type"].spec.parameters["properties"]) == {"text"}
+    assert set(tools["Aware-by_name"].spec.parameters["properties"]) == {"text"}
+    assert set(tools["Aware-other_meaning"].spec.parameters["properties"]) == {"context"}
+    context = Context()
+    answer = await call(tools, "Aware-by_type", context, text="hi")
+    assert answer == "alice@contoso request token-of-alice-for-files.read"
+    assert context.extra == {"text": "hi"}
+    assert await call(tools, "Aware-by_name", text="hi") == "alice hi"
+    assert await call(tools, "Aware-other_meaning", context="hi") == "hi"
+
+
+async def test_consent_is_asked_before_anything_is_done() -> None:
+    """A plugin that declares scopes begins no call without the owner's token."""
+    tools = by_name(load_plugins(FILE, ["Aware"]))
+    context = Context(owner_is_here=False)
+    with pytest.raises(NeedsOwner):
+        await call(tools, "Aware-by_name", context, text="hi")
+    assert context.asked == [("files.read",)]
+
+
+async def test_plugin_is_opened_and_closed() -> None:
+    """A plugin that is an async context manager is entered at start and left at shutdown."""
+    toolset = load_plugins(FILE, ["Opened"])
+    tools = by_name(toolset)
+    async with toolset:
+        assert await call(tools, "Opened-tell") == "open"
+    assert await call(tools, "Opened-tell") == "closed"
+
+
+def test_tools_are_inherited_and_can_be_dropped() -> None:
+    """A derived plugin has its base's tools, but not those it overrides without the decorator."""
+    assert set(by_name(load_plugins(FILE, ["Derived"]))) == {"Derived-kept", "Derived-added"}
+
+
+# --- failures and concurrency --------------------------------------------------------------------
+
+
+async def test_exceptions_reach_the_caller(shapes: Mapping[str, Tool]) -> None:
+    """What a tool raises is raised, by its own type; from a thread, too."""
+    with pytest.raises(ToolFailed, match="The disk is full"):
+        await call(shapes, "Shapes-raising", kind="told")
+    with pytest.raises(ValueError, match="no such thing"):
+        await call(shapes, "Shapes-raising", kind="value")
+    with pytest.raises(ValueError, match="no such thing"):
+        await call(shapes, "Shapes-raising_in_a_thread", kind="value")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Shapes-raising", "exit"),
+        ("Shapes-raising", "canceled"),
+        ("Shapes-raising_in_a_thread", "exit"),
+        ("Shapes-raising_in_a_thread", "stop"),
+    ],
+)
+async def test_tool_cannot_end_the_process(shapes: Mapping[str, Tool], name: str, kind: str) -> None:
+    """`sys.exit()`, a stray cancellation and a stray StopIteration are failures of the tool alone."""
+    with pytest.raises((ToolFailed, RuntimeError)):
+        await call(shapes, name, kind=kind)
+
+
+async def test_sync_tools_block_nothing(shapes: Mapping[str, Tool]) -> None:
+    """While sync tools sleep the loop goes on, and they sleep at the same time."""
+    started = time.perf_counter()
+    slow = [asyncio.create_task(call(shapes, "Shapes-slow", seconds=0.5)) for _ in range(20)]
+    await asyncio.sleep(0)
+    turns = 0
+    while not all(task.done() for task in slow):
+        await asyncio.sleep(0.005)
+        turns += 1
+    assert [task.result() for task in slow] == ["done"] * 20
+    # one after the other they would take ten seconds, and block a loop that runs them for as long
+    assert time.perf_counter() - started < 5
+    assert turns > 10
+
+
+async def test_context_variables_are_seen_in_threads() -> None:
+    """A sync tool sees the context variables of its caller: that is how log lines keep their ids."""
+    tools = by_name(load_plugins(FILE, ["Shapes"]))
+    method = tools["Shapes-context_variable"]._method  # type: ignore[attr-defined]
+    current = method.__func__.__globals__["CURRENT"]
+    token = current.set("request 7")
+    try:
+        assert await call(tools, "Shapes-context_variable") == "request 7"
+    finally:
+        current.reset(token)
+
+
+async def test_threads_are_bounded_and_given_back(tmp_path: Path) -> None:
+    """More blocking calls than threads wait their turn; a canceled one holds its place until it ends."""
+    source = """
+import threading, time
+class P(Plugin):
+    running = 0
+    most = 0
+    go_on = threading.Event()
+    lock = threading.Lock()
+    @tool
+    def wait(self) -> int:
+        "Wait."
+        with self.lock:
+            P.running += 1
+            P.most = max(P.most, P.running)
+        self.go_on.wait(10)
+        with self.lock:
+            P.running -= 1
+        return P.most
+"""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("from tealagents.plugins import Plugin, tool\n" + source)
+    toolset = load_plugins(file, ["P"], max_threads=2)
+    [tool] = toolset.tools()
+    plugin = tool._method.__self__  # type: ignore[attr-defined]
+    calls = [asyncio.create_task(tool.call(Context(), {})) for _ in range(6)]
+    while plugin.running < 2:
+        await asyncio.sleep(0.005)
+    calls[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calls[0]
+    await asyncio.sleep(0.02)
+    assert plugin.running == 2
+    plugin.go_on.set()
+    assert await asyncio.gather(*calls[1:]) == ["2"] * 5
+
+
+async def test_hanging_tool_does_not_keep_the_process(shapes: Mapping[str, Tool]) -> None:
+    """Threads of tools are daemons, so that one that hangs cannot prevent a shutdown."""
+    task = asyncio.create_task(call(shapes, "Shapes-slow", seconds=0.3))
+    await asyncio.sleep(0.05)
+    [thread] = [one for one in threading.enumerate() if one.name == "tool Shapes-slow"]
+    assert thread.daemon
+    await task
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+def test_unknown_plugin_is_told_with_those_found() -> None:
+    """A name that is no plugin of the file is an error that lists the others, and the nearest one."""
+    with pytest.raises(
+        ToolsetError, match=r"there is no plugin 'Shape'; found: Aware, .* Did you mean 'Shapes'"
+    ):
+        load_plugins(FILE, ["Shape"])
+    with pytest.raises(ToolsetError, match="the class Plain is no plugin: derive it from"):
+        load_plugins(FILE, ["Plain"])
+
+
+def test_missing_file_is_told(tmp_path: Path) -> None:
+    """A file that is not there is named, with where to put it."""
+    with pytest.raises(ToolsetError, match=r"nowhere\.py does not exist.*TA_PLUGIN_MODULE"):
+        load_plugins(tmp_path / "nowhere.py", ["P"])
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x = 1/0\n", "custom_plugins.py, line 2: .* ZeroDivisionError"),
+        ("def broken(:\n", "custom_plugins.py, line 2: .* SyntaxError"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import semantic_kernel\n", "pip install semantic-kernel"),
+        ("class P(Plugin):\n    pass\n", "P: the plugin has no tool: mark a method with @tool"),
+        (
+            "class P(Plugin):\n    def __init__(self, x): pass\n    @tool\n    def f(self): 'x'\n",
+            "P: the plugin cannot be made without arguments: TypeError",
+        ),
+        (
+            "class P(Plugin):\n    @tool\n    def f(self, *args): 'x'\n",
+            r"P\.f: \*args has no name that a model could give it by",
+        ),
+        (
+            "class P(Plugin):\n    @tool\n    async def f(self):\n        yield 1\n",
+            r"P\.f: a tool returns one result; a generator cannot be a tool",
+        ),
+        (
+            "class Own: pass\nclass P(Plugin):\n    @tool\n    def f(self, a: int, b: Own): 'x'\n",
+            r"P\.f: the type of 'b' cannot be told to a model",
+        ),
+        (
+            "from collections.abc import Callable\n"
+            "class P(Plugin):\n    @tool\n    def f(self, a: Callable[[], int]): 'x'\n",
+            r"P\.f: the types of its parameters have no JSON schema",
+        ),
+        (
+            "class P(Plugin):\n    @tool\n    def f(self, a: 'Nowhere'): 'x'\n",
+            r"P\.f: a type hint cannot be resolved: name 'Nowhere' is not defined",
+        ),
+        (
+            "class P(Plugin):\n    @tool(name='no spaces')\n    def f(self): 'x'\n",
+            r"P\.f: the name 'P-no spaces' cannot be told to a model",
+        ),
+        ("class P(Plugin):\n    @tool(timeout=0)\n    def f(self): 'x'\n", r"P\.f: the timeout has to be"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(tmp_path: Path, source: str, told: str) -> None:
+    """Each mistake in a plugin file names the file, the class, the method and the reason."""
+    with pytest.raises(ToolsetError, match=f"custom_plugins.py.*{told}|{told}"):
+        loaded(tmp_path, source)
+
+
+async def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
+    """A plugin may be spread over modules beside it, and its dataclasses and models resolve."""
+    (tmp_path / "beside_the_plugin.py").write_text("GREETING = 'hello'\n")
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "from __future__ import annotations\n"
+        "from beside_the_plugin import GREETING\n"
+        "from pydantic import BaseModel\n"
+        "from tealagents.plugins import Plugin, tool\n"
+        "class Name(BaseModel):\n    first: str\n"
+        "class P(Plugin):\n    @tool\n    def greet(self, name: Name) -> str:\n"
+        "        'Greet.'\n        return f'{GREETING} {name.first}'\n"
+    )
+    tools = by_name(load_plugins(file, ["P"]))
+    assert await call(tools, "P-greet", name={"first": "Ann"}) == "hello Ann"
+
+
+def test_tool_without_description_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A tool without docstring works, and the operator is told that the model is not told what it does."""
+    with caplog.at_level(logging.WARNING):
+        loaded(tmp_path, "class P(Plugin):\n    @tool\n    def f(self): pass\n")
+    assert "P.f: the tool has no docstring" in caplog.text

@@ -1,0 +1,578 @@
+"""MCP servers: the reference servers untouched, a server that misbehaves, and HTTP that breaks."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.server.mcpserver import Context as SDKContext
+from mcp.server.mcpserver import MCPServer as SDKServer
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
+
+from tealagents.domain.errors import ToolFailed
+from tealagents.testing.faults import FaultProxy
+from tealagents.tools import mcp as adapter
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.mcp import MCPServer
+from tealagents.tools.mcp_results import result_text
+from tealagents.tools.options import MCPServerOptions
+
+#: seconds that something outside of this process is given to happen
+PATIENCE = 20.0
+TRUSTED: dict[str, Any] = {"trust_level": "trusted"}
+
+
+@asynccontextmanager
+async def opened(name: str = "odd", **options: Any) -> AsyncIterator[MCPServer]:
+    async with MCPServer(MCPServerOptions(name=name, **options)) as server:
+        yield server
+
+
+def odd(folder: Path, *words: str) -> dict[str, Any]:
+    return {"command": sys.executable, "args": [str(FIXTURES / "odd_server.py"), str(folder), *words]}
+
+
+def installed(program: str) -> str:
+    path = INSTALLED / program
+    assert path.exists(), f"{program} is not installed: run tests/fixtures/tools/install.sh"
+    return str(path)
+
+
+async def call(server: MCPServer, function: str, /, **arguments: Any) -> str:
+    return await by_name(server)[f"{server.options.name}-{function}"].call(Context(), arguments)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def lines(folder: Path, file: str) -> list[str]:
+    path = folder / file
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+# --- the reference servers -----------------------------------------------------------------------
+
+
+async def test_time_server_works_untouched() -> None:
+    """mcp-server-time lists its tools and answers; its refusal is a failure that says why."""
+    program = Path(sys.executable).parent / "mcp-server-time"
+    assert program.exists(), "mcp-server-time is not installed: it is among the development dependencies"
+    async with opened("time", command=str(program), **TRUSTED) as server:
+        assert set(by_name(server)) == {"time-get_current_time", "time-convert_time"}
+        answer = json.loads(await call(server, "get_current_time", timezone="Europe/Berlin"))
+        assert answer["timezone"] == "Europe/Berlin"
+        with pytest.raises(ToolFailed, match="Invalid timezone"):
+            await call(server, "get_current_time", timezone="Nowhere/Atlantis")
+
+
+async def everything_works(server: MCPServer) -> None:
+    tools = by_name(server)
+    assert {"everything-echo", "everything-get-sum", "everything-get-tiny-image"} <= set(tools)
+    # it runs as a task of the server's only, which is no call for a result
+    assert "everything-simulate-research-query" not in tools
+    assert await call(server, "echo", message="hi") == "Echo: hi"
+    assert await call(server, "get-sum", a=2, b=3) == "The sum of 2 and 3 is 5."
+    assert "[image, image/png, 4,033 bytes: not shown]" in await call(server, "get-tiny-image")
+    structured = json.loads(await call(server, "get-structured-content", location="New York"))
+    assert set(structured) == {"temperature", "conditions", "humidity"}
+    links = await call(server, "get-resource-links", count=2)
+    assert "[link to resource demo://resource/dynamic/blob/1] Blob Resource 1" in links
+    resource = await call(server, "get-resource-reference", resourceType="Text", resourceId=1)
+    assert "[resource demo://resource/dynamic/text/1]\nResource 1: This is a plaintext resource" in resource
+    assert "completed" in await call(server, "trigger-long-running-operation", duration=0.2, steps=2)
+    with pytest.raises(ToolFailed, match="expected number"):
+        await call(server, "get-sum", a=1)
+
+
+async def test_everything_server_works_untouched_over_stdio() -> None:
+    """@modelcontextprotocol/server-everything answers every kind of content over stdio."""
+    async with opened("everything", command=installed("mcp-server-everything"), **TRUSTED) as server:
+        await everything_works(server)
+
+
+async def test_everything_server_works_untouched_over_http() -> None:
+    """@modelcontextprotocol/server-everything answers the same over streamable HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [installed("mcp-server-everything"), "streamableHttp"],
+        env={**os.environ, "PORT": str(port)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        await until(lambda: _answers(port))
+        async with opened("everything", url=f"http://127.0.0.1:{port}/mcp", **TRUSTED) as server:
+            await everything_works(server)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_filesystem_server_works_untouched(tmp_path: Path) -> None:
+    """@modelcontextprotocol/server-filesystem reads and writes where it may, and nowhere else."""
+    program = installed("mcp-server-filesystem")
+    async with opened("files", command=program, args=[str(tmp_path)], trust_level="sandboxed") as server:
+        tools = by_name(server)
+        assert not tools["files-read_text_file"].spec.governance.requires_hitl
+        assert tools["files-write_file"].spec.governance.requires_hitl
+        await call(server, "write_file", path=str(tmp_path / "a.txt"), content="grün")
+        assert (tmp_path / "a.txt").read_text() == "grün"
+        assert "grün" in await call(server, "read_text_file", path=str(tmp_path / "a.txt"))
+        with pytest.raises(ToolFailed, match="Access denied"):
+            await call(server, "read_text_file", path="/etc/passwd")
+
+
+# --- what is listed ------------------------------------------------------------------------------
+
+
+async def test_all_pages_are_listed_under_names_that_models_take(tmp_path: Path) -> None:
+    """Tools of every page are there, with names sanitised, cut and told apart, and called by their own."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        tools = by_name(server)
+        assert len(tools) == 9
+        odd_ones = [name for name in tools if "count" in name or "xxx" in name]
+        assert [name[:15] for name in odd_ones] == ["odd-count_calls", "odd-count_calls", "odd-" + "x" * 11]
+        assert all(len(name) <= 64 for name in tools)
+        for name in odd_ones[:2]:
+            assert await tools[name].call(Context(), {}) == "done"
+        assert lines(tmp_path, "calls") == ["count.calls", "count calls"]
+        assert tools["odd-echo"].spec.parameters == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    ("trust", "governed"),
+    [
+        ("trusted", {"echo": False, "die": False, "slow": False}),
+        ("sandboxed", {"echo": False, "die": True, "slow": True}),
+        ("untrusted", {"echo": True, "die": True, "slow": True}),
+    ],
+)
+async def test_trust_level_decides_what_needs_approval(
+    tmp_path: Path, trust: str, governed: Mapping[str, bool]
+) -> None:
+    """Trusted: nothing; sandboxed: what is destructive or not read-only; untrusted: all. covers: HITL-2"""
+    async with opened(**odd(tmp_path), trust_level=trust) as server:
+        tools = by_name(server)
+        assert {name: tools[f"odd-{name}"].spec.governance.requires_hitl for name in governed} == governed
+
+
+async def test_overrides_change_what_they_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An override changes the keys it gives, for the tool it names; an unknown name is reported."""
+    overrides = {"echo": {"requires_hitl": False, "cost": "high"}, "ecko": {"cost": "high"}}
+    with caplog.at_level(logging.WARNING):
+        async with opened(**odd(tmp_path), tool_governance_overrides=overrides) as server:
+            spec = by_name(server)["odd-echo"].spec
+            assert (spec.governance.requires_hitl, spec.governance.cost) == (False, "high")
+            assert by_name(server)["odd-slow"].spec.governance.requires_hitl
+    assert "names 'ecko', which the server does not list. Did you mean 'echo'?" in caplog.text
+
+
+async def test_changed_listing_is_taken_over(tmp_path: Path) -> None:
+    """When the server says that its tools changed they are listed again, and the service is told."""
+    told = asyncio.Event()
+    options = MCPServerOptions(name="odd", **odd(tmp_path), **TRUSTED)
+    async with MCPServer(options, changed=told.set) as server:
+        assert "odd-grown" not in by_name(server)
+        before = server.tools()
+        assert await call(server, "grow") == "done"
+        await asyncio.wait_for(told.wait(), PATIENCE)
+        assert "odd-grown" in by_name(server)
+        assert server.tools() is not before
+
+
+async def test_modern_server_tells_of_changes_to_those_who_listen() -> None:
+    """At the newest protocol version, where changes have to be asked for, a new listing is taken over."""
+    sdk = counting([])
+
+    @sdk.tool()
+    async def grow(context: SDKContext[Any, Any]) -> str:
+        """Grow."""
+        sdk.add_tool(grow, name="grown")
+        await context.notify_tools_changed()
+        return "grown"
+
+    async with opened_http(sdk) as (server, _):
+        await asyncio.sleep(0.3)
+        assert await call(server, "grow") == "grown"
+        await until(lambda: "web-grown" in by_name(server))
+
+
+# --- calls that go wrong -------------------------------------------------------------------------
+
+
+async def test_server_that_dies_in_a_call_is_told_and_started_again(tmp_path: Path) -> None:
+    """Whether the call was carried out is unknown; it is not repeated; the next call finds a new process."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        with pytest.raises(ToolFailed, match=r"Whether the call was carried out is unknown"):
+            await call(server, "die")
+        assert json.loads(await call(server, "echo", again=True)) == {"again": True}
+        assert lines(tmp_path, "calls") == ["die", "echo"]
+        assert len(lines(tmp_path, "processes")) == 2
+
+
+async def test_killed_server_is_started_again(tmp_path: Path) -> None:
+    """A server that is killed between two calls is started again before anybody asks."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        [pid] = lines(tmp_path, "processes")
+        os.kill(int(pid), signal.SIGKILL)
+        await until(lambda: len(lines(tmp_path, "processes")) == 2)
+        assert json.loads(await call(server, "echo", x=1)) == {"x": 1}
+
+
+async def test_calls_run_at_the_same_time() -> None:
+    """Calls of one session do not wait for each other."""
+    async with opened("everything", command=installed("mcp-server-everything"), **TRUSTED) as server:
+        slow = asyncio.create_task(call(server, "trigger-long-running-operation", duration=30, steps=1))
+        answers = await asyncio.gather(*(call(server, "echo", message=str(n)) for n in range(20)))
+        assert answers == [f"Echo: {n}" for n in range(20)]
+        assert not slow.done()
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert await call(server, "echo", message="still here") == "Echo: still here"
+
+
+async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    """Past `request_timeout` the outcome is unknown, and the server is told that nobody waits."""
+    async with opened(**odd(tmp_path), **TRUSTED, request_timeout=0.3) as server:
+        assert by_name(server)["odd-slow"].spec.timeout == 0.3
+        with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
+            await call(server, "slow", seconds=1.5)
+        await until(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
+
+
+async def test_error_of_the_protocol_is_told(tmp_path: Path) -> None:
+    """A JSON-RPC error is a failure with the server's own words."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        with pytest.raises(ToolFailed, match="odd: no such thing"):
+            await call(server, "raise")
+
+
+async def test_tool_that_is_gone_is_told(tmp_path: Path) -> None:
+    """A call of a tool that a later listing lacks is refused with those there are."""
+    async with opened(**odd(tmp_path), **TRUSTED) as server:
+        with pytest.raises(ToolFailed, match=r"There is no tool 'odd-gone' \(any more\); odd has: odd-echo"):
+            await server.call(Context(), "odd-gone", {})
+
+
+# --- child processes -----------------------------------------------------------------------------
+
+
+async def test_child_sees_little_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is given PATH and the like and what is configured, not the service's secrets."""
+    monkeypatch.setenv("TA_API_KEY", "s3cret")
+    async with opened(**odd(tmp_path), **TRUSTED, env={"MINE": "yes"}) as server:
+        environment = json.loads(await call(server, "environment"))
+    assert environment["MINE"] == "yes"
+    assert "PATH" in environment
+    assert "TA_API_KEY" not in environment
+    assert "s3cret" not in environment.values()
+
+
+async def test_what_a_server_says_on_stderr_is_logged_at_debug(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Standard error goes to the log at debug, with the server's name, and nowhere else."""
+    with caplog.at_level(logging.DEBUG, logger="tealagents.tools"):
+        async with opened(**odd(tmp_path), **TRUSTED):
+            await until(lambda: "MCP server odd: the odd server starts" in caplog.text)
+    [record] = [one for one in caplog.records if "the odd server starts" in one.getMessage()]
+    assert record.levelno == logging.DEBUG
+
+
+async def test_child_ends_with_the_toolset(tmp_path: Path) -> None:
+    """After the toolset is closed its process is gone, even if it was entered by another task."""
+    server = MCPServer(MCPServerOptions(name="odd", **odd(tmp_path), **TRUSTED))
+    await asyncio.create_task(server.__aenter__())
+    [pid] = lines(tmp_path, "processes")
+    assert is_running(int(pid))
+    await asyncio.create_task(server.__aexit__())
+    assert not is_running(int(pid))
+
+
+async def test_child_does_not_outlive_a_killed_service(tmp_path: Path) -> None:
+    """A server that ignores the end of its input and SIGTERM is gone soon after the service is killed."""
+    script = (
+        "import asyncio, sys\n"
+        "from tealagents.tools.mcp import MCPServer\n"
+        "from tealagents.tools.options import MCPServerOptions\n"
+        "async def main():\n"
+        f"    options = MCPServerOptions(name='odd', **{odd(tmp_path, 'stubborn')!r})\n"
+        "    async with MCPServer(options):\n"
+        "        print('ready', flush=True)\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    service = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert service.stdout is not None
+    with service.stdout:
+        assert await asyncio.to_thread(service.stdout.readline) == b"ready\n"
+        [pid] = map(int, lines(tmp_path, "processes"))
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        service.kill()
+        service.wait()
+    await until(lambda: not is_running(pid) and not is_running(parent))
+
+
+# --- at start ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"command": "no-such-program"}, "the command 'no-such-program' is not there. Install it"),
+        ({"command": "./no-such-program"}, "the command './no-such-program' is not there"),
+        ({"url": "http://127.0.0.1:1/mcp"}, r"http://127\.0\.0\.1:1/mcp\) cannot be used: ConnectError"),
+        ({"url": "http://127.0.0.1:1/mcp", "protocol_version": "1999-01-01"}, "'1999-01-01' is not known"),
+    ],
+)
+async def test_server_that_cannot_be_used_is_told_at_start(options: dict[str, Any], told: str) -> None:
+    """A command that is missing and a server that does not answer are errors that name it."""
+    with pytest.raises(ToolsetError, match=told):
+        async with opened(**options):
+            pass
+
+
+async def test_last_words_of_a_server_are_told(tmp_path: Path) -> None:
+    """A process that ends at start is told with what it said on standard error."""
+    with pytest.raises(ToolsetError, match="Its last words:\nthe odd server starts\nit lacks a setting"):
+        async with opened(**odd(tmp_path, "broken")):
+            pass
+
+
+async def test_silent_server_is_given_up(tmp_path: Path) -> None:
+    """A server that never answers holds the start up no longer than `timeout`, and is ended."""
+    with pytest.raises(ToolsetError, match="cannot be used: Request 'initialize' timed out"):
+        async with opened(**odd(tmp_path, "silent"), timeout=0.3, protocol_version="2025-11-25"):
+            pass
+    [pid] = lines(tmp_path, "processes")
+    assert not is_running(int(pid))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "give either 'command'"),
+        ({"command": "x", "url": "http://x"}, "or say which in 'transport'"),
+        ({"transport": "http", "command": "x"}, "'url' has to be"),
+        ({"transport": "stdio", "url": "http://x"}, "'command' is required"),
+        ({"url": "ftp://x"}, "'url' has to be an http:// or https:// URL"),
+        ({"command": "x", "on_behalf_of_scopes": ["a"]}, "for the transport http"),
+        ({"command": "x", "trust_level": "blind"}, "trust_level"),
+        ({"command": "x", "tool_governance_overrides": {"a": {"require_hitl": True}}}, "require_hitl"),
+        ({"command": "x", "timeout": 0}, "timeout"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], told: str) -> None:
+    """A mistake in an entry names the key."""
+    with pytest.raises(ValidationError, match=told):
+        MCPServerOptions(name="a", **options)
+
+
+# --- HTTP ----------------------------------------------------------------------------------------
+
+
+def counting(calls: list[str], **options: Any) -> SDKServer[Any]:
+    sdk: SDKServer[Any] = SDKServer("web")
+
+    @sdk.tool()
+    async def count(text: str) -> str:
+        """Count."""
+        calls.append(text)
+        return f"{text} {len(calls)}"
+
+    @sdk.tool()
+    async def wait() -> str:
+        """Wait."""
+        calls.append("wait")
+        await asyncio.sleep(30)
+        return "never"
+
+    return sdk
+
+
+@asynccontextmanager
+async def opened_http(sdk: SDKServer[Any], **options: Any) -> AsyncIterator[tuple[MCPServer, int]]:
+    with served(sdk.streamable_http_app()) as url:
+        async with opened("web", url=f"{url}/mcp", **TRUSTED, **options) as server:
+            yield server, int(url.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("version", [None, "2025-11-25"])
+async def test_server_over_http(version: str | None) -> None:
+    """A server of the SDK works over HTTP, with the newest protocol and with sessions."""
+    calls: list[str] = []
+    async with opened_http(counting(calls), protocol_version=version) as (server, _):
+        assert await call(server, "count", text="a") == "a 1"
+        assert await call(server, "count", text="b") == "b 2"
+
+
+@pytest.mark.parametrize("version", [None, "2025-11-25"])
+async def test_server_over_http_that_is_away_and_back(version: str | None) -> None:
+    """While it is away calls are told as not done; once it is back they work, each made once."""
+    calls: list[str] = []
+    with served(counting(calls).streamable_http_app()) as url:
+        port = int(url.rpartition(":")[2])
+        server = MCPServer(
+            MCPServerOptions(
+                name="web",
+                url=f"{url}/mcp",
+                trust_level="trusted",
+                protocol_version=version,
+                timeout=PATIENCE,
+            )
+        )
+        await server.__aenter__()
+    try:
+        with pytest.raises(ToolFailed, match=r"cannot be reached: ConnectError.*Nothing was done"):
+            await call(server, "count", text="a")
+        with served(counting(calls).streamable_http_app(), port):
+            assert await call(server, "count", text="b") == "b 1"
+            assert await call(server, "count", text="c") == "c 2"
+    finally:
+        await server.__aexit__()
+    assert calls == ["b", "c"]
+
+
+@pytest.mark.parametrize("version", [None, "2025-11-25"])
+async def test_call_whose_connection_breaks_is_made_once(version: str | None) -> None:
+    """A reset in the middle of calls leaves their outcome unknown; none is repeated, and others work on."""
+    calls: list[str] = []
+    with served(counting(calls).streamable_http_app()) as url:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        async with (
+            FaultProxy(host, int(port)) as proxy,
+            opened("web", url=proxy.url_for(f"{url}/mcp"), **TRUSTED, protocol_version=version) as server,
+        ):
+            waiting = [asyncio.create_task(call(server, "wait")) for _ in range(3)]
+            await until(lambda: len(calls) == 3)
+            proxy.reset_all()
+            for broken in waiting:
+                with pytest.raises(ToolFailed, match="Whether the call was carried out is unknown"):
+                    await broken
+            assert await call(server, "count", text="on") == "on 4"
+    assert calls == ["wait", "wait", "wait", "on"]
+
+
+async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
+    """What a server answers while it shuts down does not say whether it has done the call."""
+    calls: list[str] = []
+    with served(counting(calls).streamable_http_app()) as url:
+        server = MCPServer(MCPServerOptions(name="web", url=f"{url}/mcp", **TRUSTED))
+        await server.__aenter__()
+        waiting = asyncio.create_task(call(server, "wait"))
+        await until(lambda: calls == ["wait"])
+    try:
+        with pytest.raises(ToolFailed, match="Whether the call was carried out is unknown"):
+            await waiting
+    finally:
+        await server.__aexit__()
+    assert calls == ["wait"]
+
+
+async def test_http_errors_are_told_with_their_status() -> None:
+    """What stands before a server and refuses is told with its status and words."""
+
+    async def refuse(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("the gateway is tired", status_code=503)
+
+    told = "cannot be used: 503 Service Unavailable: the gateway is tired"
+    app = Starlette(routes=[Route("/mcp", refuse, methods=["POST", "GET", "DELETE"])])
+    with served(app) as url, pytest.raises(ToolsetError, match=told):
+        async with opened("web", url=f"{url}/mcp"):
+            pass
+
+
+async def test_refused_credentials_are_told_at_start() -> None:
+    """A 401 where the operator has configured the credentials is an error at start, without them."""
+
+    async def refuse(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("no", status_code=401)
+
+    app = Starlette(routes=[Route("/mcp", refuse, methods=["POST"])])
+    with served(app) as url, pytest.raises(ToolsetError) as told:
+        async with opened("web", url=f"{url}/mcp", headers={"Authorization": "Bearer s3cret"}):
+            pass
+    assert "401 Unauthorized" in str(told.value)
+    assert "s3cret" not in str(told.value)
+
+
+async def test_delegated_token_is_passed_on() -> None:
+    """A server with `on_behalf_of_scopes` is called with a token of the calling user's, each with his own."""
+    seen: list[str] = []
+    sdk = counting([])
+    app = sdk.streamable_http_app()
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if b"authorization" in headers:
+                seen.append(headers[b"authorization"].decode())
+        await app(scope, receive, send)
+
+    with served(noting) as url:
+        async with opened("web", url=f"{url}/mcp", on_behalf_of_scopes=["files"], **TRUSTED) as server:
+            tool = by_name(server)["web-count"]
+            assert seen == []
+            await tool.call(Context("alice"), {"text": "a"})
+            await tool.call(Context("bob"), {"text": "b"})
+    assert set(seen) == {"Bearer token-of-alice-for-files", "Bearer token-of-bob-for-files"}
+
+
+# --- texts of results ----------------------------------------------------------------------------
+
+
+def test_results_read_plainly() -> None:
+    """Text stands as it is, what is no text is described, structured content is told once."""
+    text = types.TextContent(text='{"a": 1}')
+    audio = types.AudioContent(data="AAAA", mime_type="audio/wav")
+    assert result_text(types.CallToolResult(content=[text], structured_content={"a": 1})) == '{"a": 1}'
+    assert result_text(types.CallToolResult(content=[], structured_content={"a": 1})) == '{"a": 1}'
+    assert (
+        result_text(types.CallToolResult(content=[text], structured_content={"b": 2})) == '{"a": 1}\n{"b": 2}'
+    )
+    assert result_text(types.CallToolResult(content=[audio])) == "[audio, audio/wav, 3 bytes: not shown]"
+    assert result_text(types.CallToolResult(content=[])) == "Done. The tool has no output."
+
+
+def test_users_are_told_where_a_server_sends_them() -> None:
+    """A server that sends the user to a URL first is a pause with this URL; other schemes are not."""
+    assert adapter._elicited(_elicitation("https://x.example/go")) == "https://x.example/go"
+    assert adapter._elicited(_elicitation("javascript:alert(1)")) is None
+
+
+def _elicitation(url: str) -> Any:
+    from mcp.shared.exceptions import MCPError
+
+    return MCPError(-32042, "go there", {"elicitations": [{"mode": "url", "url": url}]})

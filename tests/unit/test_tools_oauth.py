@@ -1,0 +1,599 @@
+"""A user's own authorization: the SDK's authorization server, a browser that agrees, servers that lie."""
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.auth.provider import (
+    AccessToken,
+    AuthorizationCode,
+    AuthorizationParams,
+    OAuthAuthorizationServerProvider,
+    RefreshToken,
+    construct_redirect_uri,
+)
+from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
+from mcp.server.mcpserver import MCPServer as SDKServer
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tools_setup import Context, by_name, served
+
+from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools.catalogue import Catalogue, govern
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.mcp import MCPServer
+from tealagents.tools.oauth import Consents
+from tealagents.tools.oauth_servers import Challenge, OAuthClient, ProtectedServer
+from tealagents.tools.options import MCPServerOptions
+
+Json = dict[str, Any]
+CALLBACK = "http://127.0.0.1:8000/Agent/1/oauth/callback"
+
+
+class Vault:
+    """Secrets in memory, shared by whoever is given it."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[tuple[str, str], str] = {}
+
+    async def get(self, user_key: str, server: str) -> str | None:
+        return self.secrets.get((user_key, server))
+
+    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
+        self.secrets[user_key, server] = secret
+
+    async def delete(self, user_key: str, server: str) -> None:
+        self.secrets.pop((user_key, server), None)
+
+
+class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
+    """An authorization server whose user is whoever `user` names, and who always agrees."""
+
+    def __init__(self) -> None:
+        self.user = "nobody"
+        self.clients: dict[str, OAuthClientInformationFull] = {}
+        self.codes: dict[str, AuthorizationCode] = {}
+        self.access: dict[str, AccessToken] = {}
+        self.refresh: dict[str, RefreshToken] = {}
+        self.granted: list[str] = []
+
+    async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
+        return self.clients.get(client_id)
+
+    async def register_client(self, client_info: OAuthClientInformationFull) -> None:
+        self.clients[client_info.client_id] = client_info
+
+    async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
+        code = secrets.token_urlsafe(16)
+        self.codes[code] = AuthorizationCode(
+            code=code,
+            scopes=params.scopes or [],
+            expires_at=time.time() + 60,
+            client_id=client.client_id,
+            code_challenge=params.code_challenge,
+            redirect_uri=params.redirect_uri,
+            redirect_uri_provided_explicitly=params.redirect_uri_provided_explicitly,
+            resource=params.resource,
+            subject=self.user,
+        )
+        return construct_redirect_uri(str(params.redirect_uri), code=code, state=params.state)
+
+    async def load_authorization_code(
+        self, client: OAuthClientInformationFull, authorization_code: str
+    ) -> AuthorizationCode | None:
+        return self.codes.get(authorization_code)
+
+    async def exchange_authorization_code(
+        self, client: OAuthClientInformationFull, authorization_code: AuthorizationCode
+    ) -> OAuthToken:
+        del self.codes[authorization_code.code]
+        self.granted.append("code")
+        return self._issue(
+            client, authorization_code.scopes, authorization_code.subject, authorization_code.resource
+        )
+
+    async def load_refresh_token(
+        self, client: OAuthClientInformationFull, refresh_token: str
+    ) -> RefreshToken | None:
+        return self.refresh.get(refresh_token)
+
+    async def exchange_refresh_token(
+        self, client: OAuthClientInformationFull, refresh_token: RefreshToken, scopes: list[str]
+    ) -> OAuthToken:
+        del self.refresh[refresh_token.token]
+        self.granted.append("refresh")
+        return self._issue(client, scopes, refresh_token.subject, refresh_token.resource)
+
+    def _issue(
+        self, client: OAuthClientInformationFull, scopes: list[str], subject: str | None, resource: str | None
+    ) -> OAuthToken:
+        access, refresh = f"access-{secrets.token_hex(8)}", f"refresh-{secrets.token_hex(8)}"
+        known: Json = {"client_id": client.client_id, "scopes": scopes, "subject": subject}
+        self.access[access] = AccessToken(token=access, resource=resource, **known)
+        self.refresh[refresh] = RefreshToken(token=refresh, resource=resource, **known)
+        return OAuthToken(access_token=access, refresh_token=refresh, expires_in=3600, scope=" ".join(scopes))
+
+    async def load_access_token(self, token: str) -> AccessToken | None:
+        return self.access.get(token)
+
+    async def revoke_token(self, token: AccessToken | RefreshToken) -> None:
+        self.access.pop(token.token, None)
+
+
+@contextmanager
+def protected(provider: Provider) -> Iterator[str]:
+    """An MCP server that wants a token for everything, with its authorization server."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    settings = AuthSettings.model_validate(
+        {
+            "issuer_url": url,
+            "resource_server_url": f"{url}/mcp",
+            "required_scopes": ["notes"],
+            "client_registration_options": ClientRegistrationOptions(
+                enabled=True, valid_scopes=["notes", "more"], default_scopes=["notes"]
+            ),
+            "validate_token_resource": True,
+        }
+    )
+    sdk: SDKServer[Any] = SDKServer("secure", auth_server_provider=provider, auth=settings)
+
+    @sdk.tool()
+    async def whoami() -> str:
+        """Tell whose token it is."""
+        token = get_access_token()
+        return str(token.subject if token else None)
+
+    with served(sdk.streamable_http_app(), port):
+        yield f"{url}/mcp"
+
+
+@asynccontextmanager
+async def opened(url: str, consents: Consents | None, **options: Any) -> AsyncIterator[MCPServer]:
+    entry = MCPServerOptions(name="secure", url=url, trust_level="trusted", **options)
+    async with MCPServer(entry, consents) as server:
+        yield server
+
+
+async def visited(provider: Provider, user: str, url: str) -> dict[str, str]:
+    """What the browser brings to the callback after this user has agreed."""
+    provider.user = user
+    async with httpx.AsyncClient() as browser:
+        response = await browser.get(url)
+    assert response.status_code == 302, response.text
+    target = response.headers["location"]
+    assert target.startswith(CALLBACK)
+    return {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+
+
+async def agreed(provider: Provider, consents: Consents, user: str, asked: Authorization) -> str:
+    brought = await visited(provider, user, asked.url)
+    return await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+
+
+async def call(server: MCPServer, context: ToolContext, name: str = "secure-whoami") -> str:
+    tool = server.find(name)
+    assert tool is not None
+    return await tool.call(context, {})
+
+
+async def asked_by(server: MCPServer, context: ToolContext, name: str = "secure-whoami") -> Authorization:
+    with pytest.raises(Authorization) as asked:
+        await call(server, context, name)
+    return asked.value
+
+
+# --- the way through -----------------------------------------------------------------------------
+
+
+async def test_user_is_asked_and_then_served() -> None:
+    """A server that wants a token for all is used once the user has agreed, with it. covers: HITL-3"""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            assert set(by_name(server)) == {"secure-connect"}
+            asked = await asked_by(server, Context("alice"))
+            assert asked.server == "secure"
+            assert asked.scopes == ("notes",)
+            query = parse_qs(urlsplit(asked.url).query)
+            assert query["code_challenge_method"] == ["S256"]
+            assert query["resource"] == [url]
+            assert query["redirect_uri"] == [CALLBACK]
+            assert await agreed(provider, consents, "Alice", asked) == "secure"
+            assert await call(server, Context("alice")) == "Alice"
+            assert set(by_name(server)) == {"secure-whoami"}
+
+
+async def test_each_user_has_his_own_token_and_connection() -> None:
+    """One user's consent is not another's; nor is that of the same object id in another tenant."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            for user in ("alice", "bob"):
+                await agreed(provider, consents, user.title(), await asked_by(server, Context(user)))
+            answers = await asyncio.gather(
+                *(call(server, Context(user)) for user in ("alice", "bob") for _ in range(10))
+            )
+            assert answers == ["Alice"] * 10 + ["Bob"] * 10
+            await asked_by(server, Context("alice", tenant_id="fabrikam"))
+    assert provider.granted == ["code", "code"]
+
+
+async def test_connecting_tells_what_can_be_called() -> None:
+    """The stand-in tool asks, and then tells the names of the tools that there are."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            asked = await asked_by(server, Context(), "secure-connect")
+            await agreed(provider, consents, "Alice", asked)
+            answer = await call(server, Context(), "secure-connect")
+            assert answer == (
+                "Connected. These tools can be called now:\n- secure-whoami: Tell whose token it is."
+            )
+
+
+async def test_round_of_calls_asks_once() -> None:
+    """Calls of one request, made at once, show one link; another request has one of its own."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            asked = await asyncio.gather(
+                *(asked_by(server, Context(request_id=request)) for request in ("1", "1", "1", "2"))
+            )
+            assert len({one.url for one in asked[:3]}) == 1
+            assert asked[3].url != asked[0].url
+    assert len(provider.clients) == 1
+
+
+async def test_without_somebody_to_ask_it_is_told() -> None:
+    """Where no consent can be asked for, start or call say so."""
+    with protected(Provider()) as url:
+        with pytest.raises(ToolsetError, match="cannot be used: 401 Unauthorized"):
+            async with opened(url, None):
+                pass
+        async with opened(url, Consents(None)) as server:
+            with pytest.raises(ToolFailed, match="this service has no public URL"):
+                await call(server, Context())
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+async def test_state_is_used_once_and_expires() -> None:
+    """A link that was used, forged, or is too old gives no token."""
+    provider = Provider()
+    now = [1000.0]
+    consents = Consents(CALLBACK, now=lambda: now[0], pending_seconds=600)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
+            with pytest.raises(InvalidRequest, match="this link has been used, or is too old"):
+                await consents.complete("forged", brought["code"])
+            await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+            with pytest.raises(InvalidRequest, match="this link has been used"):
+                await consents.complete(brought["state"], brought["code"])
+            link = (await asked_by(server, Context("bob"))).url
+            old = await visited(provider, "Bob", link)
+            now[0] += 601
+            assert (await asked_by(server, Context("bob"))).url != link
+            with pytest.raises(InvalidRequest, match="too old"):
+                await consents.complete(old["state"], old["code"])
+            refused = await asked_by(server, Context("bob"))
+            state = parse_qs(urlsplit(refused.url).query)["state"][0]
+            await consents.refuse(state)
+            with pytest.raises(InvalidRequest, match="this link has been used"):
+                await consents.complete(state, "code")
+
+
+async def test_code_is_bound_to_its_state() -> None:
+    """A code that was issued for another link is refused, by PKCE: its verifier is another."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            alice = await visited(provider, "Alice", (await asked_by(server, Context("alice"))).url)
+            mallory = await visited(provider, "Mallory", (await asked_by(server, Context("mallory"))).url)
+            with pytest.raises(InvalidRequest, match=r"refused it .* Resume the request for a new link"):
+                await consents.complete(mallory["state"], alice["code"], iss=alice.get("iss"))
+            await asked_by(server, Context("mallory"))
+
+
+async def test_answer_of_another_server_is_refused() -> None:
+    """A callback that names another issuer than was asked gives no token (RFC 9207)."""
+    provider = Provider()
+    consents = Consents(CALLBACK)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
+            with pytest.raises(InvalidRequest, match="another authorization server than was asked"):
+                await consents.complete(brought["state"], brought["code"], iss="https://evil.example")
+
+
+# --- renewal -------------------------------------------------------------------------------------
+
+
+async def test_token_is_renewed_where_there_is_a_vault() -> None:
+    """An access token that ends is renewed with the stored refresh token, by one of many calls."""
+    provider, vault, now = Provider(), Vault(), [1000.0]
+    consents = Consents(CALLBACK, vault=vault, now=lambda: now[0])
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            now[0] += 3590
+            assert await asyncio.gather(*(call(server, Context()) for _ in range(8))) == ["Alice"] * 8
+            assert provider.granted == ["code", "refresh"]
+            now[0] += 3590
+            assert await call(server, Context()) == "Alice"
+            assert provider.granted == ["code", "refresh", "refresh"]
+
+
+async def test_token_is_asked_for_again_where_there_is_no_vault() -> None:
+    """Without an encrypted store no refresh token is kept, not even in memory."""
+    provider, now = Provider(), [1000.0]
+    consents = Consents(CALLBACK, now=lambda: now[0])
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert not [name for name in provider.refresh if name in repr(vars(consents))]
+            now[0] += 3590
+            await asked_by(server, Context())
+
+
+async def test_restart_and_replicas_share_the_vault() -> None:
+    """A link made by one process is completed by another, once; a third needs no consent."""
+    provider, vault = Provider(), Vault()
+    one, two, three = (Consents(CALLBACK, vault=vault) for _ in range(3))
+    with protected(provider) as url:
+        async with opened(url, one) as server:
+            brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
+        assert await two.complete(brought["state"], brought["code"], iss=brought.get("iss")) == "secure"
+        with pytest.raises(InvalidRequest, match="this link has been used"):
+            await one.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+        async with opened(url, three) as server:
+            assert await call(server, Context()) == "Alice"
+    assert provider.granted == ["code", "refresh"]
+    assert [key for key, _ in vault.secrets] == ["contoso.alice"]
+
+
+async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
+    """A 401 for a token that should hold: renewed if it can be, else the user is asked again."""
+    provider, vault = Provider(), Vault()
+    consents = Consents(CALLBACK, vault=vault)
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            assert await call(server, Context()) == "Alice"
+            provider.access.clear()
+            assert await call(server, Context()) == "Alice"
+            assert provider.granted == ["code", "refresh"]
+            provider.access.clear()
+            provider.refresh.clear()
+            await asked_by(server, Context())
+            assert "contoso.alice" not in {user for user, _ in vault.secrets}
+
+
+async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Tokens, codes and verifiers are in no log line, at debug."""
+    provider, vault = Provider(), Vault()
+    consents = Consents(CALLBACK, vault=vault)
+    with caplog.at_level(logging.DEBUG), protected(provider) as url:
+        async with opened(url, consents) as server:
+            asked = await asked_by(server, Context())
+            pending = next(iter(consents._pending.values()))
+            brought = await visited(provider, "Alice", asked.url)
+            caplog.clear()
+            await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+            await call(server, Context())
+            canaries = [*provider.access, *provider.refresh, brought["code"], pending.verifier]
+    assert "a user authorized secure" in caplog.text
+    assert [canary for canary in canaries if canary in caplog.text] == []
+
+
+# --- scopes and clients, and servers that lie ----------------------------------------------------
+
+
+class Pretender:
+    """Documents and a token endpoint, as a test writes them."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Json] = {}
+        self.forms: list[dict[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.fetched: list[str] = []
+        self.url = ""
+
+    def publish(self, **metadata: Any) -> None:
+        self.documents["/.well-known/oauth-authorization-server"] = {
+            "issuer": self.url,
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+            **metadata,
+        }
+
+    async def document(self, request: Request) -> Response:
+        self.fetched.append(request.url.path)
+        found = self.documents.get(request.url.path)
+        return JSONResponse(found) if found is not None else Response(status_code=404)
+
+    async def token(self, request: Request) -> Response:
+        form = await request.form()
+        self.forms.append({name: str(value) for name, value in form.items()})
+        self.headers.append(dict(request.headers))
+        return JSONResponse({"access_token": "a", "token_type": "Bearer", "refresh_token": "r"})
+
+
+@pytest.fixture
+def pretender() -> Iterator[Pretender]:
+    pretender = Pretender()
+    routes = [
+        Route("/token", pretender.token, methods=["POST"]),
+        Route("/{path:path}", pretender.document, methods=["GET"]),
+    ]
+    with served(Starlette(routes=routes)) as url:
+        pretender.url = url
+        yield pretender
+
+
+async def test_configured_client_identifies_itself(pretender: Pretender) -> None:
+    """A configured client with a secret sends it the way the server wants, and registers nowhere."""
+    for methods, sent in ((["client_secret_basic"], "basic"), (["client_secret_post"], "post")):
+        pretender.publish(token_endpoint_auth_methods_supported=methods)
+        server = ProtectedServer(
+            name="x", issuer=pretender.url, scopes=("a",), client_id="me", client_secret="s3 cret"
+        )
+        consents = Consents(CALLBACK)
+        asked = await consents.ask(Context(), server)
+        state = parse_qs(urlsplit(asked.url).query)["state"][0]
+        await consents.complete(state, "code")
+        form, headers = pretender.forms[-1], pretender.headers[-1]
+        assert (form["client_id"], form["code"], form["redirect_uri"]) == ("me", "code", CALLBACK)
+        if sent == "basic":
+            assert headers["authorization"] == "Basic bWU6czMrY3JldA=="
+            assert "client_secret" not in form
+        else:
+            assert form["client_secret"] == "s3 cret"
+        assert await consents.token(Context(), server) == "a"
+
+
+async def test_unknown_client_is_told(pretender: Pretender) -> None:
+    """Where this service is not known and cannot register, the operator is told what to set."""
+    pretender.publish()
+    with pytest.raises(ToolFailed, match="has to register it and set oauth_client_id"):
+        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
+
+
+async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender: Pretender) -> None:
+    """A server that wants more scopes than the token has leads to a link for all of them."""
+    pretender.publish(scopes_supported=["a", "b", "offline_access"])
+    server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
+    assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ("a",)
+    challenge = Challenge.of('Bearer error="insufficient_scope", scope="b c"')
+    assert (await Consents(CALLBACK).ask(Context(), server, challenge)).scopes == ("a", "b", "c")
+    with_vault = await Consents(CALLBACK, vault=Vault()).ask(Context(), server)
+    assert with_vault.scopes == ("a", "offline_access")
+
+
+async def test_resource_names_its_authorization_server(pretender: Pretender) -> None:
+    """The resource's document, at its own origin, says where to authorize, and for what."""
+    pretender.publish()
+    pretender.documents["/.well-known/oauth-protected-resource/mcp"] = {
+        "resource": f"{pretender.url}/mcp",
+        "authorization_servers": [pretender.url],
+        "scopes_supported": ["s"],
+    }
+    server = ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
+    # a document elsewhere is not even asked for: a server must not make us call others
+    challenge = Challenge.of('Bearer resource_metadata="http://127.0.0.1:1/evil"')
+    asked = await Consents(CALLBACK).ask(Context(), server, challenge)
+    assert asked.url.startswith(f"{pretender.url}/authorize?")
+    assert asked.scopes == ("s",)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"issuer": "https://other.example"}, "names another issuer"),
+        ({"token_endpoint": "http://evil.example/token"}, "is not used for authorization: it is not https"),
+        ({"authorization_endpoint": "javascript:alert(1)"}, "is not used for authorization"),
+        ({"token_endpoint": "https://user:pw@x.example/"}, "is not used for authorization"),
+    ],
+)
+async def test_metadata_that_lies_is_not_believed(pretender: Pretender, metadata: Json, told: str) -> None:
+    """Another issuer, plain HTTP to others, and URLs of other kinds are refused."""
+    pretender.publish(**metadata)
+    with pytest.raises(ToolFailed, match=told):
+        await Consents(CALLBACK).ask(
+            Context(), ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+        )
+
+
+async def test_metadata_of_another_resource_is_not_believed(pretender: Pretender) -> None:
+    """A document that speaks for another resource is refused."""
+    pretender.publish()
+    pretender.documents["/.well-known/oauth-protected-resource"] = {
+        "resource": "https://other.example",
+        "authorization_servers": [pretender.url],
+    }
+    server = ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
+    with pytest.raises(ToolFailed, match="is that of another resource"):
+        await Consents(CALLBACK).ask(Context(), server)
+
+
+async def test_missing_metadata_and_dead_servers_are_told(pretender: Pretender) -> None:
+    """An authorization server without metadata, or without an answer, is named."""
+    with pytest.raises(ToolFailed, match="publishes no metadata"):
+        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
+    with pytest.raises(ToolFailed, match="cannot be reached: ConnectError"):
+        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer="http://127.0.0.1:1"))
+
+
+async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretender) -> None:
+    """A server that is configured with another URL or authorization server starts without tokens."""
+    pretender.publish()
+    vault = Vault()
+    consents = Consents(CALLBACK, vault=vault)
+    server = ProtectedServer(
+        name="x", resource="http://127.0.0.1:1/mcp", issuer=pretender.url, client_id="me"
+    )
+    with pytest.raises(ToolFailed, match="cannot be reached"):
+        await consents.ask(Context(), server)
+    plain = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
+    asked = await consents.ask(Context(), plain)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    fresh = Consents(CALLBACK, vault=vault)
+    assert await fresh.token(Context(), plain) == "a"
+    for other in (
+        ProtectedServer(name="x", issuer="https://other.example", scopes=("a",), client_id="me"),
+        ProtectedServer(name="x", issuer=pretender.url, scopes=("a", "b"), client_id="me"),
+    ):
+        assert await fresh.token(Context(), other) is None
+
+
+# --- the catalogue's auth ------------------------------------------------------------------------
+
+
+class Asking:
+    """A tool that tells its token."""
+
+    spec = ToolSpec(name="A-b", description="", parameters={}, governance=Governance())
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return f"{await context.user_token(['a'])} {await context.user_token(['other'])}"
+
+
+async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
+    """A tool whose entry has `auth` asks the user, and then finds the token in its context."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    entry = {
+        "tool_id": "A-b",
+        "governance": {},
+        "auth": {"auth_type": "oauth2", "auth_server": pretender.url, "scopes": ["a"]},
+    }
+    catalogue = Catalogue.model_validate({"plugins": [{"plugin_id": "A", "tools": [entry]}]})
+    consents = Consents(CALLBACK)
+    consents._registered[pretender.url] = OAuthClient("me")
+    tool: Tool = govern([Asking()], catalogue, consents)[0]
+    assert tool.spec.auth == entry["auth"]
+    with pytest.raises(Authorization) as asked:
+        await tool.call(Context(), {})
+    assert (asked.value.server, asked.value.scopes) == (pretender.url, ("a",))
+    await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")
+    assert await tool.call(Context(), {}) == "a token-of-alice-for-other"

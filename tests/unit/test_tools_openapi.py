@@ -1,0 +1,655 @@
+"""OpenAPI plugins: documents that become tools, and the requests these make, seen on the wire."""
+
+import importlib.util
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tools_setup import FIXTURES, Context, by_name, served
+
+from tealagents.domain.errors import NeedsOwner, ToolFailed
+from tealagents.domain.ports import Tool
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.naming import VALID_NAME
+from tealagents.tools.openapi import OpenAPIPlugin
+from tealagents.tools.openapi_document import operations, parsed
+from tealagents.tools.openapi_schema import MAX_DEFINITIONS
+from tealagents.tools.options import RemotePluginOptions, remote_plugins
+
+Json = dict[str, Any]
+
+_spec = importlib.util.spec_from_file_location("library_api", FIXTURES / "library_api.py")
+assert _spec is not None
+assert _spec.loader is not None
+library = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(library)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with served(library.app) as url:
+        yield url
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, document: Json, server: str | None, **more: Any
+) -> AsyncIterator[dict[str, Tool]]:
+    file = folder / "openapi.json"
+    file.write_text(json.dumps(document))
+    options = RemotePluginOptions(
+        plugin_name="Library", openapi_json_path=str(file), server_url=server and f"{server}/v1", **more
+    )
+    async with OpenAPIPlugin(options) as plugin:
+        yield by_name(plugin)
+
+
+async def sent(
+    tools: dict[str, Tool], function: str, context: Context | None = None, /, **arguments: Any
+) -> Json:
+    """What the server saw of a call."""
+    answer: Json = json.loads(await tools[f"Library-{function}"].call(context or Context(), arguments))
+    return answer
+
+
+def one_operation(operation: Json, *, version: str = "3.0.3", path: str = "/x", **components: Any) -> Json:
+    return {
+        "openapi": version,
+        "info": {"title": "t", "version": "1"},
+        "paths": {path: {"post": operation}},
+        "components": {"schemas": components},
+    }
+
+
+def sample(schema: Any, definitions: Json, depth: int = 0) -> Any:
+    """A value that fits a schema."""
+    if "$ref" in schema:
+        return sample(definitions[schema["$ref"].rpartition("/")[2]], definitions, depth + 1)
+    if "enum" in schema:
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return sample(schema[key][0], definitions, depth)
+    if "allOf" in schema:
+        return {
+            name: one for part in schema["allOf"] for name, one in sample(part, definitions, depth).items()
+        }
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        wanted = schema.get("properties", {}) if depth < 2 else {}
+        required = schema.get("required", [])
+        return {
+            name: sample(one, definitions, depth + 1)
+            for name, one in schema.get("properties", {}).items()
+            if name in wanted or name in required
+        }
+    if kind == "array":
+        return [sample(schema.get("items", {}), definitions, depth + 1)]
+    return {"integer": 3, "number": 2.5, "boolean": True, "string": "0-1"}[kind]
+
+
+# --- a whole document ----------------------------------------------------------------------------
+
+
+async def test_every_operation_of_a_public_api_is_a_tool_that_works(tmp_path: Path, server: str) -> None:
+    """Sixty operations: each has a name and a schema model services take, and its call reaches its path."""
+    document = library.document()
+    async with opened(tmp_path, document, server) as tools:
+        assert len(tools) == 60
+        paths = {
+            f"{method.upper()} {path}"
+            for path, item in document["paths"].items()
+            for method in item
+            if method != "parameters"
+        }
+        for name, tool in tools.items():
+            assert VALID_NAME.fullmatch(name)
+            jsonschema.Draft202012Validator.check_schema(tool.spec.parameters)
+            arguments = sample(tool.spec.parameters, tool.spec.parameters.get("$defs", {}))
+            jsonschema.validate(arguments, tool.spec.parameters)
+            seen = json.loads(await tool.call(Context(), arguments))
+            template = next(
+                one
+                for one in sorted(paths)
+                if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one), f"{seen['method']} {seen['path'][3:]}")
+            )
+            paths.remove(template)
+        assert paths == set()
+
+
+async def test_names_and_descriptions_come_from_the_document(tmp_path: Path, server: str) -> None:
+    """The operationId names the tool, method and path do where there is none; the summary describes it."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert tools["Library-listBooks"].spec.description == "List books\n\nReturns books, newest first."
+        assert "Library-post_search" in tools
+        assert tools["Library-grid"].spec.description == "GET /grid/{simple}/{label}/{matrix}/{exploded}"
+        assert not tools["Library-deleteBook"].spec.governance.requires_hitl
+
+
+async def test_only_chosen_operations(tmp_path: Path, server: str) -> None:
+    """An entry may choose operations; one that is not there is an error with the nearest name."""
+    async with opened(tmp_path, library.document(), server, operations=["search", "post_search"]) as tools:
+        assert list(tools) == ["Library-search", "Library-post_search"]
+    with pytest.raises(ToolsetError, match=r"no operation 'serch'. Did you mean 'search'"):
+        async with opened(tmp_path, library.document(), server, operations=["serch"]):
+            pass
+
+
+async def test_long_and_equal_names_stay_apart(tmp_path: Path, server: str) -> None:
+    """Names beyond 64 characters, or equal once sanitised, end in a digest of the original."""
+    document = library.document()
+    document["paths"] = {
+        "/a": {"get": {"operationId": "do it"}, "put": {"operationId": "do/it"}},
+        "/b": {"get": {"operationId": "x" * 100}},
+    }
+    async with opened(tmp_path, document, server) as tools:
+        assert len(tools) == 3
+        assert all(VALID_NAME.fullmatch(name) for name in tools)
+        assert not {"Library-do_it"} & set(tools)
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+async def test_styles_of_query_header_and_cookie(tmp_path: Path, server: str) -> None:
+    """Each style is written as the specification says, with everything percent-encoded."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        seen = await sent(
+            tools,
+            "search",
+            q="a&b=c d/é",
+            filter={"x": 1, "y": 2},
+            tags=[1, 2],
+            ids=[3, 4],
+            words=[5, 6],
+            near={"x": 7, "y": 8},
+            box={"x": 9, "y": 0},
+            page_size=10,
+            where={"x": 11},
+            **{"X-Trace-Id": "t", "X-Points": {"x": 1, "y": 2}},
+            theme="dark blue",
+        )
+    assert seen["query"].split("&") == [
+        "q=a%26b%3Dc%20d%2F%C3%A9",
+        "filter[x]=1",
+        "filter[y]=2",
+        "tags=1",
+        "tags=2",
+        "ids=3%7C4",
+        "words=5%206",
+        "near=x,7,y,8",
+        "x=9",
+        "y=0",
+        "page%5Bsize%5D=10",
+        "where=%7B%22x%22%3A%2011%7D",
+    ]
+    assert seen["headers"]["x-trace-id"] == "t"
+    assert seen["headers"]["x-points"] == "x=1,y=2"
+    assert seen["headers"]["cookie"] == "theme=dark%20blue"
+
+
+async def test_styles_of_path(tmp_path: Path, server: str) -> None:
+    """Path parameters are written in the styles simple, label and matrix."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        seen = await sent(
+            tools, "grid", simple=[1, 2], label=[3, 4], matrix={"x": 5, "y": 6}, exploded={"x": 7, "y": 8}
+        )
+    assert seen["path"] == "/v1/grid/1,2/.3.4/;x=5;y=6/x=7,y=8"
+
+
+@pytest.mark.parametrize("value", ["..", ".", "", "../admin", "a/../../b", "a//b", "..\\b", "a\\..\\b"])
+async def test_path_cannot_be_left(tmp_path: Path, server: str, value: str) -> None:
+    """A value that would be a step in the path is refused before anything is sent."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        with pytest.raises(ToolFailed, match="Nothing was done"):
+            await sent(tools, "getBook", id=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("a/b", "a%2Fb"),
+        ("?x=1#y", "%3Fx%3D1%23y"),
+        ("%2e%2e", "%252e%252e"),
+        ("{id}", "%7Bid%7D"),
+        ("a@evil.example:80", "a%40evil.example%3A80"),
+        ("grün 日", "gr%C3%BCn%20%E6%97%A5"),
+    ],
+)
+async def test_path_values_are_encoded_whole(tmp_path: Path, server: str, value: str, path: str) -> None:
+    """Whatever a path value holds, it stays one segment of the path."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert (await sent(tools, "getBook", id=value))["path"] == f"/v1/books/{path}"
+
+
+async def test_header_cannot_be_broken_out_of(tmp_path: Path, server: str) -> None:
+    """A line break in a header's value is refused."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        with pytest.raises(ToolFailed, match="X-Trace-Id cannot be sent as a header"):
+            await sent(tools, "search", q="x", **{"X-Trace-Id": "a\r\nX-Admin: yes"})
+
+
+async def test_headers_of_the_client_are_not_arguments(tmp_path: Path, server: str) -> None:
+    """`Authorization` and the like are no arguments, whatever the document declares."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert "Authorization" not in tools["Library-search"].spec.parameters["properties"]
+        with pytest.raises(ToolFailed, match="There is no argument 'Authorization'"):
+            await sent(tools, "search", q="x", Authorization="Bearer mine")
+
+
+async def test_missing_and_null_arguments(tmp_path: Path, server: str) -> None:
+    """A required argument is asked for; null means that an optional one is not used."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        with pytest.raises(ToolFailed, match="Missing: q"):
+            await sent(tools, "search", q=None)
+        assert (await sent(tools, "listBooks", limit=None, cursor=None))["query"] == ""
+
+
+async def test_equal_names_in_two_places(tmp_path: Path, server: str) -> None:
+    """Parameters of one name in two places are told apart by their place."""
+    document = library.document()
+    document["paths"] = {
+        "/a/{id}": {
+            "get": {
+                "operationId": "both",
+                "parameters": [
+                    {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
+                    {"name": "id", "in": "query", "schema": {"type": "string"}},
+                ],
+            }
+        }
+    }
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(tools, "both", id="p", id_query="q")
+    assert (seen["path"], seen["query"]) == ("/v1/a/p", "id=q")
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+async def test_fields_of_a_body_are_arguments(tmp_path: Path, server: str) -> None:
+    """Fields stand beside parameters; what only the server sets is none of them; null is sent if allowed."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        schema = tools["Library-createMember"].spec.parameters
+        assert set(schema["properties"]) == {"name", "email", "level", "address"}
+        assert schema["required"] == ["name", "email"]
+        seen = await sent(tools, "createMember", name="Ann", email="a@b.c", level=None, address=None)
+    assert json.loads(seen["body"]) == {"name": "Ann", "email": "a@b.c", "address": None}
+    assert seen["headers"]["content-type"] == "application/json"
+
+
+async def test_body_whose_fields_clash_is_one_argument(tmp_path: Path, server: str) -> None:
+    """Where a field is called like a parameter, the whole body is the argument `body`."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert set(tools["Library-updateBook"].spec.parameters["properties"]) == {"id", "body"}
+        seen = await sent(tools, "updateBook", id="7", body={"id": "8", "title": "x"})
+    assert seen["path"] == "/v1/books/7"
+    assert json.loads(seen["body"]) == {"id": "8", "title": "x"}
+
+
+async def test_body_that_is_no_plain_object_is_one_argument(tmp_path: Path, server: str) -> None:
+    """A body of several forms, or of text, is the argument `body`."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert json.loads((await sent(tools, "post_search", body={"x": 1}))["body"]) == {"x": 1}
+        seen = await sent(tools, "setNote", body="plain ü")
+        assert (seen["body"], seen["headers"]["content-type"]) == ("plain ü", "text/plain")
+        with pytest.raises(ToolFailed, match="Missing: body"):
+            await sent(tools, "setNote")
+        seen = await sent(tools, "storeScan", body="data:application/octet-stream;base64,/wA=")
+        assert seen["body"] == "/wA="
+
+
+async def test_open_body_takes_other_fields(tmp_path: Path, server: str) -> None:
+    """A body that allows other fields takes them; one that does not names what it takes."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert json.loads((await sent(tools, "addAnything", known=1, other=2))["body"]) == {
+            "known": 1,
+            "other": 2,
+        }
+        with pytest.raises(ToolFailed, match=r"There is no argument 'titel'; .* Did you mean 'title'"):
+            await sent(tools, "createBook", titel="x")
+
+
+async def test_form_body(tmp_path: Path, server: str) -> None:
+    """A form's fields are encoded, lists repeated, objects written as the document says."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        seen = await sent(
+            tools, "createPayment", cents=5, notes=["a b", "c&d"], meta={"k": "v"}, point={"x": 1}
+        )
+    assert seen["body"] == "cents=5&notes=a%20b&notes=c%26d&meta[k]=v&point[x]=1"
+    assert seen["headers"]["content-type"] == "application/x-www-form-urlencoded"
+
+
+async def test_multipart_body(tmp_path: Path, server: str) -> None:
+    """Files are parts with a name, values plain parts, objects JSON parts."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        seen = await sent(
+            tools, "uploadCover", image="data:image/png;base64,aW1n", caption="ü", sizes=[1, 2], crop={"x": 1}
+        )
+    assert seen["headers"]["content-type"].startswith("multipart/form-data; boundary=")
+    parts = re.split(r"--[0-9a-f]{32}(?:--)?\r\n", seen["body"])[1:-1]
+    assert [part.partition("\r\n")[0] for part in parts] == [
+        'Content-Disposition: form-data; name="image"; filename="image"',
+        'Content-Disposition: form-data; name="caption"',
+        'Content-Disposition: form-data; name="sizes"',
+        'Content-Disposition: form-data; name="sizes"',
+        'Content-Disposition: form-data; name="crop"',
+    ]
+    assert [part.strip().rpartition("\r\n\r\n")[2] for part in parts] == ["img", "ü", "1", "2", '{"x": 1}']
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+async def test_answers_are_told_as_they_are(tmp_path: Path, server: str) -> None:
+    """Text in its own charset, nothing in words, bytes described, large answers cut."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        tool = tools["Library-answer"]
+        assert await tool.call(Context(), {"kind": "text"}) == "grüße"
+        assert (
+            await tool.call(Context(), {"kind": "empty"})
+            == "Done (204 No Content); the answer has no content."
+        )
+        described = json.loads(await tool.call(Context(), {"kind": "binary"}))
+        assert (described["media_type"], described["size_bytes"]) == ("image/png", 6)
+        large = await tool.call(Context(), {"kind": "large"})
+        assert large.endswith("\n[Cut here: 200,000 of 300,000 characters are shown.]")
+        assert len(await tool.call(Context(), {"kind": "endless"})) < 201_000
+
+
+async def test_errors_are_told_with_status_and_reason(tmp_path: Path, server: str) -> None:
+    """A status of 400 and more is a failure that says what the service said, within bounds."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        with pytest.raises(
+            ToolFailed, match=r'GET /answers/\{kind\} answered 404 Not Found: \{"error":"no such'
+        ):
+            await sent(tools, "answer", kind="missing")
+        with pytest.raises(ToolFailed) as told:
+            await sent(tools, "answer", kind="broken")
+        assert len(str(told.value)) < 4_200
+
+
+async def test_redirects_stay_within_the_origin(tmp_path: Path, server: str) -> None:
+    """A redirect within the origin is followed, one to elsewhere or in circles is not."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        seen = await sent(tools, "answer", kind="near")
+        assert (seen["path"], seen["query"]) == ("/v1/books", "limit=1")
+        with pytest.raises(ToolFailed, match=r"redirected to http://127\.0\.0\.1:1/stolen: not followed"):
+            await sent(tools, "postAnswer", kind="far")
+        with pytest.raises(ToolFailed, match="not followed"):
+            await sent(tools, "postAnswer", kind="near")
+        with pytest.raises(ToolFailed, match="redirected more than"):
+            await sent(tools, "answer", kind="circle")
+
+
+async def test_cookies_of_one_call_are_not_sent_with_another(tmp_path: Path, server: str) -> None:
+    """What a service sets for one user never travels with another's call."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        assert await tools["Library-answer"].call(Context("alice"), {"kind": "cookie"}) == "set"
+        assert "cookie" not in (await sent(tools, "listBooks", Context("bob")))["headers"]
+
+
+async def test_lost_answers_are_told_honestly(tmp_path: Path, server: str) -> None:
+    """A call that was sent and not answered may have been carried out; one not sent was not."""
+    async with opened(tmp_path, library.document(), server, timeout=0.2) as tools:
+        with pytest.raises(
+            ToolFailed, match=r"no answer within 0\.2 s\. Whether it was carried out is unknown"
+        ):
+            await sent(tools, "postAnswer", kind="slow")
+        with pytest.raises(ToolFailed, match=r"no answer within 0\.2 s\.$"):
+            await sent(tools, "answer", kind="slow")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        nobody = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    async with opened(tmp_path, library.document(), nobody) as tools:
+        with pytest.raises(ToolFailed, match=r"cannot be reached: .* Nothing was done"):
+            await sent(tools, "createBook", title="x")
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+async def test_token_is_passed_on_only_where_declared(tmp_path: Path, server: str) -> None:
+    """Without a word in its entry a service sees no token; with one, the user's own or a delegated one."""
+    document = library.document()
+    async with opened(tmp_path, document, server) as tools:
+        context = Context(headers={"authorization": "Bearer callers"})
+        assert "authorization" not in (await sent(tools, "listBooks", context))["headers"]
+        assert context.asked == []
+    async with opened(tmp_path, document, server, pass_user_token=True) as tools:
+        seen = await sent(tools, "listBooks")
+        assert seen["headers"]["authorization"] == "Bearer token-of-alice-for-us"
+    async with opened(tmp_path, document, server, on_behalf_of_scopes=["a", "b"]) as tools:
+        seen = await sent(tools, "listBooks")
+        assert seen["headers"]["authorization"] == "Bearer token-of-alice-for-a+b"
+        with pytest.raises(NeedsOwner):
+            await sent(tools, "listBooks", Context(owner_is_here=False))
+
+
+# --- documents -----------------------------------------------------------------------------------
+
+
+async def test_document_may_be_yaml_or_json_a_file_or_a_url(tmp_path: Path, server: str) -> None:
+    """One document, written in JSON or YAML, read from a file or fetched once."""
+    text = yaml.safe_dump(library.document())
+    (tmp_path / "library.yaml").write_text(text)
+    fetched: list[str] = []
+
+    async def document(request: Any) -> PlainTextResponse:
+        fetched.append(request.url.path)
+        return PlainTextResponse(text)
+
+    with served(Starlette(routes=[Route("/spec/library.yaml", document)])) as url:
+        for place in (str(tmp_path / "library.yaml"), f"{url}/spec/library.yaml"):
+            options = RemotePluginOptions(
+                plugin_name="Library", openapi_json_path=place, server_url=f"{server}/v1"
+            )
+            async with OpenAPIPlugin(options) as plugin:
+                tools = by_name(plugin)
+                assert len(tools) == 60
+                assert (await sent(tools, "getBook", id="1"))["path"] == "/v1/books/1"
+    assert fetched == ["/spec/library.yaml"]
+
+
+def test_yaml_is_read_with_the_types_of_json() -> None:
+    """Dates, times, `on` and `no` are texts, keys are texts."""
+    document = parsed(
+        b"openapi: 3.0.3\ninfo: {version: 2024-01-01, title: 12:30}\n"
+        b"x: {a: on, b: no, c: true, d: 010, e: 1.5, f: ~}\nresponses: {200: ok}\n",
+        "it",
+    )
+    assert document["info"] == {"version": "2024-01-01", "title": "12:30"}
+    assert document["x"] == {"a": "on", "b": "no", "c": True, "d": "010", "e": 1.5, "f": None}
+    assert document["responses"] == {"200": "ok"}
+
+
+async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path: Path, server: str) -> None:
+    """Without `server_url` requests go to the document's first server, if it is an absolute URL."""
+    async with opened(tmp_path, library.document(f"{server}/v1"), None) as tools:
+        assert (await sent(tools, "getBook", id="1"))["path"] == "/v1/books/1"
+    with pytest.raises(ToolsetError, match=r"names no absolute server URL. Set server_url"):
+        async with opened(tmp_path, library.document(None), None):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"swagger: '2.0'\n", r"OpenAPI 2\.0 \(Swagger\). Convert it"),
+        (b"openapi: 4.0.0\n", "does not say 'openapi: 3"),
+        (b"[1, 2]", "is no OpenAPI document"),
+        (b"a: [", "is neither JSON nor YAML"),
+        (b"\xff\xfe\x00", "is neither JSON nor YAML"),
+        (b'{"openapi": "3.0.0", "a": ', "is neither JSON nor YAML"),
+    ],
+)
+def test_other_documents_are_refused(content: bytes, told: str) -> None:
+    """What is no OpenAPI 3 document is refused with the reason."""
+    with pytest.raises(ToolsetError, match=told):
+        parsed(content, "it")
+
+
+@pytest.mark.parametrize(
+    ("operation", "told"),
+    [
+        ({"parameters": [{"$ref": "other.yaml#/x"}]}, "leads out of the document. Bundle it"),
+        ({"parameters": [{"$ref": "#/components/nowhere"}]}, "leads nowhere"),
+        ({"parameters": [{"$ref": "#/paths/~1x/post/parameters/0"}]}, "leads back to itself"),
+        ({"parameters": [{"in": "query"}]}, "it: POST /x: name: Field required"),
+        ({"parameters": [{"name": "a", "in": "nowhere"}]}, "it: POST /x: in: Input should be 'path'"),
+    ],
+)
+def test_flaws_are_told_with_their_operation(operation: Json, told: str) -> None:
+    """What cannot be read is named with the operation it belongs to."""
+    with pytest.raises(ToolsetError, match=told):
+        operations(one_operation(operation), "it")
+
+
+def test_schemas_of_3_0_become_json_schema() -> None:
+    """`nullable`, boolean bounds and examples of OpenAPI 3.0 are written as JSON Schema has them."""
+    body = {
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "a": {"type": "integer", "nullable": True, "minimum": 1, "exclusiveMinimum": True},
+                        "b": {"type": "string", "enum": ["x"], "nullable": True, "example": "x", "xml": {}},
+                        "c": {"allOf": [{"$ref": "#/components/schemas/N"}], "nullable": True},
+                        "d": {"type": "string", "readOnly": True},
+                        "e": {"type": "number", "maximum": 5, "exclusiveMaximum": False, "x-unit": "kg"},
+                    },
+                }
+            }
+        }
+    }
+    [operation] = operations(one_operation({"requestBody": body}, N={"type": "string"}), "it")
+    assert operation.schema["properties"] == {
+        "a": {"type": ["integer", "null"], "exclusiveMinimum": 1},
+        "b": {"type": ["string", "null"], "enum": ["x", None], "examples": ["x"]},
+        "c": {"anyOf": [{"allOf": [{"$ref": "#/$defs/N"}]}, {"type": "null"}]},
+        "e": {"type": "number", "maximum": 5},
+    }
+
+
+def test_schemas_of_3_1_are_kept() -> None:
+    """Boolean schemas, type lists and siblings of references, as OpenAPI 3.1 allows them, stay."""
+    schema = {
+        "type": ["object", "null"],
+        "properties": {
+            "a": {"$ref": "#/components/schemas/N", "description": "the a"},
+            "b": True,
+            "c": {"type": ["string", "null"], "const": None},
+        },
+        "additionalProperties": False,
+    }
+    body = {"content": {"application/json": {"schema": schema}}}
+    [operation] = operations(
+        one_operation({"requestBody": body}, version="3.1.0", N={"prefixItems": [True], "items": False}), "it"
+    )
+    assert operation.schema["properties"] == {
+        "a": {"$ref": "#/$defs/N", "description": "the a"},
+        "b": {},
+        "c": {"type": ["string", "null"], "const": None},
+    }
+    assert operation.schema["$defs"] == {"N": {"prefixItems": [{}], "items": False}}
+
+
+def test_recursive_and_huge_schemas_are_bounded() -> None:
+    """A schema that contains itself is defined once; definitions beyond the bound are told as anything."""
+    schemas: Json = {
+        f"S{number}": {
+            "type": "object",
+            "description": "d" * 2000,
+            "properties": {
+                "next": {"$ref": f"#/components/schemas/S{number + 1}"},
+                "self": {"$ref": f"#/components/schemas/S{number}"},
+            },
+        }
+        for number in range(100)
+    }
+    schemas["S100"] = {"type": "string"}
+    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/S0"}}}}
+    [operation] = operations(one_operation({"requestBody": body}, **schemas), "it")
+    assert len(json.dumps(operation.schema)) < MAX_DEFINITIONS + 5000
+    definitions = operation.schema["$defs"]
+    assert definitions["S1"]["properties"]["self"] == {"$ref": "#/$defs/S1"}
+    jsonschema.Draft202012Validator.check_schema(operation.schema)
+    last = list(definitions)[-1]
+    assert definitions[last] == {"description": "any value; its schema is too large to be shown"}
+
+
+# --- the file of remote plugins ------------------------------------------------------------------
+
+
+def test_remote_plugin_file(tmp_path: Path) -> None:
+    """Paths are relative to the file, `${NAME}` in headers comes from the environment."""
+    file = tmp_path / "remote.yaml"
+    file.write_text(
+        "remote_plugins:\n"
+        "  - plugin_name: Library\n    openapi_json_path: api/library.json\n    server_url: http://x.example\n"
+        "    headers: {X-Key: 'key ${LIBRARY_KEY}!'}\n"
+        "  - {plugin_name: Other, openapi_json_path: 'https://x.example/o.json', server_url: 'http://y.example'}\n"
+    )
+    library, other = remote_plugins(file, ["Library", "Other"], {"LIBRARY_KEY": "s3cret"})
+    assert library.openapi_json_path == str(tmp_path / "api/library.json")
+    assert library.headers == {"X-Key": "key s3cret!"}
+    assert other.openapi_json_path == "https://x.example/o.json"
+    with pytest.raises(ToolsetError, match="the environment variable 'LIBRARY_KEY' is not set"):
+        remote_plugins(file, ["Library"], {})
+    with pytest.raises(ToolsetError, match=r"no remote plugin 'Libary'; found: Library, Other. Did you mean"):
+        remote_plugins(file, ["Libary"], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("remote_plugins: [{plugin_name: A}]", r"remote_plugins\.0\.openapi_json_path: Field required"),
+        (
+            "remote_plugins: [{plugin_name: A, openapi_json_path: a, server_url: 'ftp://x'}]",
+            "'server_url' has to be an http:// or https:// URL",
+        ),
+        ("remote_plugins: [{plugin_name: A, openapi_json_path: a, sever_url: x}]", "sever_url: Extra inputs"),
+        ("remote_plugins: {", "cannot be read"),
+    ],
+)
+def test_flaws_in_the_file_are_told(tmp_path: Path, text: str, told: str) -> None:
+    """A mistake in the file of remote plugins names the file and the key."""
+    file = tmp_path / "remote.yaml"
+    file.write_text(text)
+    with pytest.raises(ToolsetError, match=f"remote.yaml.*{told}"):
+        remote_plugins(file, ["A"], {})
+
+
+async def test_unreachable_document_is_told(tmp_path: Path) -> None:
+    """A document that is not there is an error that names it."""
+    for place in (str(tmp_path / "nowhere.json"), "http://127.0.0.1:1/nowhere.json"):
+        options = RemotePluginOptions(
+            plugin_name="A", openapi_json_path=place, server_url="http://127.0.0.1:1"
+        )
+        with pytest.raises(ToolsetError, match=r"nowhere\.json cannot be read"):
+            await OpenAPIPlugin(options).__aenter__()
+
+
+async def test_secrets_in_urls_are_not_told(server: str) -> None:
+    """A key in the URL of a document that cannot be fetched is not in the error."""
+
+    async def refuse(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("no", status_code=403)
+
+    with served(Starlette(routes=[Route("/spec.json", refuse)])) as url:
+        place = f"{url.replace('//', '//user:hunter2@')}/spec.json?key=s3cret"
+        options = RemotePluginOptions(plugin_name="A", openapi_json_path=place, server_url=server)
+        with pytest.raises(ToolsetError) as told:
+            await OpenAPIPlugin(options).__aenter__()
+    assert str(told.value) == f"The OpenAPI document {url}/spec.json cannot be read: 403 Forbidden"

@@ -1,0 +1,68 @@
+"""What the tests of tools have in common: a call's context, and servers on free ports of loopback."""
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tealagents.domain.errors import NeedsOwner
+from tealagents.domain.ports import Tool, Toolset
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "tools"
+INSTALLED = Path(__file__).parents[2] / ".tools" / "node" / "node_modules" / ".bin"
+
+
+class Context:
+    """A call's context as the engine makes it, with tokens that tell what they were asked for."""
+
+    def __init__(
+        self,
+        user_id: str = "alice",
+        *,
+        tenant_id: str = "contoso",
+        request_id: str = "request",
+        headers: Mapping[str, str] | None = None,
+        owner_is_here: bool = True,
+    ) -> None:
+        self.session_id = "session"
+        self.task_id = "task"
+        self.request_id = request_id
+        self.user_id = user_id
+        self.tenant_id = tenant_id
+        self.headers = headers or {}
+        self.extra: dict[str, Any] = {}
+        self.asked: list[tuple[str, ...]] = []
+        self._owner_is_here = owner_is_here
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        self.extra[key] = value
+
+    async def user_token(self, scopes: Sequence[str]) -> str:
+        self.asked.append(tuple(scopes))
+        if not self._owner_is_here:
+            raise NeedsOwner
+        return f"token-of-{self.user_id}-for-{'+'.join(scopes) or 'us'}"
+
+
+def by_name(toolset: Toolset) -> dict[str, Tool]:
+    return {tool.spec.name: tool for tool in toolset.tools()}
+
+
+@contextmanager
+def served(app: Any, port: int = 0) -> Iterator[str]:
+    """The base URL of an ASGI application, served until the end of the block."""
+    listening = socket.create_server(("127.0.0.1", port))
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
