@@ -1,0 +1,40 @@
+# syntax=docker/dockerfile:1
+# The service in a small image. The config is mounted at /config; see docs/operations.md.
+#
+#   docker build -t tealagents .
+#   docker run --rm -p 8000:8000 -v ./configs:/config:ro -e TA_SERVICE_CONFIG=/config/hello.yaml \
+#     -e TA_AUTH=mock -e TA_API_KEY=… tealagents
+
+FROM python:3.12-slim AS build
+WORKDIR /build
+COPY pyproject.toml requirements.lock README.md LICENSE CHANGELOG.md ./
+COPY src src
+# An environment that is copied whole: what is pinned, of it what the service needs, and the service itself.
+RUN python -m venv /service \
+ && python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+ && wheel="$(ls /wheels/*.whl)" \
+ && /service/bin/pip install --no-cache-dir --constraint requirements.lock \
+      "tealagents[postgres,redis,dynamodb,mcp,tokens] @ file://${wheel}"
+
+FROM python:3.12-slim
+# The user (10001) has no home and no shell, and owns nothing but /state, where a store on disk may keep its files.
+RUN useradd --system --no-create-home --uid 10001 --shell /usr/sbin/nologin tealagents \
+ && install -d -o tealagents /state
+COPY --from=build /service /service
+ENV PATH=/service/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TA_SERVICE_CONFIG=/config/config.yaml
+USER 10001
+WORKDIR /state
+VOLUME /state
+EXPOSE 8000
+# Seconds for a drain (limits.drain_seconds, 20 by default) and what comes after it: docker stop -t 30.
+STOPSIGNAL SIGTERM
+# The root lists what is served, without a token and without asking the store.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/', timeout=4)"]
+# On 0.0.0.0 nobody is let in without a choice: set TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock
+# where anybody may be anybody.
+ENTRYPOINT ["tealagents"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,17 @@
+"""What a request costs, against a floor measured in the same run: `make bench`, or `python -m benchmarks`.
+
+The floor is a bare stateless handler that calls the same model service through the `openai` SDK as its README
+shows. Everything the service promises beyond that (state, ownership, one writer, replay, …) is what it has to
+pay for out of the difference. Machines and their other work differ, so the bounds are ratios, and floor and
+service take turns (A B A B), so that what disturbs one disturbs the other.
+
+    floor        the bare handler, at most 30 lines
+    processes    the processes that are measured: their CPU clock, memory, bytes written
+    load         a lean HTTP client, so that the load costs little beside what it loads
+    figures      one measured value and its bound
+    measures     what is measured: turns, streams, throughput, memory, start
+    stores       the cost of each store beside the one in memory
+    report       the table, and the JSON in benchmarks/results/
+
+Needs Linux: CPU time is read from another process's clock, memory and bytes from /proc.
+"""

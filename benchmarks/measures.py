@@ -1,0 +1,394 @@
+"""What is measured of the service beside the floor."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.figures import Figure
+from benchmarks.load import Connection, Floor, Model, Service, Target, task_of
+from benchmarks.processes import FloorProcess, Measured, ModelProcess, ServiceProcess
+
+TEXT = "hello"
+PIECES = 64
+
+Measure = Callable[["Scale"], Awaitable[Sequence[Figure]]]
+Work = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of it: everything, or enough to see that it works."""
+
+    quick: bool = False
+
+    def of(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+# --- taking turns -------------------------------------------------------------------------------
+
+
+@dataclass
+class Spent:
+    """What one process has spent on how many requests."""
+
+    server: Measured
+    milliseconds: float = 0.0
+    requests: int = 0
+
+    async def on(self, requests: int, work: Work) -> None:
+        """Does `work`, which makes so many requests."""
+        before = self.server.cpu()
+        await work()
+        self.milliseconds += self.server.cpu() - before
+        self.requests += requests
+
+    @property
+    def each(self) -> float:
+        return self.milliseconds / self.requests
+
+
+class Bench:
+    """The service, the floor and the model service, running, with an open connection to each."""
+
+    def __init__(self, model: ModelProcess, floor: FloorProcess, service: ServiceProcess) -> None:
+        self.model, self.floor, self.service = Model(model), Floor(floor), Service(service)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls) -> AsyncIterator["Bench"]:
+        with ExitStack() as stack:
+            model = stack.enter_context(ModelProcess())
+            floor = stack.enter_context(FloorProcess(model))
+            service = stack.enter_context(ServiceProcess(model))
+            bench = cls(model, floor, service)
+            for target in (bench.floor, bench.service):
+                await warm(target)
+            yield bench
+
+
+async def warm(target: Target) -> None:
+    """The first requests import, connect and fill caches; they are nobody's cost."""
+    async with target.connections(4) as connections:
+        for _ in range(10):
+            await asyncio.gather(*(target.ask(connection, TEXT) for connection in connections))
+            await asyncio.gather(*(target.read_stream(c, f"pieces-{PIECES}") for c in connections))
+
+
+async def repeat(count: int, ask: Work) -> None:
+    for _ in range(count):
+        await ask()
+
+
+def rounds(total: int, size: int) -> Iterator[int]:
+    """`total` requests in turns of `size`."""
+    yield from [size] * (total // size)
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+async def turns(scale: Scale) -> list[Figure]:
+    """CPU of a JSON request: at the first turn, and as one task grows to 200 turns."""
+    async with Bench.running() as bench:
+        first = await _first_turn(bench, scale)
+        return [first, *await _growth(bench, scale)]
+
+
+async def _first_turn(bench: Bench, scale: Scale) -> Figure:
+    ours, floor = Spent(bench.service.server), Spent(bench.floor.server)
+    async with bench.service.connections(1) as (to_service,), bench.floor.connections(1) as (to_floor,):
+        for size in rounds(scale.of(1000, 100), 20):
+            await floor.on(size, lambda n=size: repeat(n, lambda: bench.floor.ask(to_floor, TEXT)))  # type: ignore[misc]
+            await ours.on(size, lambda n=size: repeat(n, lambda: bench.service.ask(to_service, TEXT)))  # type: ignore[misc]
+    return Figure(
+        measure="turns",
+        name="JSON request, first turn",
+        unit="ms CPU",
+        ours=ours.each,
+        base=floor.each,
+        bound=0.8,
+    )
+
+
+async def _growth(bench: Bench, scale: Scale) -> list[Figure]:
+    """Some tasks grow in step; around the turns that are looked at, the floor takes its turn, too."""
+    around = {10: (6, 15), 50: (46, 55), 100: (96, 105), 200: (191, 210)}
+    ours = {turn: Spent(bench.service.server) for turn in around}
+    floor = {turn: Spent(bench.floor.server) for turn in around}
+    count = scale.of(20, 4)
+    async with bench.service.connections(1) as (to_service,), bench.floor.connections(1) as (to_floor,):
+        tasks = [task_of(await bench.service.ask(to_service, TEXT)) for _ in range(count)]
+
+        async def next_turn() -> None:
+            for task in tasks:
+                await bench.service.ask(to_service, TEXT, task_id=task)
+
+        for number in range(2, 211):
+            looked = next((turn for turn, (a, b) in around.items() if a <= number <= b), None)
+            if looked is None:
+                await next_turn()
+            else:
+                await floor[looked].on(count, lambda: repeat(count, lambda: bench.floor.ask(to_floor, TEXT)))
+                await ours[looked].on(count, next_turn)
+    figures = [
+        Figure(
+            measure="turns",
+            name=f"JSON request, turn {turn} of one task",
+            unit="ms CPU",
+            ours=ours[turn].each,
+            base=floor[turn].each,
+            bound=0.8 if turn == 200 else None,
+        )
+        for turn in around
+    ]
+    grown = Figure(
+        measure="turns",
+        name="turn 200 beside turn 10 (base)",
+        unit="ms CPU",
+        ours=ours[200].each,
+        base=ours[10].each,
+    )
+    return [*figures, grown]
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+async def streams(scale: Scale) -> list[Figure]:
+    """CPU of a streamed answer of 64 pieces, in a burst and 5 ms apart."""
+    async with Bench.running() as bench:
+        burst = await _stream_cost(bench, f"pieces-{PIECES}", at_once=1, count=scale.of(400, 40))
+        paced = await _stream_cost(bench, f"pieces-{PIECES}@5ms", at_once=4, count=scale.of(160, 16))
+    return [
+        Figure(
+            measure="streams",
+            name=f"{PIECES} pieces in a burst",
+            unit="ms CPU",
+            ours=burst[0],
+            base=burst[1],
+            bound=0.3,
+        ),
+        Figure(
+            measure="streams",
+            name=f"{PIECES} pieces 5 ms apart",
+            unit="ms CPU",
+            ours=paced[0],
+            base=paced[1],
+            bound=0.6,
+        ),
+    ]
+
+
+async def _stream_cost(bench: Bench, text: str, *, at_once: int, count: int) -> tuple[float, float]:
+    ours, floor = Spent(bench.service.server), Spent(bench.floor.server)
+    async with (
+        bench.service.connections(at_once) as to_service,
+        bench.floor.connections(at_once) as to_floor,
+    ):
+        for size in rounds(count, at_once):
+            await floor.on(size, lambda: _read_streams(bench.floor, to_floor, text))
+            await ours.on(size, lambda: _read_streams(bench.service, to_service, text))
+    return ours.each, floor.each
+
+
+async def _read_streams(target: Target, connections: Sequence[Connection], text: str) -> None:
+    read = await asyncio.gather(*(target.read_stream(connection, text) for connection in connections))
+    if any(pieces != PIECES for pieces, _ in read):
+        raise RuntimeError(f"{[pieces for pieces, _ in read]} pieces were read, not {PIECES} each")
+
+
+async def first_piece(scale: Scale) -> list[Figure]:
+    """How long until the first piece, over what the model service itself takes."""
+    async with Bench.running() as bench:
+        targets: list[Target] = [bench.model, bench.floor, bench.service]
+        seen: dict[Target, list[float]] = {target: [] for target in targets}
+        async with (
+            bench.model.connections(1) as (to_model,),
+            bench.floor.connections(1) as (to_floor,),
+            bench.service.connections(1) as (to_service,),
+        ):
+            connections = [to_model, to_floor, to_service]
+            for _ in range(scale.of(300, 30)):
+                for target, connection in zip(targets, connections, strict=True):
+                    _, first = await target.read_stream(connection, f"pieces-{PIECES}@1ms")
+                    seen[target].append(first)
+    own = median(seen[bench.model])
+    return [
+        Figure(
+            measure="first-piece",
+            name="first piece, over the model service's own",
+            unit="ms",
+            ours=median(seen[bench.service]) - own,
+            base=median(seen[bench.floor]) - own,
+            bound=5,
+            of="value",
+        )
+    ]
+
+
+# --- throughput ---------------------------------------------------------------------------------
+
+
+async def throughput(scale: Scale) -> list[Figure]:
+    """Requests a second, with the model service and the clients on the same machine."""
+    figures = []
+    async with Bench.running() as bench:
+        for clients in (1, 16, 64):
+            ours, floor = Rate(), Rate()
+            for _ in range(scale.of(4, 1)):
+                await floor.measure(bench.floor, clients, scale.of(5, 1))
+                await ours.measure(bench.service, clients, scale.of(5, 1))
+            figures += [
+                Figure(
+                    measure="throughput",
+                    name=f"{clients} client{'s' if clients > 1 else ''}",
+                    unit="requests/s",
+                    ours=ours.rate,
+                    base=floor.rate,
+                ),
+                Figure(
+                    measure="throughput",
+                    name=f"{clients} client{'s' if clients > 1 else ''}",
+                    unit="ms CPU",
+                    ours=ours.cpu,
+                    base=floor.cpu,
+                ),
+            ]
+    return figures
+
+
+@dataclass
+class Rate:
+    """Requests, in how many seconds and with how much CPU of the server."""
+
+    requests: int = 0
+    seconds: float = 0.0
+    milliseconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.seconds
+
+    @property
+    def cpu(self) -> float:
+        return self.milliseconds / self.requests
+
+    async def measure(self, target: Target, clients: int, seconds: float) -> None:
+        async with target.connections(clients) as connections:
+            started, before = time.perf_counter(), target.server.cpu()
+
+            async def keep_asking(connection: Connection, user: str) -> int:
+                asked = 0
+                while time.perf_counter() - started < seconds:
+                    await target.ask(connection, TEXT, user=user)
+                    asked += 1
+                return asked
+
+            asked = await asyncio.gather(*(keep_asking(c, f"user-{n}") for n, c in enumerate(connections)))
+            self.requests += sum(asked)
+            self.seconds += time.perf_counter() - started
+            self.milliseconds += target.server.cpu() - before
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+async def memory(scale: Scale) -> list[Figure]:
+    """Memory of many tasks, and of many streams that wait."""
+    return [*await _memory_of_tasks(scale), await _memory_of_streams(scale)]
+
+
+async def _memory_of_tasks(scale: Scale) -> list[Figure]:
+    async with Bench.running() as bench:
+        server, count = bench.service.server, scale.of(2000, 200)
+        before = server.memory()
+        async with bench.service.connections(1) as (connection,):
+            await repeat(count, lambda: bench.service.ask(connection, TEXT))
+        after = server.memory()
+        floor = bench.floor.server.memory()
+    return [
+        Figure(
+            measure="memory",
+            name=f"after {count} tasks of one turn",
+            unit="MB",
+            ours=after / 1024,
+            base=floor / 1024,
+        ),
+        Figure(measure="memory", name="a task of one turn", unit="KB", ours=(after - before) / count),
+    ]
+
+
+async def _memory_of_streams(scale: Scale) -> Figure:
+    count = scale.of(500, 100)
+    async with Bench.running() as bench:
+        ours = await _waiting(bench.service, count)
+        floor = await _waiting(bench.floor, count)
+    return Figure(
+        measure="memory",
+        name=f"a waiting stream, of {count}",
+        unit="KB",
+        ours=ours,
+        base=floor,
+        bound=80,
+        of="value",
+    )
+
+
+async def _waiting(target: Target, count: int) -> float:
+    """Kilobytes that one of `count` streams takes, the first of whose pieces has come."""
+    before = target.server.memory()
+    async with target.connections(count) as connections:
+        streams = [
+            connection.stream(
+                target.stream_path, f"user-{n % 10}", target.body("pieces-2@600000ms", stream=True)
+            )
+            for n, connection in enumerate(connections)
+        ]
+        await asyncio.gather(*(_until_first_piece(target, stream) for stream in streams))
+        await asyncio.sleep(2)
+        return (target.server.memory() - before) / count
+
+
+async def _until_first_piece(target: Target, stream: AsyncIterator[bytes]) -> None:
+    read = b""
+    async for data in stream:
+        read += data
+        if target.mark in read:
+            return
+
+
+# --- start --------------------------------------------------------------------------------------
+
+
+async def start(scale: Scale) -> list[Figure]:
+    """From the start of the process to the first answer."""
+    seconds: dict[type[Measured], list[float]] = {FloorProcess: [], ServiceProcess: []}
+    spent: dict[type[Measured], list[float]] = {FloorProcess: [], ServiceProcess: []}
+    with ModelProcess() as model:
+        for _ in range(scale.of(9, 2)):
+            for kind in (FloorProcess, ServiceProcess):
+                with kind(model) as process:
+                    seconds[kind].append(process.ready_seconds)
+                    spent[kind].append(process.cpu() / 1000)
+    return [
+        Figure(
+            measure="start",
+            name="from process start to health",
+            unit="s",
+            ours=median(seconds[ServiceProcess]),
+            base=median(seconds[FloorProcess]),
+            bound=1.5,
+            of="value",
+        ),
+        Figure(
+            measure="start",
+            name="CPU until health",
+            unit="s CPU",
+            ours=median(spent[ServiceProcess]),
+            base=median(spent[FloorProcess]),
+        ),
+    ]

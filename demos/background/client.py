@@ -1,0 +1,22 @@
+"""A request that runs without anybody waiting: python demos/background/client.py URL"""
+
+import sys
+import time
+
+from tealagents.client import Client, Final, Piece
+
+with Client(sys.argv[1], token="ada") as agent:
+    accepted = agent.background("pieces-20@50ms, please")
+    status = accepted.status
+    print(status)
+
+    while status == "Running":  # polling; agent.wait(request_id) does just this
+        time.sleep(0.2)
+        status = agent.request(accepted.request_id).status
+    print(status)
+    print(agent.request(accepted.request_id).output)
+
+    # or following: also afterwards, from the first event
+    events = list(agent.follow(accepted.request_id))
+    print(sum(isinstance(event, Piece) for event in events), "pieces, then", type(events[-1]).__name__)
+    assert isinstance(events[-1], Final)

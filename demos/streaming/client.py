@@ -1,0 +1,25 @@
+"""A stream that is cut, and read on from where it was: python demos/streaming/client.py URL"""
+
+import sys
+
+from tealagents.client import Client, Final, Piece
+
+with Client(sys.argv[1], token="ada") as agent:
+    told = ""
+    with agent.stream("pieces-12@50ms, please") as events:
+        for event in events:
+            if isinstance(event, Piece):
+                told += event.text
+                print(event.text, end="", flush=True)
+                if len(told.split()) == 5:
+                    break  # this client is gone; the request is not
+    request_id, seen = events.request_id, events.last_event_id
+    print(f"\n-- cut after event {seen} --")
+
+    # any process, on any replica, can read on
+    for event in agent.follow(str(request_id), after=seen):
+        if isinstance(event, Piece):
+            told += event.text
+            print(event.text, end="", flush=True)
+        elif isinstance(event, Final):
+            print(f"\n-- the end, event {event.id}; nothing lost: {told == event.answer.output} --")
