@@ -6,6 +6,9 @@ READY  := $(VENV)/.ready
 TOOLS  := .tools/.ready
 PORT   ?= 8000
 
+# Bytecode is compiled once: without it every process that a test starts would compile all of its modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test check bench soak fmt lock clean
 
@@ -16,7 +19,7 @@ $(READY): pyproject.toml requirements.lock
 	@echo "Setting up $(VENV) (once; about half a minute) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@touch $@
 

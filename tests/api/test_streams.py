@@ -674,7 +674,7 @@ def test_a_store_that_is_away_at_the_end_is_told_and_the_end_is_written_later(
     weak = Weak(service)
     weak.only = only
     try:
-        with ada.stream("POST", "/sse", json=text("pieces-4")) as stream:
+        with ada.stream("POST", "/sse", json=text("pieces-4@100ms")) as stream:
             incoming = events(stream.iter_lines())
             found = [next(incoming)]
             weak.away = True

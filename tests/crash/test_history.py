@@ -75,9 +75,10 @@ async def prove(
             await calm(place, services)
             await settled(correspondents, made)
             verdict = await check(history, correspondents[0].http, [s.url for s in services])
+            logs = "\n".join(f"--- {service.url}\n{service.log()}" for service in services)
     told = {outcome: history.count(outcome) for outcome in ("ok", "failed", "unknown")}
     print(f"\n{place.name}: {told} in {took:.1f} s, {len(history.looks)} looks, faults {dict(faults)}")
-    assert not verdict.faults
+    assert not verdict.faults, f"{verdict.faults}\n{logs}"
     assert faults.total() > 3
     assert told["ok"] > 2 * tasks
 

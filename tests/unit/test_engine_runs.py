@@ -26,6 +26,7 @@ from tealagents.state import keys, ledger
 from tealagents.state.chain import GENESIS
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
+from tealagents.threads.reducers import open_view
 
 LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
 DELETE = ToolCall("c2", "Shell-delete", '{"n": 2}')
@@ -243,6 +244,52 @@ async def test_turns_made_elsewhere_are_not_forgotten_after_a_failed_read() -> N
         assert (await here.ask("four", task_id)).status == "Completed"
         said = [part for part in here.model.calls[-1].prompt if part.startswith(b"user")]
         assert said == [b"user: zero", b"user: one", b"user: two", b"user: four"]
+
+
+class Withholding(MemoryStore):
+    """Commits at once; of the commit that is picked, the reply comes late."""
+
+    picked: Callable[[Commit], bool] = staticmethod(lambda commit: False)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.applied, self.reply = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        if self.picked(commit):
+            self.picked = lambda _: False  # type: ignore[method-assign]
+            self.applied.set()
+            await self.reply.wait()
+
+
+@pytest.mark.parametrize("view", [None, ("sliding_window", {"max_rounds": 9})], ids=["whole", "view"])
+@pytest.mark.parametrize("when", ["while it runs", "when it has ended"])
+async def test_an_answer_that_the_next_turn_has_read_is_not_added_again(view: Any, when: str) -> None:
+    """A request that learns late that its end is stored finds its answer in the history. covers: TASK-4"""
+    store = Withholding(MemoryStore.options_type())
+    agent = {"view": open_view([view], "any") if view else None}
+    gate = asyncio.Event()
+    async with process(store, agent=agent) as here:
+        task_id = (await here.ask("one")).task_id
+        store.picked = lambda commit: b'"Completed"' in b"".join(put.value for put in commit.put.values())  # type: ignore[method-assign]
+        slow = await here.send("two", task_id)
+        await store.applied.wait()
+        if when == "while it runs":
+            here.model.answers = [waits(gate, "a", "b"), says("hello")]
+        next_one = asyncio.create_task(here.ask("three", task_id, supersede=True))
+        if when == "while it runs":
+            while len(here.model.calls) < 3:
+                await asyncio.sleep(0)
+        else:
+            await next_one
+        store.reply.set()
+        assert (await here.service.outcome(slow)).status == "Completed"
+        gate.set()
+        assert (await next_one).status == "Completed"
+        await here.ask("four", task_id)
+        said = [part for part in here.model.calls[-1].prompt if part.startswith(b"user")]
+        assert said == [b"user: one", b"user: two", b"user: three", b"user: four"]
 
 
 async def test_a_history_that_was_made_here_is_not_read_again() -> None:

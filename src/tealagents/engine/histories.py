@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tealagents.domain.lifecycle import extend as extended
 from tealagents.domain.models import Head, Message, Path
 from tealagents.domain.ports import Model
 from tealagents.state.history import History
@@ -52,33 +53,42 @@ class Histories:
         if kept is not None and kept.path == head.path:
             self._kept.move_to_end(head.task_id)
             return kept.parts
-        floor = kept.path[-1][1] if kept is not None and continues(kept.path, head.path) else 0
+        # what is kept may grow while this reads: it goes on from what it is now
+        parts: list[bytes] = []
+        floor = 0
+        if kept is not None and continues(kept.path, head.path):
+            parts, floor = list(kept.parts), kept.path[-1][1]
         newer: list[list[bytes]] = []
         async for completed in self._history.rounds(partition, head.task_id, head.path):
             if completed.last_seq <= floor:
                 break
             newer.append([self._model.encode(message) for message in completed.messages])
-        parts = list(kept.parts) if kept is not None and floor else []
         for messages in reversed(newer):
             parts += messages
         self._keep(head, parts)
         return parts
 
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message]) -> None:
-        """A turn that began at `first_seq` has ended and left `head`: what it added need not be read back."""
+        """The request whose entries begin at `first_seq` has ended and left `head`; its answer need not be read.
+
+        Without `messages` it had none. What is kept grows only where it lacks just this request: whoever
+        came between its commit and this call has read it already.
+        """
         kept = self._kept.get(head.task_id)
         if kept is None:
-            if first_seq == 1:
+            if messages and head.path == ((1, head.tail_seq),):
                 self._keep(head, [self._model.encode(m) for m in messages])
                 self._kept[head.task_id].batches = (first_seq, head.tail_key)
             return
-        if kept.path and not continues(kept.path, head.path):
+        if kept.log_id == head.log_id and kept.path == head.path:
+            return
+        if kept.log_id != head.log_id or extended(kept.path, first_seq, head.tail_seq) != head.path:
             self.forget(head.task_id)
             return
         added = [self._model.encode(message) for message in messages]
         kept.parts.extend(added)
         kept.path = head.path
-        if first_seq:
+        if messages:
             kept.batches = (*kept.batches, first_seq, head.tail_key)[-WITNESSES:]
         grown = sum(map(len, added)) + OVERHEAD * len(added)
         kept.size += grown

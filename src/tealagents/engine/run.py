@@ -636,7 +636,7 @@ class Run:
             )
         )
         if self._turn is not None:
-            self._turns.extend(self._tenure.head, 0)
+            self._turns.extend(self._tenure.head, self.request.first_seq)
         else:  # what others have added was not read
             self._turns.forget(self.request.task_id)
         self._finish()

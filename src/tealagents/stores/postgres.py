@@ -317,8 +317,9 @@ async def _abort(connection: "asyncpg.Connection[Any]") -> None:
     connection.terminate()
 
 
-#: a connection that breaks, does not answer in time, or says what it should not
-_LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError)
+#: a connection that breaks, does not answer in time, or says what it should not; and a write to one that has
+#: just been closed, which uvloop refuses with RuntimeError
+_LOST: Final = (InterfaceError, InternalClientError, OSError, TimeoutError, RuntimeError)
 
 
 def _session_ended(error: BaseException) -> bool:

@@ -125,9 +125,7 @@ class Nodes:
         connection = await self._borrow(pool)
         try:
             async with asyncio.timeout(self._command_timeout):
-                await connection.send_packed_command(
-                    _ASKING + packed if asking else packed, check_health=False
-                )
+                await _send(connection, _ASKING + packed if asking else packed)
                 if asking:
                     await connection.read_response(disable_decoding=True)
                 reply = await connection.read_response(disable_decoding=True)
@@ -263,13 +261,21 @@ async def _is_quiet(connection: Connection) -> bool:
     return connection.is_connected and not await connection.can_read()
 
 
+async def _send(connection: Connection, packed: bytes) -> None:
+    """Writes a command; ConnectionError where the connection is closed, which uvloop tells by RuntimeError."""
+    try:
+        await connection.send_packed_command(packed, check_health=False)
+    except RuntimeError as error:
+        raise ConnectionError(*error.args) from error
+
+
 async def _abort(connection: Connection) -> None:
     await connection.disconnect(nowait=True)
 
 
 async def _info(connection: Connection) -> dict[str, str]:
     """What the server tells of itself; empty where it does not let us ask."""
-    await connection.send_packed_command(_pack("INFO"), check_health=False)
+    await _send(connection, _pack("INFO"))
     try:
         text: bytes = await connection.read_response(disable_decoding=True)
     except ResponseError:
@@ -280,7 +286,7 @@ async def _info(connection: Connection) -> dict[str, str]:
 
 async def _setting(connection: Connection, name: str) -> str:
     """A configuration parameter; empty where the service does not let us ask."""
-    await connection.send_packed_command(_pack("CONFIG", "GET", name), check_health=False)
+    await _send(connection, _pack("CONFIG", "GET", name))
     try:
         reply: list[bytes] = await connection.read_response(disable_decoding=True)
     except ResponseError:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 from msgspec import Struct
 
+from tealagents.domain.lifecycle import extend as extended
 from tealagents.domain.models import Head, Json, Message, Path, RequestRecord
 from tealagents.state import keys
 from tealagents.state.history import History, Round
@@ -95,9 +96,12 @@ class Windows:
         if kept is not None and kept.path == head.path and kept.checkpoint_id == head.checkpoint_id:
             self._kept.move_to_end(head.task_id)
             return kept
-        window = Window(head, await self.context_of(partition, head))
+        window = Window(head, {})
         if kept is not None and continues(kept.path, head.path):
-            await self._catch_up(partition, window, kept)
+            # what is kept may grow while this reads: it goes on from what it is now
+            known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
+            await self._catch_up(partition, window, known, floor, complete=complete)
+        window.context = await self.context_of(partition, head)
         self._keep(window)
         return window
 
@@ -130,18 +134,20 @@ class Windows:
                 yield known
         window.complete = True
 
-    async def _catch_up(self, partition: str, window: Window, kept: Window) -> None:
-        """Takes over what is known already, if few rounds were added behind it."""
+    async def _catch_up(
+        self, partition: str, window: Window, known: Sequence[KnownRound], floor: int, *, complete: bool
+    ) -> None:
+        """Takes over the rounds known up to number `floor`, if few were added behind them."""
         newer: list[KnownRound] = []
-        path = between(window.path, kept.path[-1][1], window.path[-1][1] + 1)
+        path = between(window.path, floor, window.path[-1][1] + 1)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
             async for completed in rounds:
                 newer.append(known_round(completed))
                 if len(newer) > CAUGHT_UP:
                     return
-        for known in (*kept.rounds, *reversed(newer)):
-            window.add(known, newest=True)
-        window.complete = kept.complete
+        for each in (*known, *reversed(newer)):
+            window.add(each, newest=True)
+        window.complete = complete
 
     async def context_of(self, partition: str, head: Head) -> Json:
         """What the current checkpoint remembers."""
@@ -151,19 +157,20 @@ class Windows:
         return (found.value.context if found else None) or {}
 
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message], context: Json | None) -> None:
-        """A turn that began at `first_seq` has ended and left `head`: what it added need not be read back.
+        """The request whose entries begin at `first_seq` has ended and left `head`; its answer need not be read.
 
-        Without messages it had no answer, and shows only in the path.
+        Without messages it had none, and shows only in the path. A window grows only where it lacks just
+        this request: whoever came between its commit and this call has read it already.
         """
         window = self._kept.get(head.task_id)
-        if window is None:
+        if window is None or (window.log_id == head.log_id and window.path == head.path):
             return
-        if window.path and not continues(window.path, head.path):
+        if window.log_id != head.log_id or extended(window.path, first_seq, head.tail_seq) != head.path:
             self.forget(head.task_id)
             return
         window.path = head.path
         window.checkpoint_id = head.checkpoint_id
-        if first_seq:
+        if messages:
             window.batches = (*window.batches, first_seq, head.tail_key)[-WITNESSES:]
             added = Round(
                 request_id="", first_seq=first_seq, last_seq=head.tail_seq, messages=tuple(messages)
