@@ -88,7 +88,7 @@ def test_an_option_given_twice() -> None:
 )
 def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch, scheme: str, driver: str, extra: str) -> None:
     """A store whose driver is not installed says what to install."""
-    ours = SCHEMES[scheme].partition(":")[0]  # with the modules beside it: `dynamodb_service` holds the driver
+    ours = SCHEMES[scheme].partition(":")[0]  # and the modules beside it, which hold the driver
     for module in [name for name in sys.modules if name.split(".")[0] == driver or name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Missing(driver), *sys.meta_path])

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Providers, open_provider
 
-pytest.importorskip("mem0", reason="needs pip install 'tealagents[mem0]'")
-
 #: of their connections, closed when they are collected
 pytestmark = [
+    pytest.mark.skipif(find_spec("mem0") is None, reason="needs pip install 'tealagents[mem0]'"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -69,7 +69,7 @@ class Histories:
         return parts
 
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message]) -> None:
-        """The request whose entries begin at `first_seq` has ended and left `head`; its answer need not be read.
+        """The request whose entries begin at `first_seq` has ended and left `head`; it need not be read.
 
         Without `messages` it had none. What is kept grows only where it lacks just this request: whoever
         came between its commit and this call has read it already.

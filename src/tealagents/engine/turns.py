@@ -187,7 +187,7 @@ class Turns:
     def extend(
         self, head: Head, first_seq: int, messages: Sequence[Message] = (), context: Json | None = None
     ) -> None:
-        """The request whose entries begin at `first_seq` has left `head`. Without messages it had no answer."""
+        """The request whose entries begin at `first_seq` has left `head`; without messages, unanswered."""
         if self._agent.thread_kind == "remote":
             return
         if self._agent.view is not None:

@@ -262,7 +262,7 @@ async def _is_quiet(connection: Connection) -> bool:
 
 
 async def _send(connection: Connection, packed: bytes) -> None:
-    """Writes a command; ConnectionError where the connection is closed, which uvloop tells by RuntimeError."""
+    """Writes a command; ConnectionError to a closed connection, which uvloop tells by RuntimeError."""
     try:
         await connection.send_packed_command(packed, check_health=False)
     except RuntimeError as error:

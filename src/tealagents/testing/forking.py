@@ -192,7 +192,7 @@ def _fork(order: dict[str, Any]) -> int:
         main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a forked process has nobody else to tell
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -157,7 +157,7 @@ class Windows:
         return (found.value.context if found else None) or {}
 
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message], context: Json | None) -> None:
-        """The request whose entries begin at `first_seq` has ended and left `head`; its answer need not be read.
+        """The request whose entries begin at `first_seq` has ended and left `head`; it need not be read.
 
         Without messages it had none, and shows only in the path. A window grows only where it lacks just
         this request: whoever came between its commit and this call has read it already.
