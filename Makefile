@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLS  := .tools/.ready
 PORT   ?= 8000
+# Half of what tests do is waiting, for servers, leases and processes.
+WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
 # Bytecode is compiled once: without it every process that a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,7 +29,7 @@ run: $(READY) ## Serve the hello demo on http://127.0.0.1:8000, without any key
 	@$(BIN)/tealagents serve configs/hello.yaml --offline --port $(PORT)
 
 test: $(READY) $(TOOLS) ## Run every test
-	@$(BIN)/python -m pytest -n auto --dist worksteal
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: $(READY) ## Lint, types, and the arrows between the layers
 	@$(BIN)/ruff check .

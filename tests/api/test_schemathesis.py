@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 UUID = re.compile(ids.PATTERN)
 KEY = re.compile("[!-~]([ -~]*[!-~])?")
 #: cases of each operation, valid and hostile, in `make test`
-VALID, HOSTILE = 10, 5
+VALID, HOSTILE = 7, 4
 #: an exported task is a large document to make up
 IMPORTS = 3
 #: operations whose target is gone, or changed for good, behind each call

@@ -6,6 +6,7 @@ task is read over REST and held against what each client was told: `tealagents.t
 """
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from tealagents.testing.pytest_places import DURABLE, Place
 from tealagents.testing.service import agent_config
 
 PROCESSES, CLIENTS, TASKS = 3, 32, 20
+#: how many messages, and for how long; CI has more time
+MESSAGES, SECONDS = (250, 6) if os.environ.get("THOROUGH") == "1" else (150, 3)
 #: of a short run on a server that takes its time
 FEW_TASKS = {"dynamodb": 6}
 LEASE = 1.0
@@ -41,7 +44,7 @@ CONCURRENCY = {
 async def test_nothing_is_lost_doubled_or_stuck(place: Place, nursery: Nursery) -> None:
     """Whatever was told is so, whatever is so was sent, and every task goes on. covers: STATE-3, TASK-5"""
     few = FEW_TASKS.get(place.name, TASKS)
-    await prove(place, nursery, tasks=few, messages=250, seconds=6, seed=1)
+    await prove(place, nursery, tasks=few, messages=MESSAGES, seconds=SECONDS, seed=1)
 
 
 @pytest.mark.soak
@@ -79,7 +82,7 @@ async def prove(
     told = {outcome: history.count(outcome) for outcome in ("ok", "failed", "unknown")}
     print(f"\n{place.name}: {told} in {took:.1f} s, {len(history.looks)} looks, faults {dict(faults)}")
     assert not verdict.faults, f"{verdict.faults}\n{logs}"
-    assert faults.total() > 3
+    assert faults.total() > SECONDS / 2
     assert told["ok"] > 2 * tasks
 
 

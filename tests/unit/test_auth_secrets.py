@@ -32,7 +32,8 @@ def authority(clock: MachineClock) -> Iterator[LocalAuthority]:
 @pytest.fixture
 def everything(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """All that any library logs, at every level."""
-    caplog.set_level(logging.DEBUG)
+    for name in (None, "msal", "httpx", "httpcore"):  # some are quieted by whoever configured logging before
+        caplog.set_level(logging.DEBUG, name)
     return caplog
 
 
