@@ -7,7 +7,8 @@ from typing import Protocol
 from tealagents.domain.errors import NotFound
 from tealagents.domain.events import StreamEvent
 from tealagents.domain.models import ENDED, RequestRecord
-from tealagents.engine.run import Run, terminal_name
+from tealagents.engine.publishing import terminal_name
+from tealagents.engine.run import Run
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks
 
@@ -36,8 +37,8 @@ async def follow(
     tasks = runner.tasks
     while True:
         run = runner.run_of(request_id)
-        if run is not None and after >= run.base:
-            async for batch in run.events(after):
+        if run is not None and after >= run.stream.base:
+            async for batch in run.stream.events(after):
                 yield batch
             if run.done.exception() is None:
                 return
@@ -56,7 +57,7 @@ async def follow(
             yield [StreamEvent(record.last_event, terminal_name(record.status), record)]
             return
         if run is not None and record.status != "Paused":
-            after = run.base  # the id of the decided pause, which is passed over
+            after = run.stream.base  # the id of the decided pause, which is passed over
             continue
         if runner.closed:
             return

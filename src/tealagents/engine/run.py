@@ -1,45 +1,39 @@
 """One request in flight. It belongs to the app, not to the connection that sent it.
 
-A run drives `loop.converse`: it stores what an event says before it asks for the next one, numbers
-the stream events, shows them to the followers on this process at once, and writes them to the log
-behind their back in small batches.
+A run drives `loop.converse`: what an event says is written into the journal before the next one is asked for,
+and published to whoever follows. Its end, or its pause, is one commit.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import assert_never
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import (
-    Conflict,
     Interrupted,
     PersistenceUnavailable,
     RequestCanceled,
     RequestTimeout,
     TealError,
 )
-from tealagents.domain.events import TERMINAL, EventName, Piece, Refused, StreamEvent
+from tealagents.domain.events import Piece, Refused
 from tealagents.domain.models import (
     Approval,
     Json,
     Message,
-    MessageBody,
     RequestRecord,
     Status,
-    Step,
-    StepBody,
     ToolCall,
     ToolOutcome,
-    Usage,
 )
 from tealagents.engine.agent import Agent
+from tealagents.engine.journal import Journal
 from tealagents.engine.loop import (
     Answered,
     Called,
@@ -52,27 +46,18 @@ from tealagents.engine.loop import (
     Talk,
     converse,
 )
+from tealagents.engine.publishing import Publisher
 from tealagents.engine.toolbox import CallContext, Deferred, ToolResult
-from tealagents.engine.turns import Turn, Turns, remote_id_of, steps_of
+from tealagents.engine.turns import Turn, Turns, remote_id_of
 from tealagents.state import keys
-from tealagents.state.chain import Draft, draft
-from tealagents.state.decisions import digest_of, intent_draft, shown_calls
-from tealagents.state.history import ARGUMENTS_SHOWN
-from tealagents.state.streams import BATCH_EVENTS, portion
+from tealagents.state.decisions import digest_of, shown_calls
 from tealagents.state.tasks import CANCELED, SERVICE, SUPERSEDED, Ending, Tasks
 from tealagents.state.tenure import Fenced, Tenure
-from tealagents.threads.views import Report
 
 log = logging.getLogger(__name__)
 
-#: seconds for which events are gathered before they are written to the log
-GATHER_SECONDS = 0.05
-#: events that may be unwritten before the model is made to wait for the store
-MOST_UNWRITTEN = 1000
 #: seconds for which the end is tried before whoever waits is told that the store is away
 PATIENCE_SECONDS = 2.0
-#: characters of an output that a step repeats; the message holds all of it
-OUTPUT_SHOWN = 16_000
 
 #: opens the request's turn in its conversation
 OpenTurn = Callable[[], Awaitable[Turn]]
@@ -102,7 +87,6 @@ class Run:
         context: CallContext,
         *,
         streamed: bool,
-        actor: str,
     ) -> None:
         self._agent = agent
         self._tasks = tasks
@@ -110,31 +94,18 @@ class Run:
         self._turn: Turn | None = None
         self._tenure = tenure
         self._context = context
-        self._actor = actor
         self._streamed = streamed
-        self._drafts: list[Draft] = []
-        self._messages: list[Message] = [tenure.message] if tenure.message else []
         self._output: list[str] = []
-        self._usage = tenure.request.usage
-        self._intents: dict[str, ToolOutcome] = {}
         self._ending: tuple[Ending, str] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._writer: asyncio.Task[None] | None = None
-        self._wakers: set[asyncio.Future[None]] = set()
-        self._drained = asyncio.Event()
-        self._drained.set()
-        self._writing: asyncio.Future[None] | None = None
         self._closing = False
         self._driven = False
         self._remote_id: str | None = None
         self._dropped = False
         self._told: Callable[[], None] = lambda: None
-        begins = tenure.message is not None
-        #: the id of the last event before this stretch of the request
-        self.base = 0 if begins else tenure.request.last_event
-        self._events: list[StreamEvent] = []
-        #: the id of the last event that is in the log; the very first is made from the record instead
-        self._written = 1 if begins else self.base
+        self._journal = Journal(tenure, tasks.ledger.clock)
+        #: what the followers see
+        self.stream = Publisher(tasks, tenure)
         #: the record as it was left: ended, paused, or ended by somebody else
         self.done: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
 
@@ -158,41 +129,9 @@ class Run:
         return self._tenure.partition
 
     @property
-    def last_event(self) -> int:
-        return self.base + len(self._events)
-
-    @property
     def output(self) -> str:
         """What there is of the answer so far."""
         return "".join(self._output)
-
-    async def events(self, after: int) -> AsyncIterator[Sequence[StreamEvent]]:
-        """The events of this run behind `after`, all that there are at a time, to the one that ends it.
-
-        Those of before a pause, and everything before this run, are the log's to tell.
-        """
-        position = max(0, after - self.base)
-        while True:
-            if position < len(self._events):
-                fresh = self._events[position:]
-                position = len(self._events)
-                yield fresh
-                if fresh[-1].name in TERMINAL:
-                    return
-            elif self.done.done():
-                if self._events[-1].name in TERMINAL:  # `after` was behind all there ever was
-                    yield self._events[-1:]
-                return
-            else:
-                await self._next_event()
-
-    async def _next_event(self) -> None:
-        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wakers.add(waker)
-        try:
-            await waker
-        finally:
-            self._wakers.discard(waker)
 
     # --- driving ---------------------------------------------------------------------------------
 
@@ -203,9 +142,9 @@ class Run:
 
         After a pause `recall` is asked before it: whatever goes wrong with it ends the request, too.
         """
-        self._publish("request", {"status": "Running"})
+        self.stream.publish("request", {"status": "Running"})
         for call in resumption.approved if resumption else ():
-            self._note_intent(call)
+            self._journal.intended(call)
             self._publish_call(call)
         self._task = asyncio.create_task(
             self._drive(opening, resumption, recall), name=f"request {self.request_id}"
@@ -213,13 +152,14 @@ class Run:
 
     async def _remember(self, recall: Recall) -> None:
         past = await recall()
-        self._messages.extend(past.messages)
-        self._intents = {tool.call_id: tool for tool in past.tools} | self._intents
+        journal = self._journal
+        journal.messages.extend(past.messages)
+        journal.intents = {tool.call_id: tool for tool in past.tools} | journal.intents
 
     @property
     def messages(self) -> Sequence[Message]:
         """This request's messages so far, those before a pause included."""
-        return self._messages
+        return self._journal.messages
 
     def on_end(self, told: Callable[[], None]) -> None:
         """`told` is called once, when the run is over: ended, paused, or dropped."""
@@ -291,16 +231,15 @@ class Run:
             log.exception("request %s failed inside the service", self.request_id)
             await self._fail_last(error)
         finally:
-            if self._writer is not None:
-                self._writer.cancel()
+            self.stream.stop()
             if not self.done.done():
                 self._give_up(Interrupted("The service failed inside. Read the request to learn its fate."))
-            self._wake()
             self._told()
 
     async def _converse(self, turn: Turn, resumption: Resumption | None) -> "HumanNeeded | Complete":
         """Everything up to the last event, which is left to be stored without a deadline."""
-        self._note(turn.reports)
+        self._journal.noted(turn.reports)
+        messages = self._journal.messages
         talk = Talk(
             model=self._agent.model,
             toolbox=turn.toolbox,
@@ -314,22 +253,22 @@ class Run:
             headers={"x-request-id": self.request_id},
             remote=self._agent.thread_kind == "remote",
             remote_id=remote_id_of(self._tenure),
-            rounds=sum(1 for message in self._messages if message.tool_calls),
-            call_ids={call.id for message in self._messages for call in message.tool_calls},
+            rounds=sum(1 for message in messages if message.tool_calls),
+            call_ids={call.id for message in messages for call in message.tool_calls},
         )
         async with aclosing(converse(talk, resumption)) as events:
             async for event in events:
                 if isinstance(event, Piece | Refused):
                     self._output.append(event.text)
                     if self._streamed:
-                        await self._room()
-                        self._publish("partial-response", event.text)
+                        await self.stream.room()
+                        self.stream.publish("partial-response", event.text)
                 elif isinstance(event, HumanNeeded):
                     self._remote_id = talk.remote_id if talk.remote else None
                     return event
                 elif isinstance(event, Finished):
-                    context, reports = await turn.completed(self._response)
-                    self._note(reports)
+                    context, reports = await turn.completed(self._journal.response)
+                    self._journal.noted(reports)
                     return Complete(talk.remote_id if talk.remote else None, context)
                 else:
                     await self._store(event)
@@ -357,7 +296,7 @@ class Run:
         """Writes down what an event says, before anything follows from it."""
         match event:
             case Noted():
-                self._note(event.reports)
+                self._journal.noted(event.reports)
             case Answered():
                 self._answered(event)
             case Calling():
@@ -366,34 +305,15 @@ class Run:
                 await self._called(event)
             case RoundDone():
                 for message in event.messages:
-                    self._add_message(message)
+                    self._journal.add(message)
             case _:
                 assert_never(event)
 
     def _answered(self, event: Answered) -> None:
-        done, message = event.done, event.message
-        self._usage = self._usage + done.usage
-        step = Step(
-            step_id=ids.random_id(),
-            request_id=self.request_id,
-            kind="model",
-            name=done.model or self._agent.model.name,
-            started_at=event.started_at,
-            duration_ms=event.duration_ms,
-            input={"messages": event.messages_sent, "tools": len(self._turn.toolbox if self._turn else ())},
-            output={
-                "message_id": message.message_id,
-                "text": message.text[:OUTPUT_SHOWN],
-                "tool_calls": [call.tool for call in message.tool_calls],
-                "first_piece_ms": event.first_piece_ms,
-                "refusal": event.refusal,
-            },
-            usage=done.usage,
-            outcome=done.finish_reason,
-        )
-        self._add_step("model.called", step)
-        self._add_message(message)
-        if message.tool_calls:
+        done = event.done
+        tools = len(self._turn.toolbox) if self._turn else 0
+        self._journal.answered(event, model=self._agent.model.name, tools=tools)
+        if event.message.tool_calls:
             # text that comes with tool calls is no part of the answer
             self._output.clear()
         if done.finish_reason in ("length", "content_filter", "refusal"):
@@ -401,39 +321,19 @@ class Run:
 
     async def _calling(self, event: Calling) -> None:
         for call in event.calls:
-            await self._room()
+            await self.stream.room()
             self._publish_call(call)
-        self._drafts.append(intent_draft(self.request_id, event.calls, SERVICE))
-        await self._flush()
-        for call in event.calls:
-            self._note_intent(call)
-
-    def _note_intent(self, call: ToolCall) -> None:
-        self._intents[call.id] = ToolOutcome(call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown")
+        await self._journal.intend(event.calls)
 
     def _publish_call(self, call: ToolCall) -> None:
-        self._publish("tool-call", {"call_id": call.id, "tool": call.tool, "arguments": call.arguments})
+        shown = {"call_id": call.id, "tool": call.tool, "arguments": call.arguments}
+        self.stream.publish("tool-call", shown)
 
     async def _called(self, event: Called) -> None:
-        now = self._tasks.ledger.clock.now()
         for result in event.results:
-            known = self._intents[result.call.id]
-            self._intents[result.call.id] = replace(known, outcome=result.outcome)
-            step = Step(
-                step_id=ids.random_id(),
-                request_id=self.request_id,
-                kind="tool",
-                name=result.call.tool,
-                started_at=now - timedelta(milliseconds=result.duration_ms),
-                duration_ms=result.duration_ms,
-                input={"call_id": result.call.id, "arguments": result.call.arguments},
-                output={"output": result.output[:OUTPUT_SHOWN]},
-                is_error=result.is_error,
-                outcome=result.outcome,
-            )
-            self._add_step("tool.called", step)
-            await self._room()
-            self._publish(
+            self._journal.called(result)
+            await self.stream.room()
+            self.stream.publish(
                 "tool-result",
                 {
                     "call_id": result.call.id,
@@ -443,64 +343,30 @@ class Run:
                     "duration_ms": result.duration_ms,
                 },
             )
-        await self._flush()
-
-    def _note(self, reports: Sequence[Report]) -> None:
-        """What was done to what the model is sent; calls of the model that it took are part of the usage."""
-        for step in steps_of(reports, self.request_id):
-            self._usage = self._usage + (step.usage or Usage())
-            self._add_step(f"{step.kind}.noted", step)
-
-    @property
-    def _response(self) -> list[Message]:
-        """What has been said in answer to the user's message."""
-        return self._messages[1:]
-
-    def _add_step(self, action: str, step: Step) -> None:
-        self._drafts.append(draft(action, SERVICE, self.request_id, StepBody(step)))
-
-    def _add_message(self, message: Message) -> None:
-        self._messages.append(message)
-        self._drafts.append(draft("message.added", SERVICE, self.request_id, MessageBody(message)))
-
-    async def _flush(self) -> None:
-        """Commits the entries gathered so far. Those that were not written go with the next commit."""
-        drafts, self._drafts = self._drafts, []
-        if not drafts:
-            return
-        writing = asyncio.ensure_future(self._tenure.write(drafts))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            # canceled in the middle, even twice, it is seen to its end: what ends the request builds on it
-            while not writing.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([writing])
-            if writing.exception() is not None:
-                self._drafts = drafts + self._drafts
+        await self._journal.flush()
 
     # --- ends ------------------------------------------------------------------------------------
 
     async def _complete(self, last: "Complete") -> None:
-        rest = await self._settle_log()
-        drafts, self._drafts = self._drafts, []
+        rest = await self.stream.settle(self._persist)
+        drafts = self._journal.take()
         await self._persist(
             lambda: self._tenure.complete(
                 drafts,
                 output=self.output,
-                usage=self._usage,
+                usage=self._journal.usage,
                 extra_data=self._context.extra_data,
-                last_event=self.last_event + 1,
+                last_event=self.stream.last_event + 1,
                 remote_id=last.remote_id,
                 context=last.context,
                 events=rest,
             )
         )
-        self._turns.extend(self._tenure.head, self.request.first_seq, self._messages, last.context)
+        self._turns.extend(self._tenure.head, self.request.first_seq, self._journal.messages, last.context)
         self._finish()
 
     async def _pause(self, event: HumanNeeded) -> None:
-        rest = await self._settle_log()
+        rest = await self.stream.settle(self._persist)
         now = self._tasks.ledger.clock.now()
         request = self.request
         approval = Approval(
@@ -516,40 +382,21 @@ class Run:
             authorizations=event.authorizations,
             digest=digest_of(event.calls),
             number=len(request.approvals) + 1,
-            event_id=self.last_event + 1,
+            event_id=self.stream.last_event + 1,
             awaits_owner=event.awaits_owner,
         )
         content = self._approval_content(approval)
-        step = Step(
-            step_id=ids.random_id(),
-            request_id=request.request_id,
-            kind="approval",
-            name="requested",
-            started_at=now,
-            input={"approval_id": approval.approval_id, "tool_calls": content["tool_calls"]},
-        )
-        for call in event.calls:
-            self._intents.pop(call.id, None)
-        self._drafts.append(
-            draft(
-                "approval.requested",
-                SERVICE,
-                request.request_id,
-                StepBody(step),
-                approval_id=approval.approval_id,
-                payload_sha256=approval.digest,
-            )
-        )
+        self._journal.asked(approval, content["tool_calls"])
         await self._persist(lambda: self._announce(approval))
-        drafts, self._drafts = self._drafts, []
+        drafts = self._journal.take()
         await self._persist(
             lambda: self._tenure.pause(
                 approval,
                 content,
                 drafts,
-                usage=self._usage,
+                usage=self._journal.usage,
                 extra_data=self._context.extra_data,
-                last_event=self.last_event + 1,
+                last_event=self.stream.last_event + 1,
                 events=rest,
                 remote_id=self._remote_id,
             )
@@ -597,27 +444,10 @@ class Run:
     async def _stop(self, status: Status, error: TealError, actor: str) -> None:
         self._closing = True
         if self._turn is not None:
-            self._note(await self._turn.failed(self._response, error))
-        rest = await self._settle_log()
-        self._drafts.append(
-            draft(
-                "error",
-                SERVICE,
-                self.request_id,
-                StepBody(
-                    Step(
-                        step_id=ids.random_id(),
-                        request_id=self.request_id,
-                        kind="error",
-                        name=error.code,
-                        started_at=self._tasks.ledger.clock.now(),
-                        output={"detail": error.detail},
-                        is_error=True,
-                    )
-                ),
-            )
-        )
-        drafts, self._drafts = self._drafts, []
+            self._journal.noted(await self._turn.failed(self._journal.response, error))
+        rest = await self.stream.settle(self._persist)
+        self._journal.failed(error)
+        drafts = self._journal.take()
         rollback = self._tasks.rules.concurrency == "rollback"
         withdrawn = rollback and self._ending is not None and self._ending[0] is SUPERSEDED
         await self._persist(
@@ -626,10 +456,10 @@ class Run:
                 status,
                 error,
                 output=self.output,
-                usage=self._usage,
+                usage=self._journal.usage,
                 extra_data=self._context.extra_data,
-                last_event=self.last_event + 1,
-                tools=tuple(self._intents.values()),
+                last_event=self.stream.last_event + 1,
+                tools=tuple(self._journal.intents.values()),
                 actor=actor,
                 withdrawn=withdrawn,
                 events=rest,
@@ -666,7 +496,7 @@ class Run:
         if not self.done.done():
             self.done.set_exception(error.with_ids(**self._ids()))
             self.done.exception()
-            self._wake()
+            self.stream.close()
 
     async def _ended_elsewhere(self, fenced: Fenced) -> None:
         """Somebody else has ended this request, or the lease was lost: say what the record says.
@@ -688,6 +518,7 @@ class Run:
         if not self.done.done():
             self.done.set_exception(error.with_ids(**self._ids()))
             self.done.exception()
+            self.stream.close()
 
     async def _fail_last(self, error: Exception) -> None:
         """A fault of ours must not leave a request running for ever."""
@@ -703,10 +534,8 @@ class Run:
 
     def _tell(self, request: RequestRecord) -> None:
         if not self.done.done():
-            event_id = max(request.last_event, self.last_event + 1)
-            self._events.append(StreamEvent(event_id, terminal_name(request.status), request))
+            self.stream.end(request)
             self.done.set_result(request)
-        self._wake()
 
     def _ids(self) -> dict[str, str]:
         request = self.request
@@ -716,75 +545,6 @@ class Run:
             "request_id": request.request_id,
         }
 
-    # --- publishing ------------------------------------------------------------------------------
-
-    def _publish(self, name: EventName, data: object) -> None:
-        """Numbers an event and shows it to the followers here; the log is written behind it."""
-        event_id = self.last_event + 1
-        self._events.append(StreamEvent(event_id, name, data))
-        self._wake()
-        if event_id > 1:
-            self._drained.clear()
-            if self._writer is None or self._writer.done():
-                self._writer = asyncio.create_task(self._write_behind())
-
-    async def _room(self) -> None:
-        """Waits while as many events are unwritten as the `error` of a dead producer can jump over."""
-        if self.last_event - self._written >= MOST_UNWRITTEN:
-            await self._drained.wait()
-
-    def _wake(self) -> None:
-        for waker in self._wakers:
-            if not waker.done():
-                waker.set_result(None)
-
-    def _unwritten(self) -> list[StreamEvent]:
-        """What is to be written to the log next."""
-        start = self._written - self.base
-        return self._events[start : start + BATCH_EVENTS]
-
-    async def _write_behind(self) -> None:
-        """Writes events to the log in batches until there are none left."""
-        pause = GATHER_SECONDS
-        while self.last_event > self._written:
-            await self._tasks.ledger.clock.sleep(pause)
-            self._writing = asyncio.ensure_future(self._write_batch())
-            try:
-                await asyncio.shield(self._writing)
-            except PersistenceUnavailable:
-                pause = min(pause * 2, 1.0)
-            except Conflict:
-                break  # the request has changed hands; its next commit finds out
-            else:
-                pause = GATHER_SECONDS
-                if self.last_event - self._written < MOST_UNWRITTEN:
-                    self._drained.set()
-        self._drained.set()
-
-    async def _write_batch(self) -> None:
-        batch = self._unwritten()
-        if batch:
-            self._written = await self._tasks.streams.write(
-                self.partition, self.request_id, self._tenure.request_version, batch
-            )
-
-    async def _settle_log(self) -> list[StreamEvent]:
-        """Stops writing behind, and returns the last few events, which go with the end's own commit."""
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.wait([self._writer])
-        if self._writing is not None and not self._writing.done():
-            await asyncio.wait([self._writing])
-        while unwritten := self._unwritten():
-            batch, fits = portion(unwritten)
-            if fits and batch[-1].id == self.last_event:
-                return batch
-            try:
-                await self._persist(self._write_batch)
-            except Conflict:
-                break  # as above
-        return []
-
 
 class Complete(Struct, frozen=True):
     """The model has answered."""
@@ -793,11 +553,6 @@ class Complete(Struct, frozen=True):
     remote_id: str | None
     #: what the conversation remembers
     context: Json | None
-
-
-def terminal_name(status: Status) -> EventName:
-    """The event that ends the stream of a request with this status."""
-    return {"Completed": "final-response", "Paused": "approval-required"}.get(status, "error")  # type: ignore[return-value]
 
 
 def _pause_message(event: HumanNeeded) -> str:

@@ -169,9 +169,7 @@ class Service:
             delegation=self.agent.delegation,
             extra_data=dict(request.extra_data or {}),
         )
-        run = Run(
-            self.agent, self.tasks, self.turns, tenure, context, streamed=streamed, actor=caller.user.key
-        )
+        run = Run(self.agent, self.tasks, self.turns, tenure, context, streamed=streamed)
         self._runs[request.request_id] = run
         user = caller.user.key
         run.on_end(lambda: self._ended(run, user))

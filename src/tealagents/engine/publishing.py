@@ -1,0 +1,166 @@
+"""The events of a run: shown to its followers on this process at once, written to the log behind them.
+
+The log is written in small batches, so that a piece never waits for the store on its way to who is connected.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from tealagents.domain.errors import Conflict, PersistenceUnavailable
+from tealagents.domain.events import TERMINAL, EventName, StreamEvent
+from tealagents.domain.models import RequestRecord, Status
+from tealagents.state.streams import BATCH_EVENTS, portion
+from tealagents.state.tasks import Tasks
+from tealagents.state.tenure import Tenure
+
+#: seconds for which events are gathered before they are written to the log
+GATHER_SECONDS = 0.05
+#: events that may be unwritten before the model is made to wait for the store
+MOST_UNWRITTEN = 1000
+
+#: tries a write until it succeeds, or gives up for good
+Persist = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+
+
+class Publisher:
+    """Numbers, shows and stores the events of one stretch of a request: from its start or a decision on."""
+
+    def __init__(self, tasks: Tasks, tenure: Tenure) -> None:
+        self._tasks = tasks
+        self._tenure = tenure
+        begins = tenure.message is not None
+        #: the id of the last event before this stretch
+        self.base = 0 if begins else tenure.request.last_event
+        self._events: list[StreamEvent] = []
+        #: the id of the last event that is in the log; the very first is made from the record instead
+        self._written = 1 if begins else self.base
+        self._closed = False
+        self._wakers: set[asyncio.Future[None]] = set()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._writer: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    @property
+    def last_event(self) -> int:
+        return self.base + len(self._events)
+
+    # --- showing ---------------------------------------------------------------------------------
+
+    def publish(self, name: EventName, data: object) -> None:
+        """Numbers an event and shows it to the followers here; the log is written behind it."""
+        event_id = self.last_event + 1
+        self._events.append(StreamEvent(event_id, name, data))
+        self._wake()
+        if event_id > 1:
+            self._drained.clear()
+            if self._writer is None or self._writer.done():
+                self._writer = asyncio.create_task(self._write_behind())
+
+    def end(self, request: RequestRecord) -> None:
+        """Shows the event that ends the stream, as the record says; it is not in the log."""
+        event_id = max(request.last_event, self.last_event + 1)
+        self._events.append(StreamEvent(event_id, terminal_name(request.status), request))
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more comes: followers see what there is."""
+        self._closed = True
+        self._wake()
+
+    async def events(self, after: int) -> AsyncIterator[Sequence[StreamEvent]]:
+        """The events behind `after`, all that there are at a time, to the one that ends the stream.
+
+        Those of before a pause, and everything before this run, are the log's to tell.
+        """
+        position = max(0, after - self.base)
+        while True:
+            if position < len(self._events):
+                fresh = self._events[position:]
+                position = len(self._events)
+                yield fresh
+                if fresh[-1].name in TERMINAL:
+                    return
+            elif self._closed:
+                if self._events[-1].name in TERMINAL:  # `after` was behind all there ever was
+                    yield self._events[-1:]
+                return
+            else:
+                await self._next_event()
+
+    async def _next_event(self) -> None:
+        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wakers.add(waker)
+        try:
+            await waker
+        finally:
+            self._wakers.discard(waker)
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            if not waker.done():
+                waker.set_result(None)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Waits while as many events are unwritten as the `error` of a dead producer can jump over."""
+        if self.last_event - self._written >= MOST_UNWRITTEN:
+            await self._drained.wait()
+
+    async def settle(self, persist: Persist) -> list[StreamEvent]:
+        """Stops writing behind, and returns the last few events, which go with the end's own commit."""
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+        while unwritten := self._unwritten():
+            batch, fits = portion(unwritten)
+            if fits and batch[-1].id == self.last_event:
+                return batch
+            try:
+                await persist(self._write_batch)
+            except Conflict:
+                break  # the request has changed hands; its next commit finds out
+        return []
+
+    def stop(self) -> None:
+        """Writes nothing more behind."""
+        if self._writer is not None:
+            self._writer.cancel()
+
+    def _unwritten(self) -> list[StreamEvent]:
+        """What is to be written to the log next."""
+        start = self._written - self.base
+        return self._events[start : start + BATCH_EVENTS]
+
+    async def _write_behind(self) -> None:
+        """Writes events to the log in batches until there are none left."""
+        pause = GATHER_SECONDS
+        while self.last_event > self._written:
+            await self._tasks.ledger.clock.sleep(pause)
+            self._writing = asyncio.ensure_future(self._write_batch())
+            try:
+                await asyncio.shield(self._writing)
+            except PersistenceUnavailable:
+                pause = min(pause * 2, 1.0)
+            except Conflict:
+                break  # as above
+            else:
+                pause = GATHER_SECONDS
+                if self.last_event - self._written < MOST_UNWRITTEN:
+                    self._drained.set()
+        self._drained.set()
+
+    async def _write_batch(self) -> None:
+        tenure = self._tenure
+        if batch := self._unwritten():
+            self._written = await self._tasks.streams.write(
+                tenure.partition, tenure.request.request_id, tenure.request_version, batch
+            )
+
+
+def terminal_name(status: Status) -> EventName:
+    """The event that ends the stream of a request with this status."""
+    return {"Completed": "final-response", "Paused": "approval-required"}.get(status, "error")  # type: ignore[return-value]
