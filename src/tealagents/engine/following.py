@@ -37,13 +37,17 @@ async def follow(
     tasks = runner.tasks
     while True:
         run = runner.run_of(request_id)
+        lost: BaseException | None = None
         if run is not None and after >= run.stream.base:
             async for batch in run.stream.events(after):
                 yield batch
-            if run.done.exception() is None:
+                after = batch[-1].id
+            lost = run.done.exception()
+            if lost is None:
                 return
-            run.done.result()
         record = (await tasks.request(partition, request_id)).value
+        if lost is not None and record.status not in ENDED:
+            raise lost  # the end could not be stored, or is no longer ours to tell
         if after < 1:
             status = "Queued" if record.status == "Queued" else "Running"
             yield [StreamEvent(1, "request", {"status": status})]

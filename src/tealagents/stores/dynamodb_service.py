@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, Final
 
 import aiohttp
@@ -89,7 +90,9 @@ class Service:
     async def open(self) -> None:
         """Connects, and makes the table where it is missing."""
         try:
-            client = get_session().create_client("dynamodb", **self._arguments)
+            session = get_session()
+            session.register_component("data_loader", _loader())
+            client = session.create_client("dynamodb", **self._arguments)
             self._client = await self._opened.enter_async_context(client)
             self._client.meta.events.register("before-send.dynamodb", _send_in_parts)
         except NoRegionError:
@@ -208,6 +211,12 @@ async def pause(attempt: int) -> None:
 
 class _Late(Unknown):
     """No reply in time: asking again would take as long."""
+
+
+@cache
+def _loader() -> Any:
+    """What the library knows of AWS, read and parsed once for all clients of this process."""
+    return get_session().get_component("data_loader")
 
 
 class ServiceClock:
