@@ -206,7 +206,7 @@ class Wiring:
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": self._store_probe},
             traced=self._traced,
-            complete_authorization=self.tooling.consents.complete,
+            consents=self.tooling.consents,
         )
 
     async def _store_probe(self) -> Json:

@@ -519,3 +519,49 @@ def test_nothing_of_all_this_was_kept(service: ServiceThread) -> None:
             assert 400 <= client.post("", content=content, headers=JSON).status_code < 500
         assert client.get("/sessions").json() == {"items": [], "next_cursor": None}
         assert client.get("/tasks").json() == {"items": [], "next_cursor": None}
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+
+def answered(service: ServiceThread, *parts: bytes) -> bytes:
+    """What comes back on a connection on which this is sent, part by part, as far as it is taken."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=5) as sock:
+        with suppress(ConnectionError):
+            for part in parts:
+                sock.sendall(part)
+        back = b""
+        with suppress(ConnectionError, TimeoutError):
+            while more := sock.recv(65536):
+                back += more
+    return back
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n"],
+        [b"GET /?" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n"],
+        [b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: %d\r\n" % (n, n) for n in range(9_000)) + b"\r\n"],
+        [b"GET / HTTP/1.1\r\nx: ", *[b"a" * 10_000] * 200],
+        [b"GET /", *[b"a" * 10_000] * 200],
+    ],
+    ids=["one long header", "a long URL", "many headers", "a header without an end", "a URL without an end"],
+)
+def test_a_head_that_is_too_large_is_refused_before_it_is_read(
+    service: ServiceThread, parts: list[bytes]
+) -> None:
+    """431 with a problem document, and the connection is closed: no header fills the memory."""
+    head, _, document = answered(service, *parts).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(document)["code"] == "too_large"
+
+
+def test_large_bodies_and_many_requests_on_a_connection_are_no_large_head(service: ServiceThread) -> None:
+    """Heads are counted each on its own, whatever comes between them, and however it is cut."""
+    long = b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 60_000 + b"\r\n\r\n"
+    posted = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + b"a" * 200_000
+    wire = long * 3 + posted + long
+    wire += b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    back = answered(service, *(wire[n : n + 7_777] for n in range(0, len(wire), 7_777)))
+    assert (back.count(b"HTTP/1.1 200"), back.count(b"HTTP/1.1 405")) == (5, 1)

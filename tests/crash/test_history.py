@@ -22,8 +22,9 @@ from tealagents.testing.pytest_places import DURABLE, Place
 from tealagents.testing.service import agent_config
 
 PROCESSES, CLIENTS, TASKS = 3, 32, 20
-#: how many messages, and for how long; CI has more time
-MESSAGES, SECONDS = (250, 6) if os.environ.get("THOROUGH") == "1" else (150, 3)
+#: how many messages, and for how long; CI has more time, and takes every durable store
+THOROUGH = os.environ.get("THOROUGH") == "1"
+MESSAGES, SECONDS = (250, 6) if THOROUGH else (150, 3)
 #: of a short run on a server that takes its time
 FEW_TASKS = {"dynamodb": 6}
 LEASE = 1.0
@@ -40,7 +41,7 @@ CONCURRENCY = {
 }
 
 
-@pytest.mark.parametrize("place", DURABLE, indirect=True)
+@pytest.mark.parametrize("place", DURABLE if THOROUGH else ["sqlite", "redis"], indirect=True)
 async def test_nothing_is_lost_doubled_or_stuck(place: Place, nursery: Nursery) -> None:
     """Whatever was told is so, whatever is so was sent, and every task goes on. covers: STATE-3, TASK-5"""
     few = FEW_TASKS.get(place.name, TASKS)
@@ -115,9 +116,12 @@ async def clients(
 
 
 async def a_task(correspondent: Correspondent) -> str:
-    first = await correspondent.send(None, attempts=5)
-    assert first.task_id is not None
-    return first.task_id
+    """A task that takes messages. A busy machine may miss a beat, which ends what runs."""
+    for _ in range(5):
+        first = await correspondent.send(None, attempts=5)
+        if first.task_id is not None:
+            return first.task_id
+    raise AssertionError(f"no task could be made: {first}")
 
 
 async def correspond(

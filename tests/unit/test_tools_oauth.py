@@ -2,28 +2,14 @@
 
 import asyncio
 import logging
-import secrets
-import socket
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from mcp.server.auth.middleware.auth_context import get_access_token
-from mcp.server.auth.provider import (
-    AccessToken,
-    AuthorizationCode,
-    AuthorizationParams,
-    OAuthAuthorizationServerProvider,
-    RefreshToken,
-    construct_redirect_uri,
-)
-from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
-from mcp.server.mcpserver import MCPServer as SDKServer
-from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from oauth_setup import Provider, Vault, protected
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -41,125 +27,6 @@ from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
 CALLBACK = "http://127.0.0.1:8000/Agent/1/oauth/callback"
-
-
-class Vault:
-    """Secrets in memory, shared by whoever is given it."""
-
-    def __init__(self) -> None:
-        self.secrets: dict[tuple[str, str], str] = {}
-
-    async def get(self, user_key: str, server: str) -> str | None:
-        return self.secrets.get((user_key, server))
-
-    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
-        self.secrets[user_key, server] = secret
-
-    async def delete(self, user_key: str, server: str) -> None:
-        self.secrets.pop((user_key, server), None)
-
-
-class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
-    """An authorization server whose user is whoever `user` names, and who always agrees."""
-
-    def __init__(self) -> None:
-        self.user = "nobody"
-        self.clients: dict[str, OAuthClientInformationFull] = {}
-        self.codes: dict[str, AuthorizationCode] = {}
-        self.access: dict[str, AccessToken] = {}
-        self.refresh: dict[str, RefreshToken] = {}
-        self.granted: list[str] = []
-
-    async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
-        return self.clients.get(client_id)
-
-    async def register_client(self, client_info: OAuthClientInformationFull) -> None:
-        self.clients[client_info.client_id] = client_info
-
-    async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
-        code = secrets.token_urlsafe(16)
-        self.codes[code] = AuthorizationCode(
-            code=code,
-            scopes=params.scopes or [],
-            expires_at=time.time() + 60,
-            client_id=client.client_id,
-            code_challenge=params.code_challenge,
-            redirect_uri=params.redirect_uri,
-            redirect_uri_provided_explicitly=params.redirect_uri_provided_explicitly,
-            resource=params.resource,
-            subject=self.user,
-        )
-        return construct_redirect_uri(str(params.redirect_uri), code=code, state=params.state)
-
-    async def load_authorization_code(
-        self, client: OAuthClientInformationFull, authorization_code: str
-    ) -> AuthorizationCode | None:
-        return self.codes.get(authorization_code)
-
-    async def exchange_authorization_code(
-        self, client: OAuthClientInformationFull, authorization_code: AuthorizationCode
-    ) -> OAuthToken:
-        del self.codes[authorization_code.code]
-        self.granted.append("code")
-        return self._issue(
-            client, authorization_code.scopes, authorization_code.subject, authorization_code.resource
-        )
-
-    async def load_refresh_token(
-        self, client: OAuthClientInformationFull, refresh_token: str
-    ) -> RefreshToken | None:
-        return self.refresh.get(refresh_token)
-
-    async def exchange_refresh_token(
-        self, client: OAuthClientInformationFull, refresh_token: RefreshToken, scopes: list[str]
-    ) -> OAuthToken:
-        del self.refresh[refresh_token.token]
-        self.granted.append("refresh")
-        return self._issue(client, scopes, refresh_token.subject, refresh_token.resource)
-
-    def _issue(
-        self, client: OAuthClientInformationFull, scopes: list[str], subject: str | None, resource: str | None
-    ) -> OAuthToken:
-        access, refresh = f"access-{secrets.token_hex(8)}", f"refresh-{secrets.token_hex(8)}"
-        known: Json = {"client_id": client.client_id, "scopes": scopes, "subject": subject}
-        self.access[access] = AccessToken(token=access, resource=resource, **known)
-        self.refresh[refresh] = RefreshToken(token=refresh, resource=resource, **known)
-        return OAuthToken(access_token=access, refresh_token=refresh, expires_in=3600, scope=" ".join(scopes))
-
-    async def load_access_token(self, token: str) -> AccessToken | None:
-        return self.access.get(token)
-
-    async def revoke_token(self, token: AccessToken | RefreshToken) -> None:
-        self.access.pop(token.token, None)
-
-
-@contextmanager
-def protected(provider: Provider) -> Iterator[str]:
-    """An MCP server that wants a token for everything, with its authorization server."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    settings = AuthSettings.model_validate(
-        {
-            "issuer_url": url,
-            "resource_server_url": f"{url}/mcp",
-            "required_scopes": ["notes"],
-            "client_registration_options": ClientRegistrationOptions(
-                enabled=True, valid_scopes=["notes", "more"], default_scopes=["notes"]
-            ),
-            "validate_token_resource": True,
-        }
-    )
-    sdk: SDKServer[Any] = SDKServer("secure", auth_server_provider=provider, auth=settings)
-
-    @sdk.tool()
-    async def whoami() -> str:
-        """Tell whose token it is."""
-        token = get_access_token()
-        return str(token.subject if token else None)
-
-    with served(sdk.streamable_http_app(), port):
-        yield f"{url}/mcp"
 
 
 @asynccontextmanager

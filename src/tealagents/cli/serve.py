@@ -116,6 +116,7 @@ def _run(config: ServiceConfig, host: str, port: int, workers: int, *, reload: b
         "log_config": None,
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "server_header": False,
+        "http": "tealagents.cli.protocol:BoundedProtocol",
     }
     if workers == 1 and not reload:
         uvicorn.run(build_or_exit(config), **options)  # type: ignore[arg-type]

@@ -195,7 +195,7 @@ class Run:
     async def _run_to_end(
         self, opening: OpenTurn, resumption: Resumption | None, recall: Recall | None
     ) -> None:
-        deadline = asyncio.timeout(self._agent.limits.request_timeout_seconds)
+        deadline = asyncio.timeout(self._time_left())
         try:
             try:
                 if self._ending is not None or self._dropped:
@@ -235,6 +235,14 @@ class Run:
             if not self.done.done():
                 self._give_up(Interrupted("The service failed inside. Read the request to learn its fate."))
             self._told()
+
+    def _time_left(self) -> float:
+        """Seconds to run: waiting for its turn counts, waiting for a human does not."""
+        limit = self._agent.limits.request_timeout_seconds
+        if self._tenure.message is None:
+            return limit
+        waited = (self._tasks.ledger.clock.now() - self.request.created_at).total_seconds()
+        return max(0.0, limit - max(0.0, waited))
 
     async def _converse(self, turn: Turn, resumption: Resumption | None) -> "HumanNeeded | Complete":
         """Everything up to the last event, which is left to be stored without a deadline."""

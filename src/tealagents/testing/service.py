@@ -112,9 +112,16 @@ class ServiceThread(RunningService):
     """A service on a thread of this process: quick to start, and its parts can be looked at (`app`)."""
 
     def __init__(
-        self, config: Mapping[str, Any] | Path, env: Mapping[str, str] | None = None, **wiring: Any
+        self,
+        config: Mapping[str, Any] | Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        port: int = 0,
+        **wiring: Any,
     ) -> None:
+        """`port` 0 means any that is free; `wiring` is handed to `bootstrap.application`."""
         super().__init__(config)
+        self._wanted_port = port
         self._env = dict(env or {})
         self._wiring = wiring
         self._thread: threading.Thread | None = None
@@ -125,14 +132,23 @@ class ServiceThread(RunningService):
         from tealagents.bootstrap import application
         from tealagents.config import load
 
-        config = load(self.config_path, env=self._env, dotenv=None)
-        self.app = application(config, **self._wiring)
+        try:
+            config = load(self.config_path, env=self._env, dotenv=None)
+            self.app = application(config, **self._wiring)
+        except BaseException:
+            self._cleanup()
+            raise
         sock = socket.socket()
-        sock.bind(("127.0.0.1", 0))
+        sock.bind(("127.0.0.1", self._wanted_port))
         sock.listen(512)
         self.port = sock.getsockname()[1]
         options = uvicorn.Config(
-            self.app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=2
+            self.app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=2,
+            http="tealagents.cli.protocol:BoundedProtocol",
         )
         self._server = server = uvicorn.Server(options)
 

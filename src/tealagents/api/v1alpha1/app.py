@@ -103,15 +103,21 @@ class AppV3:
         async def protected_resource(request: Request, path: str = "") -> Response:
             return problems.json_response(api.resource.document(request, path))
 
-        finish = api.surface.complete_authorization
+        consents = api.surface.consents
 
         @app.get(f"{api.prefix}/oauth/callback", include_in_schema=False)
         async def oauth_callback(
-            request: Request, state: str = "", code: str = "", iss: str | None = None
+            request: Request, state: str = "", code: str = "", error: str = "", iss: str | None = None
         ) -> Response:
-            if finish is None or not state or not code:
+            if consents is None or not state or not (code or error):
                 raise NotFound("There is no authorization under way with this state.")
-            server = await finish(state, code, iss=iss)
+            if not code:
+                await consents.refuse(state)
+                return PlainTextResponse(
+                    "Nothing was granted. Go back to the conversation and reject the request, or resume it "
+                    "for a new link."
+                )
+            server = await consents.complete(state, code, iss=iss)
             return PlainTextResponse(
                 f"{server} is authorized. Go back to the conversation and approve the request."
             )

@@ -29,10 +29,16 @@ _NUMBER = re.compile(r"\d{1,12}", re.ASCII)
 Probe = Callable[[], Awaitable[Json]]
 
 
-class CompleteAuthorization(Protocol):
-    """Turns the code a browser brought back into the owner's token; returns the server's name."""
+class Consents(Protocol):
+    """The authorizations that users were asked for, and what their browsers bring back."""
 
-    async def __call__(self, state: str, code: str, *, iss: str | None = None) -> str: ...
+    async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
+        """Turns a code into the owner's token; returns the name of the server it is for."""
+        ...
+
+    async def refuse(self, state: str) -> None:
+        """The user, or the authorization server, said no."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +57,8 @@ class Surface:
     dependencies: dict[str, Probe] = field(default_factory=dict)
     #: a span for each request but the probes, continuing the caller's trace
     traced: bool = False
-    #: finishes the authorization of a tool server; None where no server needs one
-    complete_authorization: CompleteAuthorization | None = None
+    #: None where no tool server can need the user's own authorization
+    consents: Consents | None = None
 
 
 class Api:

@@ -1,0 +1,68 @@
+"""HTTP/1.1 as uvicorn reads it with httptools, with a bound on what comes before a body.
+
+httptools keeps a request line and headers of any size in memory before the application sees any of it.
+"""
+
+import json
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["MOST_HEAD", "BoundedProtocol"]
+
+#: bytes of a request's line and headers together
+MOST_HEAD: Final = 64 * 1024
+
+_PROBLEM: Final = json.dumps(
+    {
+        "type": "urn:tealagents:problem:too_large",
+        "title": "Too large",
+        "status": 431,
+        "detail": f"The request line and the headers may have {MOST_HEAD} bytes together. Send less.",
+        "code": "too_large",
+    }
+).encode()
+_ANSWER: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-type: application/problem+json\r\n"
+    b"content-length: %d\r\n"
+    b"connection: close\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
+)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Answers 431 to a request whose line and headers are too large, and closes the connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = False
+        self._head = 0
+        self._too_large = False
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head = 0
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
+            self._too_large = True
+            raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        goes_on = self._in_head
+        super().data_received(data)
+        if goes_on and self._in_head:
+            self._head += len(data)
+            if self._head > MOST_HEAD and not self.transport.is_closing():
+                self._too_large = True
+                self.send_400_response("")
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._too_large:
+            super().send_400_response(msg)
+        elif not self.transport.is_closing():
+            self.transport.write(_ANSWER)
+            self.transport.close()

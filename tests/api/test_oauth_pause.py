@@ -1,0 +1,88 @@
+"""A tool server that wants the user's own authorization: from the pause to the answer, with a browser."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from oauth_setup import Provider, protected
+from talk import send
+from wire import text
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread, agent_config, free_port
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def provider() -> Provider:
+    return Provider()
+
+
+@pytest.fixture
+def service(provider: Provider) -> Iterator[ServiceThread]:
+    port = free_port()
+    with protected(provider) as url, OfflineModel() as model:
+        server = {"name": "secure", "url": url, "trust_level": "trusted"}
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_PUBLIC_URL": f"http://127.0.0.1:{port}",
+        }
+        with ServiceThread(agent_config(agent={"mcp_servers": [server]}), env, port=port) as running:
+            yield running
+
+
+def back_from(provider: Provider, user: str, paused: Json) -> str:
+    """Where the browser is sent once this user has agreed."""
+    (authorization,) = paused["content"]["authorizations"]
+    provider.user = user
+    answer = httpx.get(authorization["url"])
+    assert answer.status_code == 302, answer.text
+    return answer.headers["location"]
+
+
+def test_a_user_agrees_and_the_tool_runs_as_that_user(service: ServiceThread, provider: Provider) -> None:
+    """Paused with the URL to visit; visited, approved, done; the link works once. covers: HITL-3"""
+    with service.client("ada") as ada:
+        paused = send(ada, "call secure-connect {}")
+        assert paused["status"] == "Paused"
+        back = back_from(provider, "Ada", paused)
+        assert back.startswith(f"{service.url}/oauth/callback?")
+        agreed = httpx.get(back)
+        assert (agreed.status_code, agreed.text) == (
+            200,
+            "secure is authorized. Go back to the conversation and approve the request.",
+        )
+        again = httpx.get(back)
+        assert (again.status_code, again.json()["code"]) == (422, "invalid_request")
+        connected = ada.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"}).json()
+        assert connected["status"] == "Completed"
+        told = send(ada, "call secure-whoami {}", task_id=paused["task_id"])
+        assert "Ada" in told["content"]["output"]
+
+
+def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
+    """The state is used up; approving without the grant asks again, under a new link. covers: HITL-3"""
+    with service.client("eve") as eve:
+        paused = send(eve, "call secure-connect {}")
+        (authorization,) = paused["content"]["authorizations"]
+        state = httpx.URL(authorization["url"]).params["state"]
+        declined = eve.get("/oauth/callback", params={"error": "access_denied", "state": state})
+        assert declined.status_code == 200
+        assert declined.text.startswith("Nothing was granted.")
+        assert eve.get("/oauth/callback", params={"code": "x", "state": state}).status_code == 422
+        asked = eve.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"}).json()
+        assert asked["status"] == "Paused"
+        assert asked["content"]["authorizations"][0]["url"] != authorization["url"]
+
+
+def test_a_callback_without_a_link_leads_nowhere(service: ServiceThread) -> None:
+    """Neither state nor code, an unknown state: a problem document, and nothing is asked of anybody."""
+    with service.client("ada") as ada:
+        assert ada.get("/oauth/callback").status_code == 404
+        unknown = ada.get("/oauth/callback", params={"error": "access_denied", "state": "forged"})
+        assert (unknown.status_code, unknown.json()["code"]) == (422, "invalid_request")
+        assert ada.post("", json=text("hello")).status_code == 200
