@@ -1,13 +1,20 @@
 """What every test has: servers of its own on loopback."""
 
+import atexit
 import gc
 import os
 import signal
+import tempfile
 
 pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_places"]
 
 for name in [name for name in os.environ if name.startswith("TA_")]:
     del os.environ[name]
+
+# Nobody out there is called: the certificates of the world, which cost each HTTP client 20 to 40 ms, stay on disk.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
+atexit.register(os.rmdir, os.environ["SSL_CERT_DIR"])
 
 # Started in the background, a process inherits that SIGINT is ignored, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
