@@ -11,7 +11,7 @@ pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytes
 for name in [name for name in os.environ if name.startswith("TA_")]:
     del os.environ[name]
 
-# Nobody out there is called: the certificates of the world, which cost each HTTP client 20 to 40 ms, stay on disk.
+# Nobody out there is called: the certificates of the world, 40 ms an HTTP client, stay on disk.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = tempfile.mkdtemp(prefix="no-certificates-")
 atexit.register(os.rmdir, os.environ["SSL_CERT_DIR"])
