@@ -793,6 +793,7 @@ async def test_of_many_decisions_at_once_one_is_carried_out(store_url: str, file
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("store_url", [*STORES, "dynamodb"], indirect=True)
 async def test_of_many_decisions_at_once_one_is_carried_out_a_thousand_times(
     store_url: str, file: Path
 ) -> None:
