@@ -76,7 +76,7 @@ class Histories:
         """
         kept = self._kept.get(head.task_id)
         if kept is None:
-            if messages and head.path == ((1, head.tail_seq),):
+            if messages and head.path == ((first_seq, head.tail_seq),):
                 self._keep(head, [self._model.encode(m) for m in messages])
                 self._kept[head.task_id].batches = (first_seq, head.tail_key)
             return

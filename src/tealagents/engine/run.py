@@ -102,6 +102,8 @@ class Run:
         self._driven = False
         self._remote_id: str | None = None
         self._dropped = False
+        #: what was said and done before a pause is in the journal
+        self._recalled = tenure.message is not None
         self._told: Callable[[], None] = lambda: None
         self._journal = Journal(tenure, tasks.ledger.clock)
         #: what the followers see
@@ -152,6 +154,7 @@ class Run:
 
     async def _remember(self, recall: Recall) -> None:
         past = await recall()
+        self._recalled = True
         journal = self._journal
         journal.messages.extend(past.messages)
         journal.intents = {tool.call_id: tool for tool in past.tools} | journal.intents
@@ -458,8 +461,9 @@ class Run:
         drafts = self._journal.take()
         rollback = self._tasks.rules.concurrency == "rollback"
         withdrawn = rollback and self._ending is not None and self._ending[0] is SUPERSEDED
-        await self._persist(
-            lambda: self._tenure.fail(
+
+        async def store() -> None:
+            await self._tenure.fail(
                 drafts,
                 status,
                 error,
@@ -467,17 +471,28 @@ class Run:
                 usage=self._journal.usage,
                 extra_data=self._context.extra_data,
                 last_event=self.stream.last_event + 1,
-                tools=tuple(self._journal.intents.values()),
+                tools=await self._tools(),
                 actor=actor,
                 withdrawn=withdrawn,
                 events=rest,
             )
-        )
+
+        await self._persist(store)
         if self._turn is not None:
             self._turns.extend(self._tenure.head, self.request.first_seq)
         else:  # what others have added was not read
             self._turns.forget(self.request.task_id)
         self._finish()
+
+    async def _tools(self) -> Sequence[ToolOutcome]:
+        """What the request's tools did: by the log where the run ended before it was recalled."""
+        running = self._tenure.head.running
+        if self._recalled or running is None:
+            return tuple(self._journal.intents.values())
+        head = self._tenure.head
+        return await self._tasks.history.tool_outcomes(
+            self.partition, head.task_id, running.first_seq, head.tail_seq
+        )
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Writes an end, however long the store is away, as long as the lease is held.
@@ -535,6 +550,9 @@ class Run:
             await self._stop("Failed", fault, SERVICE)
         except (Fenced, TealError) as second:
             self._give_up(second if isinstance(second, TealError) else fault)
+        except Exception:
+            log.exception("request %s could not be ended either", self.request_id)
+            self._give_up(fault)
 
     def _finish(self) -> None:
         """The end is stored: tell everybody."""

@@ -33,7 +33,7 @@ from tealagents.state.beginning import (
 )
 from tealagents.state.ledger import Ledger
 from tealagents.state.owners import Directory
-from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
+from tealagents.state.tasks import CANCELED, INTERRUPTED, SERVICE, SUPERSEDED, Tasks
 from tealagents.state.tenure import Tenure
 from tealagents.state.workers import Lease
 
@@ -173,12 +173,16 @@ class Service:
         self._runs[request.request_id] = run
         user = caller.user.key
         run.on_end(lambda: self._ended(run, user))
+        if request.request_id in self.tasks.ended_early:
+            run.cancel(CANCELED, SERVICE)
         return run
 
     def _ended(self, run: Run, user: str) -> None:
         if self._runs.get(run.request_id) is run:  # else it was resumed in the same moment
             del self._runs[run.request_id]
         self.tasks.over(run.request_id)
+        if run.done.exception() is not None:
+            self.tasks.leave(run.partition, run.request_id)
         self.admission.leave(user)
         for waiting in self._turns.get(run.request.task_id, ()):
             waiting.set()
@@ -227,7 +231,8 @@ class Service:
             return await self._beginning.try_start(caller.user.key, waiting)
         except TealError as error:
             log.warning("request %s waits: %s", waiting.request.request_id, error)
-            if error.code == "not_found":
+            late = self.ledger.clock.now() >= waiting.deadline
+            if late or error.code in ("not_found", "corrupt_state"):
                 return waiting.request
             return None
 
@@ -274,6 +279,8 @@ class Service:
         """Another process has decided something of a request that runs here."""
         run = self._runs.get(request_id)
         if run is None:
+            if self.tasks.begun_here[request_id]:
+                self.tasks.ended_early.add(request_id)
             return
         record = await self.ledger.get(run.partition, keys.request(request_id), RequestRecord)
         if record is None or record.value.status != "Running":
@@ -292,13 +299,16 @@ class Service:
         log.info("draining: %d requests in flight", len(self._runs))
         clock = self.ledger.clock
         deadline = clock.monotonic() + seconds
-        while (self._runs or self._waiting) and clock.monotonic() < deadline:
+        while self.admission.in_flight and clock.monotonic() < deadline:
             ends = [*self._run_tasks(), *(task for task, _ in self._waiting.values())]
+            ends.append(asyncio.create_task(clock.sleep(0.1)))  # what is beginning is not among them yet
             await asyncio.wait(
                 ends, timeout=max(0.0, deadline - clock.monotonic()), return_when=asyncio.FIRST_COMPLETED
             )
+            ends[-1].cancel()
             await asyncio.sleep(0)
         await self._interrupt_rest()
+        self.tasks.stop()
         self.closed = True
 
     def _run_tasks(self) -> list[asyncio.Task[None]]:

@@ -1,6 +1,7 @@
 """A request's turn in its conversation: what the model is sent, what it may call, what is remembered."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from tealagents.domain import ids
 from tealagents.domain.models import Head, Item, Json, Message, RequestRecord, Step
@@ -88,7 +89,7 @@ class Turns:
         toolbox = agent.toolbox.with_tools(gathered.tools) if gathered.tools else agent.toolbox
         context: Json | None = None
         if agent.view is not None or agent.providers:
-            context = {"turn": remembered.get("turn", 0) + 1, "view": remembered.get("view") or {}}
+            context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
         notes = [*gathered.instructions, *filter(None, [effects_note(head)])]
         new = [*gathered.messages, *_told_by_the_application(tenure.request, said[0])]
         if agent.thread_kind == "remote":

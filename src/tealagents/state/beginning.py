@@ -147,7 +147,7 @@ class Beginning:
                     continue
                 plan = continued
             try:
-                with self._tasks.beginning(plan.request_id):
+                with self._tasks.beginning(partition, plan.request_id):
                     return await self._commit_begin(caller, partition, message, key, plan)
             except Conflict:
                 continue

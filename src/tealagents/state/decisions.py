@@ -163,7 +163,7 @@ async def resume(
         drafts = decision_drafts(decided, actor, now)
         resumed, log_key, batch = await tasks.ledger.append(partition, resumed, drafts)
         try:
-            with tasks.beginning(request_id):
+            with tasks.beginning(partition, request_id):
                 version = await tasks.ledger.commit(
                     partition,
                     witness=log_key,

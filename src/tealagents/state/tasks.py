@@ -5,6 +5,7 @@ write is a compare-and-set on the head. When it fails the head is read again; if
 stands the write is made anew on top of what was read, else it is over (`Fenced`).
 """
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from tealagents.domain.errors import (
     Conflict,
     CorruptState,
     NotFound,
+    TealError,
 )
 from tealagents.domain.models import (
     ENDED,
@@ -47,6 +49,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
+
+#: how often a request is looked for whose begin was not acknowledged, and how far apart
+LOOKS = 20
+LOOK_SECONDS = 0.5
 
 #: the actor of what the service does by itself
 SERVICE = "service"
@@ -98,6 +104,9 @@ class Tasks:
         #: requests begun in this process and not yet over; one that the store says runs here and that is
         #: not among them was begun by a commit whose reply never came
         self.begun_here: Counter[str] = Counter()
+        #: of these, what was ended before its run could be told
+        self.ended_early: set[str] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         lifetime = KEPT_SECONDS + rules.approval_expiry_seconds + rules.request_timeout_seconds
         #: how long the key of a request is kept that has not ended
         self.key_seconds = lifetime
@@ -181,13 +190,17 @@ class Tasks:
         return await self.lease.dead(worker_id)
 
     @contextmanager
-    def beginning(self, request_id: str) -> Iterator[None]:
+    def beginning(self, partition: str, request_id: str) -> Iterator[None]:
         """Around the commit that gives this process a request; what raises has not got it."""
         self.begun_here[request_id] += 1
         try:
             yield
-        except BaseException:
+        except Conflict:
             self.over(request_id)
+            raise
+        except BaseException:  # the commit may have been applied, or still be
+            self.over(request_id)
+            self.leave(partition, request_id)
             raise
 
     def over(self, request_id: str) -> None:
@@ -195,6 +208,33 @@ class Tasks:
         self.begun_here[request_id] -= 1
         if self.begun_here[request_id] <= 0:
             del self.begun_here[request_id]
+            self.ended_early.discard(request_id)
+
+    def stop(self) -> None:
+        """The process ends: what it has left behind is for others, once its lease has lapsed."""
+        for task in self._leaving:
+            task.cancel()
+
+    def leave(self, partition: str, request_id: str) -> None:
+        """Nobody here carries the request on: ends it, if it is there, as other processes cannot tell."""
+        task = asyncio.create_task(self._see_ended(partition, request_id, self.lease.worker_id))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _see_ended(self, partition: str, request_id: str, worker_id: str) -> None:
+        looks = 0
+        while looks < LOOKS and worker_id == self.lease.worker_id:
+            try:
+                looks += 1
+                if (await self.request(partition, request_id)).value.status in ENDED:
+                    return
+            except NotFound:
+                pass  # not there, or not yet
+            except TealError:
+                looks -= 1  # the store is away
+            except Exception:
+                log.exception("request %s cannot be ended yet", request_id)
+            await self.ledger.clock.sleep(LOOK_SECONDS)
 
     async def end(
         self, partition: str, found: Stored[Head], request_id: str, ending: Ending, actor: str
@@ -240,20 +280,29 @@ class Tasks:
             keys.task(head.task_id): grown,
             keys.request(request_id): record,
             log_key: batch,
-            **self.key_put(record),
         }
+        expect: dict[str, str | None] = {keys.task(head.task_id): found.version, log_key: None}
+        ttl: dict[str, float] = {}
+        if record.idempotency is not None:
+            name = keys.idempotency(record.idempotency[0])
+            used = await self.ledger.get(partition, name, IdempotencyRecord)
+            if used is None or used.value.request_id == request_id:
+                put, ttl = put | self.key_put(record), self.key_ttl(record, KEPT_SECONDS)
+                expect[name] = used.version if used else None
         if head.pending is not None and head.pending.request_id == request_id:
             put.update(await self._close_approval(partition, head.pending.approval_id, code))
         try:
             await self.ledger.commit(
                 partition,
                 witness=log_key,
-                expect={keys.task(head.task_id): found.version, log_key: None},
+                expect=expect,
                 put=put,
-                ttl=self.key_ttl(record, KEPT_SECONDS),
+                ttl=ttl,
             )
         except Conflict:
             return False
+        if self.begun_here[request_id]:
+            self.ended_early.add(request_id)
         log.info("request %s ended %s (%s) from outside", request_id, status, code)
         return True
 

@@ -43,6 +43,8 @@ Read = Callable[..., Awaitable[Json]]
 REFUSALS = frozenset({"task_busy", "overloaded", "draining", "invalid_request"})
 #: codes after which only the request itself tells what became of it
 UNCERTAIN = frozenset({"persistence_unavailable", "interrupted", "request_in_progress"})
+#: of these, what a request can have ended with: told by a replay, it is the end
+ENDS = frozenset({"interrupted"})
 #: seconds between two attempts under one key
 PAUSE = 0.05
 
@@ -172,7 +174,7 @@ class Correspondent:
             return "refused"
         if status == 500:
             self._history.wrong.append(f"{operation.word} was answered {document}")
-        if code in UNCERTAIN and not replayed:
+        if code in UNCERTAIN and (not replayed or code not in ENDS):
             return "uncertain"
         operation.outcome, operation.code, operation.detail = "failed", code, document.get("detail")
         operation.request_id = document.get("request_id")

@@ -1,0 +1,324 @@
+"""Two things at once: evictions, late replies, cancels and drains, each between two awaits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from engine_setup import (
+    ADA,
+    Faulty,
+    Process,
+    Scripted,
+    calls,
+    damage,
+    fails,
+    noting,
+    process,
+    says,
+    waits,
+)
+
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.models import Json, ToolCall
+from tealagents.domain.ports import Commit
+from tealagents.engine import histories
+from tealagents.engine.approvals import Command
+from tealagents.engine.prompt import effects_note
+from tealagents.state import keys, ledger, tasks, workers
+from tealagents.state.beginning import Key
+from tealagents.state.ledger import SystemClock
+from tealagents.stores.memory import MemoryStore
+from tealagents.threads.views import Part, Upcoming, View
+
+SEND = ToolCall("c1", "Mail-send", '{"to": "x"}')
+DELETE = ToolCall("c2", "Shell-delete", "{}")
+
+
+class Late(Faulty):
+    """A store whose next commit of a task is applied at once, and answered so many seconds later."""
+
+    late = 0.0
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        if self.late and writes_a_log(commit):
+            late, self.late = self.late, 0.0
+            await asyncio.sleep(late)
+
+
+def writes_a_log(commit: Commit) -> bool:
+    return any(key.startswith("log/") for key in commit.put)
+
+
+def shared() -> MemoryStore:
+    store = MemoryStore()
+    store.shared = True
+    return store
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await holds():
+            await asyncio.sleep(0.01)
+
+
+async def has_begun(here: Process, task_id: str) -> str:
+    """The request that the store says runs on a task, once it does."""
+    found = ""
+
+    async def runs() -> bool:
+        nonlocal found
+        running = (await here.tasks.head(here.partition(), task_id)).value.running
+        found = running.request_id if running else ""
+        return bool(found)
+
+    await until(runs)
+    return found
+
+
+async def note_of(here: Process, task_id: str) -> str:
+    """What the next model call is told of tools."""
+    return effects_note((await here.tasks.head(here.partition(), task_id)).value) or ""
+
+
+# --- the history ------------------------------------------------------------------------------------
+
+
+async def test_a_history_dropped_while_a_request_runs_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take the room of its history: the next turn knows everything all the same. covers: TASK-4"""
+    go = asyncio.Event()
+    model = Scripted(says("one"), says("two"), waits(go, "th", "ree"), says("other"), says("four"))
+    async with process(model=model) as here:
+        task_id = (await here.ask("first")).task_id
+        await here.ask("second", task_id)
+        third = await here.send("third", task_id)
+        await until(lambda: _true(len(model.calls) == 3))
+        monkeypatch.setattr(histories, "KEPT_BYTES", 10)
+        await here.ask("another task")
+        go.set()
+        await here.service.outcome(third)
+        await here.ask("fourth", task_id)
+        said = [part for part in model.calls[-1].prompt if part.startswith(b"user")]
+        assert said == [b"user: first", b"user: second", b"user: third", b"user: fourth"]
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+async def test_a_reducers_memory_of_a_request_that_failed_is_not_believed() -> None:
+    """What a reducer remembers counts with the checkpoint only. covers: THREAD-8"""
+    seen: list[Any] = []
+
+    class Counts:
+        name = "counts"
+
+        async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+            seen.append(upcoming.memory.get("counts", {}).get("said"))
+            upcoming.memory["counts"] = {"said": upcoming.running[0].messages[0].text}
+            async for part in parts:
+                yield part
+
+    model = Scripted(says("1"), fails, says("3"))
+    async with process(model=model, agent={"view": View([Counts()])}) as here:
+        task_id = (await here.ask("one")).task_id
+        assert (await here.ask("two", task_id)).status == "Failed"
+        await here.ask("three", task_id)
+    assert seen == [None, "one", "one"]
+
+
+# --- tools before a pause ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["approve", "reject"])
+async def test_tools_that_ran_before_a_pause_are_told_however_the_decision_ends(action: Any) -> None:
+    """Canceled, or the store away, before the request has recalled itself. covers: HITL-1, TOOL-1"""
+    ran: list[Json] = []
+    store = Faulty(MemoryStore())
+    tools = (noting(ran, "Mail-send"), noting(ran, governed=True))
+    async with process(store, Scripted(calls(SEND, DELETE), says("ok")), *tools) as here:
+        paused = await here.ask("do it")
+        assert paused.status == "Paused"
+        sent = await here.approvals.resume(ADA, paused.request_id, Command(action=action), streamed=False)
+        if action == "approve":
+            await here.service.cancel(here.partition(), paused.request_id, "mock.ada")
+        else:
+            store.unreadable = True
+            await asyncio.sleep(0.02)
+            store.unreadable = False
+            assert (await here.service.outcome(sent)).status == "Failed"
+        assert "Mail-send" in await note_of(here, paused.task_id)
+
+
+# --- begins whose reply is late or lost ----------------------------------------------------------------
+
+
+async def test_a_begin_whose_fate_was_not_told_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that made it ends it, so that others need not wait for its lease. covers: STATE-3"""
+    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    inner = shared()
+    store = Faulty(inner)
+
+    def lose(partition: str, commit: Commit) -> str | None:
+        if writes_a_log(commit):
+            store.unreadable, store.fault = True, lambda *_: "unheard"
+            return "lost"
+        return None
+
+    async with process(store) as here, process(inner) as there:
+        task_id = (await here.ask("one")).task_id
+        store.fault = lose
+        with pytest.raises(PersistenceUnavailable):
+            await here.send("two", task_id)
+        store.fault, store.unreadable = (lambda *_: None), False
+        request_id = await has_begun(there, task_id)
+
+        async def ended() -> bool:
+            return (await there.request(request_id)).status == "Failed"
+
+        await until(ended)
+        assert here.lease.held
+        assert (await there.ask("three", task_id)).status == "Completed"
+
+
+async def test_a_sender_that_is_canceled_in_its_begin_leaves_nothing_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commit is applied, its caller gone: the request ends. covers: STATE-3"""
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    inner = shared()
+    store = Late(inner)
+    async with process(store) as here, process(inner) as there:
+        task_id = (await here.ask("one")).task_id
+        store.late = 5
+        sending = asyncio.create_task(here.ask("two", task_id))
+        request_id = await has_begun(there, task_id)
+        sending.cancel()
+
+        async def ended() -> bool:
+            return (await there.request(request_id)).status == "Failed"
+
+        await until(ended)
+
+
+async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store raises what no store should: the run gives up, the request does not stay. covers: STATE-3"""
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
+    inner = shared()
+    store = Faulty(inner)
+
+    def broken(partition: str, commit: Commit) -> str | None:
+        if writes_a_log(commit):
+            raise ValueError("not what a store raises")
+        return None
+
+    async with process(store) as here, process(inner) as there:
+        task_id = (await here.ask("one")).task_id
+        go = asyncio.Event()
+        here.model.answers = [waits(go, "a", "b")]
+        sent = await here.send("two", task_id)
+        store.fault = broken
+        go.set()
+        await until(lambda: _true(not here.service._runs))
+        store.fault = lambda *_: None
+
+        async def ended() -> bool:
+            return (await there.request(sent.request.request_id)).status == "Failed"
+
+        await until(ended)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted here, or canceled from another replica: the model is not asked. covers: STATE-3"""
+    monkeypatch.setattr(workers, "GLANCE_SECONDS", 0.05)
+    inner = shared()
+    store = Late(inner)
+    go = asyncio.Event()
+    model = Scripted(says("one"), says("B"), waits(go, "A", "a"))
+    async with process(store, model, concurrency="interrupt") as here, process(inner) as there:
+        task_id = (await here.ask("one")).task_id
+        store.late = 0.5
+        sending = asyncio.create_task(here.ask("A", task_id))
+        request_id = await has_begun(there, task_id)
+        if where == "here":
+            assert (await here.ask("B", task_id)).status == "Completed"
+        else:
+            monkeypatch.setattr(here.service.lease, "_busy", lambda: True)  # other requests run here, too
+            await there.service.cancel(there.partition(), request_id, "mock.ada")
+        async with asyncio.timeout(5):
+            assert (await sending).status == "Canceled"
+        assert not any(call.prompt[-1] == b"user: A" for call in model.calls)
+
+
+# --- waiting ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["damaged", "away"])
+async def test_who_waits_is_told_in_time_although_the_task_cannot_be_read(how: str) -> None:
+    """A queued request's caller is not kept past its timeout. covers: STATE-5"""
+    store = Faulty(MemoryStore())
+    model = Scripted(says("one"), waits(asyncio.Event()))
+    limits = {"request_timeout_seconds": 0.5}
+    async with process(store, model, concurrency="enqueue", limits=limits, **limits) as here:
+        task_id = (await here.ask("one")).task_id
+        await here.send("two", task_id)
+        waiting = await here.send("three", task_id)
+        if how == "damaged":
+            await damage(store, here.partition(), keys.task(task_id))
+        else:
+            store.unreadable, store.fault = True, lambda *_: "away"
+        async with asyncio.timeout(5):
+            await asyncio.wait([turn for turn, _ in here.service._waiting.values()])
+        assert waiting.request.request_id not in here.service._waiting
+        store.unreadable, store.fault = False, lambda *_: None
+
+
+async def test_a_drain_waits_for_what_is_beginning() -> None:
+    """A message whose begin is on its way when the process is told to stop is answered. covers: FLOW-4"""
+    store = Late(MemoryStore())
+    async with process(store) as here:
+        store.late = 0.2
+        sending = asyncio.create_task(here.ask("one"))
+        await until(lambda: _true(store.late == 0.0))
+        await here.service.drain(5)
+        assert here.service.admission.in_flight == 0
+        assert (await sending).status == "Completed"
+
+
+# --- idempotency ----------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
+    """A pause that is settled long after its key ran out does not take the key back. covers: STATE-6"""
+
+    class Ahead(SystemClock):
+        seconds = 0.0
+
+        def now(self) -> datetime:
+            return super().now() + timedelta(seconds=self.seconds)
+
+    clock = Ahead()
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    short = {"approval_expiry_seconds": 60, "request_timeout_seconds": 60}
+    key = Key("k" * 64, "d" * 64)
+    async with process(
+        store,
+        Scripted(calls(DELETE), says("second")),
+        noting([], governed=True),
+        clock=clock,
+        lease_seconds=1e9,
+        limits={"approval_expiry_seconds": 60},
+        **short,
+    ) as here:
+        first = await here.ask("one", key=key)
+        clock.seconds = 86_400 + 200
+        second = await here.ask("two", key=key)
+        assert (await here.request(first.request_id)).status == "Canceled"
+        again = await here.send("two", key=key)
+        assert (again.replayed, again.request.request_id) == (True, second.request_id)
