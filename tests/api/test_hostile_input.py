@@ -526,7 +526,7 @@ def test_nothing_of_all_this_was_kept(service: ServiceThread) -> None:
 
 def answered(service: ServiceThread, *parts: bytes) -> bytes:
     """What comes back on a connection on which this is sent, part by part, as far as it is taken."""
-    with socket.create_connection(("127.0.0.1", service.port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as sock:
         with suppress(ConnectionError):
             for part in parts:
                 sock.sendall(part)

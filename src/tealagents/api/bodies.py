@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import msgspec
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from typing_extensions import TypeVar
 
 from tealagents.domain.errors import InvalidRequest, TooLarge
@@ -36,19 +36,23 @@ async def read(request: Request, limit: int) -> bytes:
         _too_large(limit)
     chunks: list[bytes] = []
     size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidRequest("body", "ended before it was whole", malformed=True)
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        more = message.get("more_body", False)
+        if size > limit:
+            if more:
                 await _discard(request)
-                _too_large(limit)
-            chunks.append(chunk)
-    except ClientDisconnect:
-        raise InvalidRequest("body", "ended before it was whole", malformed=True) from None
+            _too_large(limit)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _discard(request: Request) -> None:
+    """Takes what is still to come, within bounds: who is still sending would not hear the answer."""
     size = 0
     while size < DISCARDED:
         message = await request.receive()
@@ -66,7 +70,9 @@ def require_json(request: Request) -> None:
     given = request.headers.getlist("content-type")
     if len(given) != 1 or not _JSON_TYPE.fullmatch(given[0].partition(";")[0].strip()):
         said = short(", ".join(given))
-        raise InvalidRequest("Content-Type", f"must be application/json, {'not ' + said if said else 'once'}")
+        if not said:
+            raise InvalidRequest("Content-Type", "is missing; it must be application/json")
+        raise InvalidRequest("Content-Type", f"must be application/json, not {said}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise InvalidRequest("Content-Encoding", "is not taken; send the body as it is")
 

@@ -17,7 +17,8 @@ from tealagents.domain.models import Json
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE = b": keepalive\n\n"
+#: a comment is one line: the blank one after an event would make some clients tell of an empty event
+KEEPALIVE = b": keepalive\n"
 #: seconds after which a client that takes nothing is given up
 SEND_TIMEOUT = 60.0
 #: seconds between two looks whether the end of a response was taken

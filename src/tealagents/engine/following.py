@@ -49,7 +49,8 @@ async def follow(
         if lost is not None and record.status not in ENDED:
             raise lost  # the end could not be stored, or is no longer ours to tell
         if after < 1:
-            status = "Queued" if record.status == "Queued" else "Running"
+            waited = record.started_at != record.created_at  # and was told so when it came
+            status = "Queued" if waited else "Running"
             yield [StreamEvent(1, "request", {"status": status})]
             after = 1
         stored = await tasks.streams.read(partition, request_id, after)

@@ -426,18 +426,12 @@ class Run:
         )
 
     def _approval_content(self, approval: Approval) -> Json:
-        url = (
-            f"/{self._agent.name}/{self._agent.version}/requests/{approval.request_id}/resume"
-            f"?approval_id={approval.approval_id}"
-        )
         return {
             "session_id": approval.session_id,
             "task_id": approval.task_id,
             "request_id": approval.request_id,
             "approval_id": approval.approval_id,
             "message": approval.message,
-            "approval_url": url,
-            "rejection_url": url,
             "expires_at": msgspec.to_builtins(approval.expires_at),
             "authorizations": list(approval.authorizations),
             "tool_calls": shown_calls(approval.calls),

@@ -32,16 +32,17 @@ class Changes:
         task_id: str,
         actor: User,
         *,
-        metadata: Json | None = None,
+        metadata: Json | None = UNSET,
         expires_at: datetime | None = UNSET,
     ) -> Head:
-        """Merges `metadata` into the task's (RFC 7396: null removes a key) and sets its expiry."""
-        given = {"metadata": metadata is not None, "expires_at": expires_at is not UNSET}
+        """Merges `metadata` into the task's (RFC 7396: null removes a key, or all) and sets its expiry."""
+        given = {"metadata": metadata is not UNSET, "expires_at": expires_at is not UNSET}
         changed = [name for name, is_given in given.items() if is_given]
 
         def patched(head: Head) -> Head:
-            if metadata is not None:
-                head = replace(head, metadata=merged(head.metadata, metadata))
+            if metadata is not UNSET:
+                kept = {} if metadata is None else merged(head.metadata, metadata)
+                head = replace(head, metadata=kept)
             return head if expires_at is UNSET else replace(head, expires_at=expires_at)
 
         note = Note("changed", {"fields": changed})

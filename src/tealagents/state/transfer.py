@@ -439,11 +439,14 @@ class Transfer:
         names = [(keys.task, task_id), *((keys.request, r.request_id) for r in document.requests)]
         for kind, identifier in names:
             if await self._taken(partition, kind(identifier), task_id):
-                raise AlreadyExists(f"{kind(identifier)} exists already.", task_id=task_id)
+                raise AlreadyExists(
+                    f"The {_word(kind(identifier))} exists already. Delete its task to import it again.",
+                    task_id=task_id,
+                )
             if ids.tag_of(identifier) != ids.owner_tag(caller.user.key):
                 owner = await directory.owner_of(identifier, kind(identifier))
                 if owner is not None:
-                    raise NotOwner(f"{kind(identifier)} belongs to another user.")
+                    raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.")
                 await directory.claim(identifier, caller.user)
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:
@@ -533,3 +536,9 @@ def _imported(request: RequestRecord, by: int) -> RequestRecord:
         last_event=max(2, request.last_event),
         imported=True,
     )
+
+
+def _word(key: str) -> str:
+    """A record as users name it."""
+    kind, _, identifier = key.partition("/")
+    return f"{kind} {identifier}"

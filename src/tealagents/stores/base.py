@@ -279,4 +279,7 @@ class BaseStore(ABC):
     def unavailable(self, reason: object) -> PersistenceUnavailable:
         """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""
         place = f" at {self.where}" if self.where else ""
-        return PersistenceUnavailable(f"The {self.name} store{place} is unavailable: {reason}")
+        return PersistenceUnavailable(
+            f"The {self.name} store{place} is unavailable: {reason}. Try again in a moment, a message "
+            "under the same idempotency key; a request that was named to you can be read once it is back."
+        )

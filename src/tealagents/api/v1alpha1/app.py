@@ -1,5 +1,6 @@
 """AppV3: the application of `tealagents/v1alpha1`."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +20,7 @@ from tealagents.api import bodies, problems, sse
 from tealagents.api.bearer import WELL_KNOWN
 from tealagents.api.v1alpha1 import approvals, health, messages, openapi, requests, sessions, tasks
 from tealagents.api.v1alpha1.context import Api
+from tealagents.domain import ids
 from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,8 @@ class AppV3:
                 CORSMiddleware,
                 allow_origins=list(api.surface.cors_origins),
                 allow_methods=["*"],
-                allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", "prefer"],
-                expose_headers=["idempotent-replayed", "location", "retry-after", "www-authenticate"],
+                allow_headers=_TAKEN_HEADERS,
+                expose_headers=_GIVEN_HEADERS,
             )
         self._describe(app)
         return app
@@ -133,7 +135,7 @@ class AppV3:
 
         async def teal_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, TealError)
-            return refused(request, error)
+            return refused(request, error.with_ids(**_ids_of(request)))
 
         async def invalid(request: Request, error: Exception) -> Response:
             """Only whoever may call at all is told what is wrong with a query."""
@@ -146,7 +148,7 @@ class AppV3:
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            return _no_route(request, error, app.openapi()["paths"])
+            return _no_route(request, error, app.openapi()["paths"], f"{api.prefix}/docs")
 
         async def fault(_: Request, error: Exception) -> Response:
             detail = "The service failed inside. Try again; if it stays, tell whoever runs the service."
@@ -158,6 +160,18 @@ class AppV3:
         app.add_exception_handler(RequestValidationError, invalid)
         app.add_exception_handler(HTTPException, http)
         app.add_exception_handler(Exception, fault)
+
+
+#: headers that browsers may send from elsewhere, and those they may see
+_TAKEN_HEADERS = (
+    *("authorization", "content-type", "idempotency-key", "last-event-id", "prefer"),
+    *("traceparent", "tracestate"),
+)
+_GIVEN_HEADERS = (
+    *("idempotent-replayed", "location", "preference-applied", "retry-after", "www-authenticate"),
+)
+#: what a path may name that an error tells as well
+_IDS = ("session_id", "task_id", "request_id")
 
 
 class _Application(FastAPI):
@@ -190,16 +204,27 @@ def _shortened(error: RequestValidationError) -> Any:
     return [{**e, "loc": tuple(e["loc"])[1:] or e["loc"]} for e in error.errors()]
 
 
-def _no_route(request: Request, error: HTTPException, paths: Mapping[str, Any]) -> Response:
+def _ids_of(request: Request) -> dict[str, str]:
+    """The ids that the path of a request names."""
+    named = {}
+    for name in _IDS:
+        with contextlib.suppress(KeyError, InvalidRequest):
+            named[name] = ids.canonical(request.path_params[name], name)
+    return named
+
+
+def _no_route(request: Request, error: HTTPException, paths: Mapping[str, Any], docs: str) -> Response:
     path = request.scope["path"]
     if error.status_code == 404:
         where = bodies.short(path)
-        return problems.respond(NotFound(f"There is nothing at {where}. See the docs page."))
+        return problems.respond(NotFound(f"There is nothing at {where}. {docs} lists what there is."))
     if error.status_code == 405:
-        body = problems.problem("method_not_allowed", f"{request.method} is not possible here.")
         headers = dict(error.headers or {})
         if methods := _methods_at(path, paths):
             headers["Allow"] = ", ".join(sorted(methods))
+        allowed = headers.get("Allow") or headers.get("allow") or "another method"
+        detail = f"{request.method} is not possible here: use {allowed}."
+        body = problems.problem("method_not_allowed", detail)
         return problems.json_response(body, status=405, headers=headers, media_type=problems.MEDIA_TYPE)
     return problems.respond(InvalidRequest("", str(error.detail), malformed=True))
 

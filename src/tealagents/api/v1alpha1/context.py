@@ -91,8 +91,13 @@ class Api:
             self.service.directory, self.service.ledger, caller, kind, identifier, reading=reading
         )
 
-    async def body(self, request: Request) -> Any:
-        """The JSON value of the body, within the limits."""
+    async def body(self, request: Request, *, empty: Any = None) -> Any:
+        """The JSON value of the body, within the limits; `empty`, if given, where there is no body."""
+        none = (
+            request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+        )
+        if none and empty is not None:
+            return empty
         bodies.require_json(request)
         return bodies.parse(await bodies.read(request, self.surface.max_body_bytes))
 

@@ -30,13 +30,31 @@ def ids(request: RequestRecord) -> dict[str, str]:
     }
 
 
-def answer(request: RequestRecord, *, with_content: bool = True) -> Json:
+def answer(request: RequestRecord, prefix: str, *, with_content: bool = True) -> Json:
     """What the JSON way returns for a request that did not fail."""
     shown = with_content and request.status in ("Completed", "Paused")
-    return {**ids(request), "status": request.status, "content": request.content if shown else None}
+    return {**ids(request), "status": request.status, "content": _content(request, prefix) if shown else None}
 
 
-def request(record: RequestRecord) -> Json:
+def _content(record: RequestRecord, prefix: str) -> Json | None:
+    """What a request has to say; a pause is decided under the version that is served now."""
+    if record.status != "Paused" or record.content is None:
+        return record.content
+    where = _decided_at(prefix, record.request_id, record.content["approval_id"])
+    shown: Json = {}
+    for name, value in record.content.items():
+        shown[name] = value
+        if name == "message":
+            shown |= where
+    return shown | where
+
+
+def _decided_at(prefix: str, request_id: str, approval_id: str) -> Json:
+    url = f"{prefix}/requests/{request_id}/resume?approval_id={approval_id}"
+    return {"approval_url": url, "rejection_url": url}
+
+
+def request(record: RequestRecord, prefix: str) -> Json:
     return {
         **ids(record),
         "status": record.status,
@@ -44,7 +62,7 @@ def request(record: RequestRecord) -> Json:
         "started_at": record.started_at,
         "ended_at": record.ended_at,
         "token_usage": usage(record.usage),
-        "content": record.content,
+        "content": _content(record, prefix),
         "error": problems.of_request(record),
     }
 
@@ -142,7 +160,6 @@ def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
     """A pause in the inbox of `reader`; where to give consent is the owner's to know."""
     if isinstance(record, Damaged):
         return {"approval_id": record.identifier, "error": problems.document(record.error)}
-    url = f"{prefix}/requests/{record.request_id}/resume?approval_id={record.approval_id}"
     return {
         "session_id": record.session_id,
         "task_id": record.task_id,
@@ -152,8 +169,7 @@ def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
         "created_at": record.created_at,
         "expires_at": record.expires_at,
         "message": record.message,
-        "approval_url": url,
-        "rejection_url": url,
+        **_decided_at(prefix, record.request_id, record.approval_id),
         "authorizations": list(record.authorizations) if reader == record.owner else [],
         "tool_calls": shown_calls(record.calls),
         "decided_at": record.decided_at,

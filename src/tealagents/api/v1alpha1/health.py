@@ -1,5 +1,6 @@
 """Probes. They answer whatever the load is, and need no token."""
 
+import logging
 import time
 
 from fastapi import APIRouter
@@ -12,6 +13,8 @@ from tealagents.api.v1alpha1 import schemas
 from tealagents.api.v1alpha1.context import Api
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json
+
+log = logging.getLogger(__name__)
 
 
 def router(api: Api) -> APIRouter:
@@ -78,5 +81,6 @@ async def _probe(probe: object) -> Json:
     try:
         details: Json = await probe()  # type: ignore[operator]
     except TealError as error:
-        return {"status": "unavailable", "detail": error.detail}
+        log.warning("health: %s", error.detail)  # names hosts, which is nobody's business who may ask this
+        return {"status": "unavailable", "detail": "It does not answer. The log of the service says more."}
     return {"status": "ok", **details}

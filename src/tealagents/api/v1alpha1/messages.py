@@ -269,15 +269,15 @@ async def _message(api: Api, request: Request) -> tuple[NewMessage, bytes]:
         raise InvalidRequest(
             "items", f"has {len(sent.items)} items; at most {api.surface.max_items} are taken"
         )
-    check_metadata(sent.metadata)
+    check_metadata(sent.metadata or {})
     if sent.user_context and len(encode_json(sent.user_context)) > MOST_METADATA:
         raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
     message = NewMessage(
         items=tuple(Item(item.content_type, item.content) for item in sent.items),
         session_id=sent.session_id,
         task_id=sent.task_id,
-        user_context=sent.user_context,
-        metadata=sent.metadata,
+        user_context=sent.user_context or {},
+        metadata=sent.metadata or {},
         supersede=sent.supersede,
     )
     return message, _canonical(value)
@@ -314,7 +314,7 @@ async def resume(api: Api, request: Request, way: Way) -> Response:
     command = Command(
         action=decided.action,
         reason=decided.reason,
-        decisions=tuple(CallDecision(d.id, d.action, d.arguments) for d in decided.decisions),
+        decisions=tuple(CallDecision(d.id, d.action, d.arguments) for d in decided.decisions or ()),
         approval_id=ids.canonical(approval_id, "approval_id") if approval_id is not None else None,
     )
     sent = await api.approvals.resume(caller, request_id, command, streamed=way != "json")
@@ -337,9 +337,9 @@ async def _answer(
             cancel_as=caller.user.key if own and not sent.replayed else None,
         )
     if way == "background" and not sent.replayed:
-        return accepted(api, sent.request)
+        return accepted(api, sent.request, readable=own)
     outcome = await _outcome(api, request, caller, sent)
-    return answered(outcome, headers=headers, with_content=own)
+    return answered(api, outcome, headers=headers, with_content=own)
 
 
 async def _outcome(api: Api, request: Request, caller: Caller, sent: Sent) -> RequestRecord:
@@ -363,7 +363,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-def answered(record: RequestRecord, *, headers: Mapping[str, str], with_content: bool = True) -> Response:
+def answered(
+    api: Api, record: RequestRecord, *, headers: Mapping[str, str], with_content: bool = True
+) -> Response:
     """The JSON answer for a request as it stands, or the problem it ended with."""
     problem = _problem(record, with_content=with_content)
     if problem is not None:
@@ -374,18 +376,17 @@ def answered(record: RequestRecord, *, headers: Mapping[str, str], with_content:
         return problems.json_response(
             problem, status=problem["status"], headers=extra, media_type=problems.MEDIA_TYPE
         )
-    return problems.json_response(documents.answer(record, with_content=with_content), headers=headers)
+    body = documents.answer(record, api.prefix, with_content=with_content)
+    return problems.json_response(body, headers=headers)
 
 
-def accepted(api: Api, record: RequestRecord) -> Response:
-    """202: the answer is made in the background."""
+def accepted(api: Api, record: RequestRecord, *, readable: bool) -> Response:
+    """202: the answer is made in the background; where it can be read, to those who may read it."""
+    headers = {"preference-applied": "respond-async"}
+    if readable:
+        headers["location"] = f"{api.prefix}/requests/{record.request_id}"
     return problems.json_response(
-        {**documents.ids(record), "status": record.status},
-        status=202,
-        headers={
-            "location": f"{api.prefix}/requests/{record.request_id}",
-            "preference-applied": "respond-async",
-        },
+        {**documents.ids(record), "status": record.status}, status=202, headers=headers
     )
 
 
@@ -436,26 +437,31 @@ async def _frames(
     pieces = sse.PieceFrames(identity, api.service.agent.source)
     try:
         async for events in api.service.events(partition, record.request_id, after):
-            yield b"".join(_encoded(events, identity, pieces, with_content=with_content))
+            yield b"".join(_encoded(api, events, identity, pieces, with_content=with_content))
     except TealError as error:
         yield sse.frame(None, "error", problems.document(error.with_ids(**identity)))
 
 
 def _encoded(
-    events: Sequence[StreamEvent], identity: dict[str, str], pieces: sse.PieceFrames, *, with_content: bool
+    api: Api,
+    events: Sequence[StreamEvent],
+    identity: dict[str, str],
+    pieces: sse.PieceFrames,
+    *,
+    with_content: bool,
 ) -> Iterator[bytes]:
     for event in events:
         if event.name == "partial-response":
             if with_content:
                 yield pieces.frame(event.id, event.data)
         elif event.name in TERMINAL:
-            yield sse.frame(event.id, event.name, _terminal(event.data, with_content=with_content))
+            record = event.data
+            document = _problem(record, with_content=with_content)
+            if document is None:
+                document = documents.answer(record, api.prefix, with_content=with_content)
+            yield sse.frame(event.id, event.name, document)
         elif with_content or event.name == "request":
             yield sse.frame(event.id, event.name, {**identity, **event.data})
-
-
-def _terminal(record: RequestRecord, *, with_content: bool) -> Any:
-    return _problem(record, with_content=with_content) or documents.answer(record, with_content=with_content)
 
 
 def _problem(record: RequestRecord, *, with_content: bool) -> Json | None:

@@ -37,7 +37,7 @@ def router(api: Api) -> APIRouter:
         name = identifier(request, "request_id")
         partition = await api.partition(caller, keys.request, name, reading=True)
         record = (await api.tasks.request(partition, name)).value
-        return problems.json_response(documents.request(record))
+        return problems.json_response(documents.request(record, api.prefix))
 
     @routes.get(
         "/{request_id}/events",
@@ -98,7 +98,7 @@ def router(api: Api) -> APIRouter:
         name = identifier(request, "request_id")
         partition = await api.partition(caller, keys.request, name)
         record = await api.service.cancel(partition, name, caller.user.key)
-        return problems.json_response(documents.request(record))
+        return problems.json_response(documents.request(record, api.prefix))
 
     return routes
 

@@ -160,14 +160,16 @@ class UserMessage(Accepted):
     session_id: Uuid | None = Field(None, description="The session; new when left out or not known yet")
     task_id: Uuid | None = Field(None, description="The task to continue; a new one when left out")
     items: list[ItemIn] = Field(min_length=1, description="The message, piece by piece")
-    user_context: dict[str, Text] = Field(
-        default={},
+    user_context: dict[str, Text] | None = Field(
+        None,
         description="Told to the model in this request only; up to 64 KB of JSON",
         examples=[{"timezone": "UTC"}],
         json_schema_extra={"propertyNames": {"pattern": NO_NUL}},
     )
-    metadata: JsonObject = Field(
-        default={}, description="Kept with a new task; up to 64 KB of JSON", examples=[{"channel": "web"}]
+    metadata: JsonObject | None = Field(
+        None,
+        description="Kept with a new task; up to 64 KB of JSON. That of a task there is changed by PATCH",
+        examples=[{"channel": "web"}],
     )
     supersede: bool = Field(False, description="Cancel the pause this task waits in, and go on with this")
 
@@ -189,10 +191,8 @@ class CallDecisionIn(Accepted):
 
 def _something_is_decided(schema: dict[str, Any]) -> None:
     acting = {"required": ["action"], "properties": {"action": {"type": "string"}}}
-    schema["anyOf"] = [
-        acting,
-        {"required": ["decisions"], "properties": {"decisions": {"minItems": 1, "items": acting}}},
-    ]
+    each = {"type": "array", "minItems": 1, "items": acting}
+    schema["anyOf"] = [acting, {"required": ["decisions"], "properties": {"decisions": each}}]
 
 
 class ResumeCommand(Accepted):
@@ -204,14 +204,14 @@ class ResumeCommand(Accepted):
         None, description="The default for calls that `decisions` omits", examples=["approve"]
     )
     reason: Text | None = Field(None, max_length=4000, description="Told to the model, kept in the trace")
-    decisions: list[CallDecisionIn] = Field(default=[], description="Per call")
+    decisions: list[CallDecisionIn] | None = Field(None, description="Per call")
 
 
 class TaskPatch(Accepted):
     """A change of a task."""
 
     metadata: JsonObject | None = Field(
-        None, description="Merged into the task's metadata (RFC 7396: null removes a key)"
+        None, description="Merged into the task's metadata (RFC 7396: null removes a key, or all of it)"
     )
     expires_at: Moment | None = Field(None, description="When the task becomes unreachable; null for never")
 

@@ -14,12 +14,18 @@ from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfCheckpoint, OfSession, Position, TaskId
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import InvalidRequest, NotFound
-from tealagents.domain.models import Path, RequestRecord
+from tealagents.domain.models import Head, Path, RequestRecord
 from tealagents.state import keys
 from tealagents.state.changes import UNSET
 
 _MADE = {"description": "The task", "links": openapi.links_of_task()}
 _READ_CODES = ("invalid_request", "not_owner", "not_found", "corrupt_state")
+
+
+def _made(api: Api, head: Head) -> Response:
+    """201 with the new task, and where it is."""
+    headers = {"location": f"{api.prefix}/tasks/{head.task_id}"}
+    return problems.json_response(documents.task(head), status=201, headers=headers)
 
 
 def router(api: Api) -> APIRouter:
@@ -95,10 +101,10 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         name = identifier(request, "task_id")
         patch = bodies.validated(schemas.TaskPatch, await api.body(request))
         partition = await api.partition(caller, keys.task, name)
-        expires_at = patch.expires_at if "expires_at" in patch.model_fields_set else UNSET
-        head = await api.changes.patch(
-            partition, name, caller.user, metadata=patch.metadata, expires_at=expires_at
-        )
+        given = patch.model_fields_set
+        metadata = patch.metadata if "metadata" in given else UNSET
+        expires_at = patch.expires_at if "expires_at" in given else UNSET
+        head = await api.changes.patch(partition, name, caller.user, metadata=metadata, expires_at=expires_at)
         return problems.json_response(documents.task(head))
 
     @routes.delete(
@@ -247,7 +253,7 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
     async def fork_task(request: Request, task_id: TaskId) -> Response:
         caller = await api.caller(request)
         name = identifier(request, "task_id")
-        command = bodies.validated(schemas.ForkCommand, await api.body(request))
+        command = bodies.validated(schemas.ForkCommand, await api.body(request, empty={}))
         if command.checkpoint_id is not None and command.message_id is not None:
             raise InvalidRequest("message_id", "cannot be given together with checkpoint_id")
         partition = await api.partition(caller, keys.task, name)
@@ -258,7 +264,7 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
             checkpoint_id=command.checkpoint_id,
             message_id=command.message_id,
         )
-        return problems.json_response(documents.task(head), status=201)
+        return _made(api, head)
 
     @routes.get(
         "/{task_id}/export",
@@ -300,4 +306,4 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
     async def import_task(request: Request) -> Response:
         caller = await api.caller(request)
         head = await api.transfer.import_(caller, await api.body(request))
-        return problems.json_response(documents.task(head), status=201)
+        return _made(api, head)

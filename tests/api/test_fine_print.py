@@ -1,0 +1,179 @@
+"""Small promises of the wire that clients trip over where they are not kept."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from talk import call, paused, send, working_service
+from wire import NOBODYS, events, problem, text
+
+from tealagents.testing.service import ServiceThread, offline_service
+
+
+def limited() -> Iterator[ServiceThread]:
+    with offline_service(limits={"max_body_bytes": 1000}) as (service, _):
+        yield service
+
+
+small_bodies = pytest.fixture(scope="module")(limited)
+
+
+@pytest.mark.parametrize("size", [1001, 1500, 200_000])
+def test_a_body_of_unknown_length_that_is_too_large_is_answered(
+    small_bodies: ServiceThread, size: int
+) -> None:
+    """Sent in chunks, the last of which crosses the limit: 413 at once, as with a length. covers: APP-6"""
+    with small_bodies.client() as ada:
+
+        def pieces() -> Iterator[bytes]:
+            yield b"x" * size
+
+        answer = ada.post("", content=pieces(), headers={"content-type": "application/json"}, timeout=5)
+        problem(answer, 413, "too_large")
+        assert ada.post("", json=text("hello")).status_code == 200
+
+
+def test_a_chunked_body_is_taken(small_bodies: ServiceThread) -> None:
+    """However it is cut."""
+    body = json.dumps(text("hello")).encode()
+    with small_bodies.client() as ada:
+        cut = iter([body[:7], body[7:9], b"", body[9:]])
+        answer = ada.post("", content=cut, headers={"content-type": "application/json"})
+        assert answer.json()["status"] == "Completed"
+
+
+def test_half_a_chunked_body_is_forgotten(small_bodies: ServiceThread) -> None:
+    """A client that leaves in the middle is no error."""
+    head = (
+        f"POST {small_bodies.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n"
+        "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", small_bodies.port)) as sock:
+        sock.sendall(head.encode())
+    with small_bodies.client() as ada:
+        assert ada.get("/tasks").status_code == 200
+
+
+def test_a_pause_is_decided_under_the_version_that_is_served_now(tmp_path: Path) -> None:
+    """0.2 of an agent goes on with the tasks of 0.1, their pauses too. covers: HITL-1, STATE-3"""
+    env = {"TA_PERSISTENCE": f"sqlite:///{tmp_path}/state.db"}
+    with working_service(env=env) as (old, _), old.client() as ada:
+        pause = paused(ada, call("Work-write", file=str(tmp_path / "f"), line="one"))
+        assert pause["approval_url"].startswith(old.prefix)
+    name = f"/requests/{pause['request_id']}"
+    with working_service(env=env, version="0.2") as (new, _), new.client() as ada:
+        assert new.prefix != old.prefix
+        shown = ada.get(name).json()["content"]
+        (replayed,) = [e for e in events(ada.get(f"{name}/events").text) if e.name == "approval-required"]
+        for content in (shown, replayed.data["content"]):
+            assert content["approval_url"] == content["rejection_url"]
+            assert content["approval_url"].startswith(f"{new.prefix}/requests/")
+        decided = httpx.post(
+            new.root + shown["approval_url"],
+            json={"action": "approve"},
+            headers={"authorization": "Bearer ada"},
+        )
+        assert decided.json()["status"] == "Completed"
+
+
+def test_who_only_decides_is_not_sent_where_they_may_not_read(tmp_path: Path) -> None:
+    """An approver's 202 names no address; the owner's does. covers: HITL-1"""
+    auth = {"provider": "mock", "options": {"approver_users": ["boss"]}}
+    background = {"prefer": "respond-async"}
+    with working_service(auth=auth) as (service, _), service.client() as ada, service.client("boss") as boss:
+        for decides, told in ((boss, False), (ada, True)):
+            pause = paused(ada, call("Work-write", file=str(tmp_path / "f"), line="one"))
+            url = f"/requests/{pause['request_id']}/resume"
+            answer = decides.post(url, json={"action": "approve"}, headers=background)
+            assert (answer.status_code, "location" in answer.headers) == (202, told)
+
+
+def test_errors_tell_the_ids_that_a_path_names(small_bodies: ServiceThread) -> None:
+    """Also where nothing of that id exists, or it is another's. covers: APP-6"""
+    with small_bodies.client() as ada, small_bodies.client("eve") as eve:
+        found = send(ada, "hello")
+        for kind in ("session", "task", "request"):
+            missing = problem(ada.get(f"/{kind}s/{NOBODYS}"), 404, "not_found")
+            assert missing[f"{kind}_id"] == NOBODYS
+            refused = problem(eve.get(f"/{kind}s/{found[f'{kind}_id']}"), 401, "not_owner")
+            assert refused[f"{kind}_id"] == found[f"{kind}_id"]
+
+
+def test_where_to_go_is_told(small_bodies: ServiceThread) -> None:
+    """No route, no such method, nothing in the body: the text says what to do. covers: APP-6"""
+    with small_bodies.client() as ada:
+        assert f"{small_bodies.prefix}/docs" in problem(ada.get("/nope"), 404, "not_found")["detail"]
+        assert (
+            "use DELETE, GET, PATCH"
+            in problem(ada.put(f"/tasks/{NOBODYS}"), 405, "method_not_allowed")["detail"]
+        )
+        assert "is missing" in problem(ada.post(""), 422, "invalid_request")["detail"]
+
+
+def test_a_fork_needs_no_body_and_says_where_it_is(small_bodies: ServiceThread) -> None:
+    """201 with `Location`, for a fork and for an import. covers: THREAD-5"""
+    with small_bodies.client() as ada:
+        task_id = send(ada, "hello")["task_id"]
+        forked = ada.post(f"/tasks/{task_id}/fork")
+        assert forked.status_code == 201
+        assert forked.headers["location"] == f"{small_bodies.prefix}/tasks/{forked.json()['task_id']}"
+        found = httpx.get(
+            small_bodies.root + forked.headers["location"], headers={"authorization": "Bearer ada"}
+        )
+        assert found.json() == forked.json()
+
+
+def test_null_is_as_good_as_left_out(small_bodies: ServiceThread) -> None:
+    """Clients that write out what they have not, as many generated ones do, are understood."""
+    nothing: dict[str, Any] = dict.fromkeys(("session_id", "task_id", "user_context", "metadata"))
+    with small_bodies.client() as ada:
+        task_id = send(ada, "hello", **nothing)["task_id"]
+        ada.patch(f"/tasks/{task_id}", json={"metadata": {"a": 1, "b": {"c": 2}}}).raise_for_status()
+        cleared = ada.patch(f"/tasks/{task_id}", json={"metadata": None}).json()
+        assert cleared["metadata"] == {}
+
+
+def test_browsers_may_send_and_see_what_they_need() -> None:
+    """Trace context may come along; what was preferred may be seen. covers: APP-5"""
+    with offline_service(cors_origins=["https://app.example"]) as (service, _), service.client() as ada:
+        asked = ada.options(
+            "",
+            headers={
+                "origin": "https://app.example",
+                "access-control-request-method": "POST",
+                "access-control-request-headers": "authorization,content-type,traceparent,tracestate",
+            },
+        )
+        assert asked.status_code == 200
+        answer = ada.post(
+            "", json=text("hi"), headers={"origin": "https://app.example", "prefer": "respond-async"}
+        )
+        assert "preference-applied" in answer.headers["access-control-expose-headers"]
+
+
+def test_a_health_check_tells_no_address(tmp_path: Path) -> None:
+    """Who may ask without a token does not learn where the store is. covers: APP-4"""
+    with offline_service() as (service, _), service.client(None) as nobody:
+        store = service.app.state.api.service.ledger.store
+
+        async def away() -> None:
+            raise store.unavailable("ConnectionError: db.internal:5432 refused")
+
+        store.ping = away
+        told = nobody.get("/health")
+        assert "db.internal" not in told.text
+        assert told.json()["dependencies"]["store"]["status"] == "unavailable"
+
+
+def test_a_comment_is_a_line_and_no_event() -> None:
+    """Between events no blank line comes that some clients would take for an empty event. covers: FLOW-2"""
+    script = {"rules": [{"when": "wait", "reply": {"text": "at last", "headers_delay_ms": 300}}]}
+    with offline_service(script, limits={"keepalive_seconds": 0.05}) as (service, _), service.client() as ada:
+        told = ada.post("/sse", json=text("wait")).text
+        assert told.count(": keepalive\n") > 2
+        assert ": keepalive\n\n" not in told
+        assert [event.name for event in events(told)][-1] == "final-response"
