@@ -10,7 +10,9 @@ from rich.console import Console
 
 from benchmarks import measures, report
 from benchmarks.figures import Figure
+from benchmarks.long_tasks import long_tasks
 from benchmarks.stores import stores
+from benchmarks.tokens import tokens
 
 MEASURES: Mapping[str, measures.Measure] = {
     "turns": measures.turns,
@@ -20,6 +22,8 @@ MEASURES: Mapping[str, measures.Measure] = {
     "memory": measures.memory,
     "start": measures.start,
     "stores": stores,
+    "long-tasks": long_tasks,
+    "tokens": tokens,
 }
 
 
