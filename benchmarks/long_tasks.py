@@ -8,8 +8,10 @@ from benchmarks.measures import TEXT, Scale, Spent, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
 from tealagents.testing.servers import RedisServer, ServerMissing
 
-#: turns over which the cost is taken
-WINDOW = 50
+#: turns of the task that the long one is held against
+YOUNG = 50
+#: turns that are measured: so many times so many of each task
+ROUNDS, EACH = 20, 5
 BUDGET = {"name": "token_budget", "max_tokens": 400, "tokenizer": "estimate"}
 
 
@@ -23,7 +25,7 @@ class BudgetedService(ServiceProcess):
 
 
 async def long_tasks(scale: Scale) -> list[Figure]:
-    """CPU of the service a turn, at the end of the task beside that from turn 50 on."""
+    """CPU of the service a turn, on an old task beside one on a young one."""
     figures = []
     turns = scale.of(10_000, 400)
     with ModelProcess() as model:
@@ -38,25 +40,30 @@ async def long_tasks(scale: Scale) -> list[Figure]:
 
 
 async def _figure(name: str, process: ServiceProcess, turns: int) -> Figure:
+    """Two tasks by turns, the one old and the other young: what else the machine does strikes both."""
     target = Service(process)
     await warm(target)
-    early, late = Spent(process), Spent(process)
+    old, young = Spent(process), Spent(process)
     async with target.connections(1) as (connection,):
-        task = task_of(await target.ask(connection, TEXT))
 
-        async def grow(count: int) -> None:
+        async def new_task() -> str:
+            return task_of(await target.ask(connection, TEXT))
+
+        async def grow(task: str, count: int) -> None:
             for _ in range(count):
                 await target.ask(connection, TEXT, task_id=task)
 
-        await grow(WINDOW - 1)
-        await early.on(WINDOW, lambda: grow(WINDOW))
-        await grow(turns - 3 * WINDOW)
-        await late.on(WINDOW, lambda: grow(WINDOW))
+        long_one, short_one = await new_task(), await new_task()
+        await grow(long_one, turns - ROUNDS * EACH)
+        await grow(short_one, YOUNG)
+        for _ in range(ROUNDS):
+            await old.on(EACH, lambda: grow(long_one, EACH))
+            await young.on(EACH, lambda: grow(short_one, EACH))
     return Figure(
         measure="long-tasks",
-        name=f"{name}, turn {turns:,}, floor: turn {WINDOW}",
+        name=f"{name}, turn {turns:,}, floor: turn {YOUNG}",
         unit="ms CPU",
-        ours=late.each,
-        base=early.each,
+        ours=old.each,
+        base=young.each,
         bound=1.3,
     )
