@@ -177,3 +177,27 @@ def test_a_comment_is_a_line_and_no_event() -> None:
         assert told.count(": keepalive\n") > 2
         assert ": keepalive\n\n" not in told
         assert [event.name for event in events(told)][-1] == "final-response"
+
+
+def test_probes_may_ask_with_head(small_bodies: ServiceThread) -> None:
+    """As `wget --spider` and `curl -I` do; elsewhere HEAD is no method. covers: APP-4"""
+    with small_bodies.client(None) as nobody:
+        for path in ("/health", "/health/live", "/health/ready"):
+            assert (nobody.head(path).status_code, nobody.head(path).content) == (200, b"")
+        assert nobody.head("/tasks").status_code == 405
+
+
+def test_a_task_that_is_deleted_while_it_is_read_is_not_found() -> None:
+    """Whoever reads on while it goes is told that it is gone, not that it is damaged. covers: TASK-3"""
+    with offline_service() as (service, _), service.client() as ada:
+        task_id = send(ada, "hello")["task_id"]
+        history = service.app.state.api.history
+        read = history.messages
+
+        async def deleted_first(*args: Any, **kwargs: Any) -> Any:
+            api = service.app.state.api
+            await api.eraser.delete_task(args[0], args[1])
+            return await read(*args, **kwargs)
+
+        history.messages = deleted_first
+        problem(ada.get(f"/tasks/{task_id}/messages"), 404, "not_found")

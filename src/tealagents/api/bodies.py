@@ -164,7 +164,7 @@ def validated(kind: type[T], value: Any) -> T:
 def refusal(errors: list[ErrorDetails]) -> InvalidRequest:
     """Pydantic's errors as one refusal."""
     first, *others = errors
-    reason = _WORDS.get(first["type"]) or _lowered(first["msg"])
+    reason = _WORDS.get(first["type"]) or _counted(first) or _lowered(first["msg"])
     if others:
         listed = ", ".join(map(_field, others[:5]))
         reason += f" (and {len(others)} more: {listed}{', …' if len(others) > 5 else ''})"
@@ -172,7 +172,24 @@ def refusal(errors: list[ErrorDetails]) -> InvalidRequest:
 
 
 #: pydantic's words that read badly behind a field's name
-_WORDS = {"missing": "is required", "extra_forbidden": "is no field of this document"}
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "is no field of this document",
+    "dict_type": "must be an object",
+    "list_type": "must be an array",
+    "model_type": "must be an object",
+    "string_type": "must be a string",
+}
+
+
+def _counted(error: ErrorDetails) -> str | None:
+    """How many there must be of what came in another number."""
+    given = error.get("ctx", {})
+    if error["type"] == "too_short":
+        return f"needs at least {given['min_length']}, and has {given['actual_length']}"
+    if error["type"] == "too_long":
+        return f"may have at most {given['max_length']}, and has {given['actual_length'] or 'more'}"
+    return None
 
 
 def _field(error: ErrorDetails) -> str:

@@ -175,11 +175,20 @@ _IDS = ("session_id", "task_id", "request_id")
 
 
 class _Application(FastAPI):
-    """Knows the connection of each request, so that a stream that nobody reads can be ended (see `sse`)."""
+    """Knows the connection of each request, so that a stream that nobody reads can be ended (see `sse`).
+
+    Probes may ask with HEAD.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sse.remember_connection(scope, send)
+        if scope["type"] == "http" and scope["method"] == "HEAD" and _is_probed(scope["path"]):
+            scope = {**scope, "method": "GET"}  # the server, whose own says HEAD, leaves out the body
         await super().__call__(scope, receive, send)
+
+
+def _is_probed(path: str) -> bool:
+    return path == "/" or path.endswith(("/health", "/health/live", "/health/ready"))
 
 
 def _telemetry(prefix: str, *, traced: bool) -> TelemetryConfig:

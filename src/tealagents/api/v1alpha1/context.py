@@ -3,14 +3,14 @@
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
 from tealagents.api import bodies
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.errors import CorruptState, InvalidRequest
 from tealagents.domain.models import Caller, Json
 from tealagents.domain.ports import Authenticator
 from tealagents.engine.approvals import Approvals
@@ -26,6 +26,7 @@ _INDEX_CURSOR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z/[0-9a-f-]{36
 _INBOX = "inbox/"
 _NUMBER = re.compile(r"\d{1,12}", re.ASCII)
 
+T = TypeVar("T")
 Probe = Callable[[], Awaitable[Json]]
 
 
@@ -90,6 +91,14 @@ class Api:
         return await owners.locate(
             self.service.directory, self.service.ledger, caller, kind, identifier, reading=reading
         )
+
+    async def unless_deleted(self, partition: str, task_id: str, reading: Awaitable[T]) -> T:
+        """What is read of a task's log; `NotFound` where the task went meanwhile, which is no damage."""
+        try:
+            return await reading
+        except CorruptState:
+            await self.tasks.head(partition, task_id)
+            raise
 
     async def body(self, request: Request, *, empty: Any = None) -> Any:
         """The JSON value of the body, within the limits; `empty`, if given, where there is no body."""

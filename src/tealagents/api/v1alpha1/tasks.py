@@ -144,7 +144,9 @@ def _views(api: Api, routes: APIRouter) -> None:
         after = number_cursor(cursor)
         partition = await api.partition(caller, keys.task, name, reading=True)
         path = await _path(api, partition, name, checkpoint_id)
-        found, more = await api.history.messages(partition, name, path, after=after, limit=limit)
+        found, more = await api.unless_deleted(
+            partition, name, api.history.messages(partition, name, path, after=after, limit=limit)
+        )
         return problems.json_response(documents.page([documents.message(m) for m in found], more))
 
     @routes.get(
@@ -163,7 +165,9 @@ def _views(api: Api, routes: APIRouter) -> None:
         after = number_cursor(cursor)
         partition = await api.partition(caller, keys.task, name, reading=True)
         tail = (await api.tasks.head(partition, name)).value.tail_seq
-        found, more = await api.history.steps(partition, name, tail, after=after, limit=limit)
+        found, more = await api.unless_deleted(
+            partition, name, api.history.steps(partition, name, tail, after=after, limit=limit)
+        )
         return problems.json_response(documents.page([documents.step(s) for s in found], more))
 
     @routes.get(
@@ -182,7 +186,9 @@ def _views(api: Api, routes: APIRouter) -> None:
         after = number_cursor(cursor)
         partition = await api.partition(caller, keys.task, name, reading=True)
         tail = (await api.tasks.head(partition, name)).value.tail_seq
-        found, more = await api.history.entries(partition, name, tail, after=after, limit=limit)
+        found, more = await api.unless_deleted(
+            partition, name, api.history.entries(partition, name, tail, after=after, limit=limit)
+        )
         return problems.json_response(documents.page([documents.entry(e) for e in found], more))
 
     @routes.get(
@@ -202,7 +208,11 @@ def _views(api: Api, routes: APIRouter) -> None:
         partition = await api.partition(caller, keys.task, name, reading=True)
         head = (await api.tasks.head(partition, name)).value
         below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
-        found, more = await api.history.completions(partition, name, head.tail_seq, before=below, limit=limit)
+        found, more = await api.unless_deleted(
+            partition,
+            name,
+            api.history.completions(partition, name, head.tail_seq, before=below, limit=limit),
+        )
         items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
         return problems.json_response(documents.page(items, more))
 
