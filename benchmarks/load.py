@@ -22,29 +22,30 @@ class Failed(RuntimeError):
 
 
 class Connection:
-    """One kept-alive connection."""
+    """One kept-alive connection; made anew where the server has closed it because it was idle for long."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._port = port
         self._reader = reader
         self._writer = writer
 
     @classmethod
     async def open(cls, port: int) -> "Connection":
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        return cls(port, *await asyncio.open_connection("127.0.0.1", port))
 
     def close(self) -> None:
         self._writer.close()
 
     async def post(self, path: str, user: str, body: bytes) -> bytes:
         """The body of the answer."""
-        self._send(path, user, body)
+        await self._send(path, user, body)
         head = await self._head()
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         return await self._reader.readexactly(length)
 
     async def stream(self, path: str, user: str, body: bytes) -> AsyncIterator[bytes]:
         """What arrives of a chunked answer, as it arrives."""
-        self._send(path, user, body)
+        await self._send(path, user, body)
         await self._head()
         tail = b""
         while not tail.endswith(_END_OF_CHUNKS):
@@ -54,7 +55,10 @@ class Connection:
             tail = (tail + data)[-len(_END_OF_CHUNKS) :]
             yield data
 
-    def _send(self, path: str, user: str, body: bytes) -> None:
+    async def _send(self, path: str, user: str, body: bytes) -> None:
+        if self._reader.at_eof():
+            self._writer.close()
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         head = (
             f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {user}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

@@ -24,7 +24,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.stores import open_store
 
-KILLS = 30
+KILLS = 30 if os.environ.get("THOROUGH") == "1" else 12
 PARTITIONS = ("agent/user/alice", "agent/user/bob")
 PARTS = ("log", "request", "events")
 
