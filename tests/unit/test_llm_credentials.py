@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import json
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
@@ -13,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from llm_setup import RawConnection, RawService, client, events, free_port
+from llm_setup import RawConnection, RawService, answer_whole, client, events, free_port
 from pydantic import ValidationError
 
 from tealagents.domain.errors import ModelFailed
@@ -356,6 +357,28 @@ async def test_the_model_is_called_with_the_token() -> None:
     assert len(heads) == 2
     assert all(b"authorization: bearer token-1" in head.lower() for head in heads)
     assert not any(b"api-key" in head.lower() for head in heads)
+
+
+@pytest.mark.parametrize("dated", [{}, {"azure_api_version": "2024-10-21"}])
+async def test_each_request_asks_for_the_token_that_is_valid_then(dated: dict[str, str]) -> None:
+    """A token that was good for one request is not kept for the next."""
+    heads: list[bytes] = []
+    numbers = count(1)
+
+    async def token() -> str:
+        return f"token-{next(numbers)}"
+
+    async def handler(connection: RawConnection) -> None:
+        connection.heads = heads
+        await answer_whole(connection)
+
+    given: dict[str, Any] = {"api_key": None, "token_provider": token, **dated}
+    async with RawService(handler).running() as service, client(service.base_url, **given) as model:
+        for _ in range(3):
+            await events(model, stream=False)
+    for number, head in enumerate(heads, start=1):
+        assert f"authorization: bearer token-{number}\r\n".encode() in head.lower()
+    assert len(heads) == 3
 
 
 async def test_without_a_token_the_model_is_not_called() -> None:

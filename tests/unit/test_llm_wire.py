@@ -26,6 +26,7 @@ from llm_setup import (
     client,
     done,
     events,
+    message,
     sse,
     text_of,
 )
@@ -247,6 +248,24 @@ async def test_the_calls_headers_are_sent() -> None:
     assert "cookie" not in second
 
 
+@pytest.mark.parametrize("dated", [{}, {"azure_api_version": "2024-10-21", "azure_deployment": "mine"}])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_every_request_is_addressed_as_the_first_one(dated: dict[str, Any], stream: bool) -> None:
+    """The SDK is asked once; later requests differ from its own in the body and the call's headers only."""
+    async with OfflineModel() as service, client(service.url, headers={"x-team": "7"}, **dated) as model:
+        for number, said in enumerate(("hello", "a longer message", "bye")):
+            asked = message("user", said)
+            await events(model, asked, stream=stream, headers={"x-request-id": f"r-{number}"})
+        first, *later = service.requests
+    own = {"x-request-id", "content-length"}
+    assert first["headers"]["x-team"] == "7"
+    for number, request in enumerate(later, start=1):
+        assert (request["path"], request["query"]) == (first["path"], first["query"])
+        assert set(request["headers"]) == set(first["headers"])
+        assert {name for name, value in request["headers"].items() if value != first["headers"][name]} == own
+        assert request["headers"]["x-request-id"] == f"r-{number}"
+
+
 async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that lies about in the environment is not for whatever service is configured."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
@@ -259,7 +278,9 @@ async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
     async with RawService(handler).running() as service, client(service.base_url, api_key=None) as model:
         await events(model, stream=False)
-    assert b"authorization" not in heads[0].lower()
+        await events(model, stream=False)
+    assert len(heads) == 2
+    assert not any(b"authorization" in head.lower() for head in heads)
     assert b"sk-of-somebody-else" not in heads[0]
 
 
