@@ -1,6 +1,7 @@
 """The contract suite on SQLite, and what is particular about it."""
 
 import asyncio
+import signal
 import sqlite3
 import sys
 from collections.abc import AsyncGenerator, Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable
 from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
@@ -97,6 +98,43 @@ async def test_commits_that_wait_share_a_sync(store: Store, file: Path) -> None:
     assert by_hand(file, "SELECT count(*) FROM records WHERE key LIKE 'new/%'") == [(30,)]
 
 
+async def test_a_relaxed_commit_is_made_at_once_or_waits_its_turn(store: Store, file: Path) -> None:
+    """It needs no thread while nobody writes; where somebody does it is queued. It conflicts as any other."""
+    await store.commit("p", commit(put={"a": b"1"}, expect={"a": None}, relaxed=True))
+    with pytest.raises(Conflict):
+        await store.commit("p", commit(put={"a": b"2"}, expect={"a": None}, relaxed=True))
+    with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.ensure_future(store.commit("p", commit(put={"a": b"3"}, relaxed=True)))
+        await asyncio.sleep(0.03)
+        assert not waiting.done()
+        other.execute("ROLLBACK")
+        await waiting
+    assert await values(store, "p", ["a"]) == [b"3"]
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from tealagents.stores import open_store
+from tealagents.testing.stores import commit
+
+async def main(url):
+    async with open_store(url) as store:
+        for number in range(20):
+            await store.commit("p", commit(put={f"key/{number:02}": b""}, relaxed=True))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_relaxed_commit_outlives_its_process(store: Store, file: Path) -> None:
+    """A kill loses nothing: what is left to the next sync is safe from everything but a power cut."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, f"sqlite:///{file}")
+    assert await process.wait() == -signal.SIGKILL
+    assert len(await store.scan("p", "key/")) == 20
+
+
 async def test_expired_records_are_erased(file: Path) -> None:
     """A later commit erases what has expired."""
     now = 1_000_000.0
@@ -151,8 +189,10 @@ async def test_damaged_pages(file: Path) -> None:
 async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
     """Where nothing more can be written a commit is refused whole; reading works. covers: STATE-4"""
     await put(store, "p", {"a": b"1"})
-    with small_disk(), pytest.raises(PersistenceUnavailable, match="disk"):
-        await put(store, "p", {"a": b"2", "b": b"x" * 200_000})
+    for relaxed in (False, True):
+        too_much = commit(put={"a": b"2", "b": b"x" * 200_000}, relaxed=relaxed)
+        with small_disk(), pytest.raises(PersistenceUnavailable, match="disk"):
+            await store.commit("p", too_much)
     assert await values(store, "p", ["a", "b"]) == [b"1", None]
     await put(store, "p", {"a": b"3"})
     assert await values(store, "p", ["a"]) == [b"3"]
@@ -190,7 +230,8 @@ async def test_use_after_closing(file: Path) -> None:
     """A commit after the store was closed is refused, and does not wait for ever."""
     async with open_store(f"sqlite:///{file}") as store:
         await put(store, "p", {"a": b"1"})
-    for attempt in (put(store, "p", {"a": b"2"}), store.read("p", ["a"])):
+    relaxed = store.commit("p", commit(put={"a": b"2"}, relaxed=True))
+    for attempt in (put(store, "p", {"a": b"2"}), relaxed, store.read("p", ["a"])):
         with pytest.raises(PersistenceUnavailable, match="closed"):
             await attempt
 

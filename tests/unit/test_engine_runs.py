@@ -311,6 +311,27 @@ async def test_a_history_that_was_made_here_is_not_read_again() -> None:
         assert len(here.model.calls[-1].prompt) == 7
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_a_client_has_heard_of_is_not_left_to_a_later_sync(streamed: bool) -> None:
+    """Only the beginning of a request whose client waits for its end may be synced with what follows it: not
+    a tool call that is about to run, nor the beginning of a stream, whose ids are sent at once."""
+
+    relaxed = []
+
+    class Noting(MemoryStore):
+        async def commit(self, partition: str, commit: Commit) -> None:
+            if "/user/" in partition:
+                relaxed.append(commit.relaxed)
+            await super().commit(partition, commit)
+
+    async with process(Noting(), Scripted(calls(LOOK), says("I see.")), noting([], "Shell-look")) as here:
+        assert (await here.ask(streamed=streamed)).status == "Completed"
+    first, *later = relaxed
+    assert first is not streamed
+    assert len(later) >= 2
+    assert not any(later)
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_a_follower_that_has_seen_too_much_gets_the_end(elsewhere: bool) -> None:
     """Asked for what follows an event that never was, a stream still ends as it must. covers: SESSION-8"""

@@ -104,7 +104,7 @@ class Service:
 
     async def _begin(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
         while True:
-            begun = await self._beginning.begin(caller, message, key)
+            begun = await self._beginning.begin(caller, message, key, announced=streamed)
             if isinstance(begun, Replayed):
                 return _replayed(begun)
             if isinstance(begun, BusyElsewhere):

@@ -125,10 +125,13 @@ class Beginning:
 
     # --- beginning -------------------------------------------------------------------------------
 
-    async def begin(self, caller: Caller, message: NewMessage, key: Key | None) -> Begun:
+    async def begin(
+        self, caller: Caller, message: NewMessage, key: Key | None, *, announced: bool = True
+    ) -> Begun:
         """Stores a message as a new request, and takes its task for it if it is free.
 
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
+        `announced` is False where the client hears of the request only when its end is stored.
         """
         tag = await self._directory.introduce(caller.user)
         partition = self._ledger.partition(caller.user)
@@ -148,7 +151,9 @@ class Beginning:
                 plan = continued
             try:
                 with self._tasks.beginning(partition, plan.request_id):
-                    return await self._commit_begin(caller, partition, message, key, plan)
+                    return await self._commit_begin(
+                        caller, partition, message, key, plan, announced=announced
+                    )
             except Conflict:
                 continue
             except PersistenceUnavailable as error:
@@ -299,7 +304,14 @@ class Beginning:
                 raise NotOwner(f"The session {session_id} belongs to another user.")
 
     async def _commit_begin(
-        self, caller: Caller, partition: str, message: NewMessage, key: Key | None, plan: "_Plan"
+        self,
+        caller: Caller,
+        partition: str,
+        message: NewMessage,
+        key: Key | None,
+        plan: "_Plan",
+        *,
+        announced: bool,
     ) -> Tenure | Waiting:
         now = self._ledger.clock.now()
         head = plan.head
@@ -334,10 +346,17 @@ class Beginning:
         started = lifecycle.start(head, plan.request_id, self._lease.worker_id, now)
         drafts = self._start_drafts(caller.user.key, user_message)
         started, log_key, batch = await self._ledger.append(partition, started, drafts)
-        put |= {keys.task(head.task_id): started, keys.request(plan.request_id): request, log_key: batch}
+        # the request last, and first at its end, where it grows: a row that grows in the midst of full pages
+        # makes SQLite write their neighbours, too
+        put |= {keys.task(head.task_id): started, log_key: batch, keys.request(plan.request_id): request}
         expect[log_key] = None
         version = await self._ledger.commit(
-            partition, witness=log_key, expect=expect, put=put, ttl=self._tasks.key_ttl(request)
+            partition,
+            witness=log_key,
+            expect=expect,
+            put=put,
+            ttl=self._tasks.key_ttl(request),
+            relaxed=not announced,
         )
         return Tenure(self._tasks, partition, started, version, request, version, user_message)
 

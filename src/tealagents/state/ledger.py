@@ -122,6 +122,7 @@ class Ledger:
         ttl: Mapping[str, float] | None = None,
         delete: Collection[str] = (),
         operation: str | None = None,
+        relaxed: bool = False,
     ) -> str:
         """Commits, and returns the operation id: the version of all that was put.
 
@@ -136,6 +137,7 @@ class Ledger:
             expect=expect or {},
             put={key: Put(value, ttls.get(key)) for key, value in values.items()},
             delete=delete,
+            relaxed=relaxed,
         )
         try:
             await self.store.commit(partition, commit)

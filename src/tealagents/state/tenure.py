@@ -116,9 +116,10 @@ class Tenure:
         head, log_key, batch = await ledger.append(self.partition, self.head, drafts)
         head = change.head(replace(head, updated_at=ledger.clock.now()))
         request = change.request(self.request, head)
-        put: dict[str, object] = {keys.task(head.task_id): head, log_key: batch, **change.put}
+        put: dict[str, object] = {keys.task(head.task_id): head}
         if request is not self.request:
             put[keys.request(request.request_id)] = request
+        put |= {log_key: batch, **change.put}
         write = Write(ids.operation_id(), log_key, drafts, head, request)
         try:
             await ledger.commit(

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.ports import Commit, Put, Record, Store
@@ -76,10 +77,7 @@ class EncryptedStore:
         sealed = {
             key: Put(self._key.seal(partition, key, value), ttl) for key, (value, ttl) in commit.put.items()
         }
-        await self.store.commit(
-            partition,
-            Commit(operation=commit.operation, expect=commit.expect, put=sealed, delete=commit.delete),
-        )
+        await self.store.commit(partition, replace(commit, put=sealed))
 
     async def now(self) -> float:
         return await self.store.now()

@@ -5,8 +5,9 @@ what was acknowledged survives a power cut, and readers never wait for writers.
 
 One thread owns the connection that writes and one the connection that scans. Commits that wait while another
 is being synced share the next transaction, and so one sync; each still conflicts, or not, on its own. A read
-of a few keys is made on the event loop itself: it touches a few pages, waits for nobody, and handing it to a
-thread would cost several times as much as making it.
+of a few keys is made on the event loop itself, and so is a commit that need not be synced while nobody else
+writes: both touch a few pages, wait for nobody, and would cost several times as much handed to a thread. The
+next commit that is synced makes those before it survive a power cut, too: the log is one.
 """
 
 import asyncio
@@ -45,6 +46,8 @@ T = TypeVar("T")
 FEW: Final = 8
 #: commits that may share one transaction
 GROUP: Final = 64
+#: pages of the log after which it is copied into the database: 16 MB, most of them the same few again
+LOG_PAGES: Final = 4000
 #: seconds between two erasures of what has expired, and how many records each erases at most
 SWEEP_SECONDS: Final = 60.0
 SWEEP_RECORDS: Final = 500
@@ -134,8 +137,13 @@ class SqliteStore(BaseStore):
     async def commit(self, partition: str, commit: Commit) -> None:
         """Once it is queued it is done, whether its caller waits or not."""
         check_commit(partition, commit)
+
+        def write(connection: sqlite3.Connection) -> None:
+            self._write(connection, partition, commit)
+
         try:
-            await self._writer.do(lambda connection: self._write(connection, partition, commit))
+            if not (commit.relaxed and self._done_at_once(write)):
+                await self._writer.do(write)
         except sqlite3.Error as error:
             raise self._refused(error) from error
 
@@ -150,6 +158,18 @@ class SqliteStore(BaseStore):
             return self._at_hand.execute(statement, arguments).fetchall()
         except sqlite3.Error:
             return None
+
+    def _done_at_once(self, work: Callable[[sqlite3.Connection], None]) -> bool:
+        """Commits without a sync; False where somebody else is writing: the thread will wait."""
+        try:
+            self._at_hand.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            return False
+        job = _Job(work)
+        self._finish(self._at_hand, [job])
+        if job.error is not None:
+            raise job.error
+        return True
 
     async def _rows(self, statement: str, arguments: Sequence[object]) -> list[Any]:
         try:
@@ -194,12 +214,22 @@ class SqliteStore(BaseStore):
             connection.executemany(self._sql["delete"], [(partition, key) for key in commit.delete])
 
     def _in_one_transaction(self, connection: sqlite3.Connection, jobs: Sequence["_Job"]) -> None:
-        """Does all jobs and syncs once. A job conflicts alone; any other failure is everybody's."""
+        """Does all jobs and syncs once."""
         try:
             connection.execute("BEGIN IMMEDIATE")
+            self._sweep(connection)
+        except BaseException as error:  # noqa: BLE001 — raised where each commit is awaited
+            _roll_back(connection)
+            _fail(jobs, error)
+        else:
+            self._finish(connection, jobs)
+
+    def _finish(self, connection: sqlite3.Connection, jobs: Sequence["_Job"]) -> None:
+        """Does all jobs in the transaction that is open, and commits it. A job conflicts alone; any other
+        failure is everybody's."""
+        try:
             for job in jobs:
                 job.do(connection)
-            self._sweep(connection)
         except BaseException as error:  # noqa: BLE001 — raised where each commit is awaited
             _roll_back(connection)
             return _fail(jobs, error)
@@ -226,9 +256,12 @@ class SqliteStore(BaseStore):
                 if not self._schema_number(writing):
                     self._apply_migrations(writing)
             self._check_schema(self._schema_number(writing))
+            writing.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
             scanning.execute("PRAGMA query_only = ON")
-            at_hand.execute("PRAGMA query_only = ON")
             at_hand.execute("PRAGMA busy_timeout = 0")
+            # the writer syncs what this connection writes, and copies the log into the database
+            at_hand.execute("PRAGMA synchronous = NORMAL")
+            at_hand.execute("PRAGMA wal_autocheckpoint = 0")
             opened.pop_all()
         return [writing, scanning, at_hand]
 
