@@ -1,6 +1,8 @@
 """Runs on a store that fails at any moment, canceled at any moment: nothing doubled, lost, or left behind."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from engine_setup import (
     Process,
     Scripted,
     calls,
+    fails,
     noting,
     process,
     says,
@@ -309,6 +312,37 @@ async def test_a_history_that_was_made_here_is_not_read_again() -> None:
             await here.ask(f"more {n}", task_id)
         assert store.scans == 0
         assert len(here.model.calls[-1].prompt) == 7
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("way", ["answers", "fails", "calls a tool", "is canceled", "runs out of time"])
+async def test_a_request_that_is_over_is_forgotten_at_once(way: str, streamed: bool) -> None:
+    """Its answer does not stay in memory until a full collection, which may be thousands of requests away."""
+    gate = asyncio.Event()
+    ways = {
+        "answers": [says("hello")],
+        "fails": [fails],
+        "calls a tool": [calls(LOOK), says("I see.")],
+    }
+    model = Scripted(*ways.get(way, [waits(gate, "a", "b")]))
+    limits = {"request_timeout_seconds": 0.05} if way == "runs out of time" else {}
+    async with process(None, model, noting([], "Shell-look"), limits=limits) as here:
+        gc.collect()
+        gc.disable()
+        try:
+            sent = await here.send(streamed=streamed)
+            request_id = sent.request.request_id
+            runs = weakref.WeakSet([here.service.run_of(request_id)])
+            if way == "is canceled":
+                await asyncio.sleep(0.01)
+                await here.service.cancel(sent.partition, request_id, ADA.user.key)
+            await here.service.outcome(sent)
+            if streamed:
+                await here.followed(request_id)
+            await asyncio.sleep(0.01)
+            assert not list(runs)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -1,6 +1,7 @@
 """Leases: losing them, getting them back, and telling the dead from the living."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from engine_setup import Faulty, Process, Scripted, damage, process, says, waits
@@ -117,3 +118,27 @@ async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> No
         run = here.service.run_of(sent.request.request_id)
         assert run is None
         assert await store.scan(partition, "signal/") == []
+
+
+async def test_a_process_beats_for_all_its_requests_at_once(clock: FakeClock) -> None:
+    """With 2,000 requests open the lease is written at most once in five seconds. covers: TASK-5"""
+    beats = []
+
+    class Counting(SharedMemory):
+        async def commit(self, partition: str, commit: Commit) -> None:
+            if partition == keys.workers("Tester"):
+                beats.append(clock.monotonic())
+            await super().commit(partition, commit)
+
+    gate = asyncio.Event()
+    limits = {"max_concurrent_requests": 2000, "max_requests_per_user": 2000}
+    async with process(Counting(clock), Scripted(waits(gate)), clock=clock, limits=limits) as here:
+        sent = [await here.send() for _ in range(2000)]
+        beats.clear()
+        await pass_by(clock, 60)
+        assert here.service.admission.in_flight == 2000
+        pauses = [later - earlier for earlier, later in pairwise(beats)]
+        assert len(beats) >= 10
+        assert min(pauses) >= 5
+        gate.set()
+        assert (await here.service.outcome(sent[-1])).status == "Completed"

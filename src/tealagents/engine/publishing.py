@@ -110,9 +110,8 @@ class Publisher:
 
     async def settle(self, persist: Persist) -> list[StreamEvent]:
         """Stops writing behind, and returns the last few events, which go with the end's own commit."""
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.wait([self._writer])
+        if (writer := self.stop()) is not None:
+            await asyncio.wait([writer])
         if self._writing is not None and not self._writing.done():
             await asyncio.wait([self._writing])
         while unwritten := self._unwritten():
@@ -125,10 +124,13 @@ class Publisher:
                 break  # the request has changed hands; its next commit finds out
         return []
 
-    def stop(self) -> None:
-        """Writes nothing more behind."""
-        if self._writer is not None:
-            self._writer.cancel()
+    def stop(self) -> asyncio.Task[None] | None:
+        """Writes nothing more behind; what did is returned, canceled."""
+        # not kept: its traceback names this publisher, which would stay until a full collection
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.cancel()
+        return writer
 
     def _unwritten(self) -> list[StreamEvent]:
         """What is to be written to the log next."""

@@ -104,7 +104,7 @@ class Run:
         self._dropped = False
         #: what was said and done before a pause is in the journal
         self._recalled = tenure.message is not None
-        self._told: Callable[[], None] = lambda: None
+        self._told: Callable[[], None] | None = None
         self._journal = Journal(tenure, tasks.ledger.clock)
         #: what the followers see
         self.stream = Publisher(tasks, tenure)
@@ -237,7 +237,10 @@ class Run:
             self.stream.stop()
             if not self.done.done():
                 self._give_up(Interrupted("The service failed inside. Read the request to learn its fate."))
-            self._told()
+            # who is told knows this run: not let go of, the answer would stay until a full collection
+            told, self._told = self._told, None
+            if told is not None:
+                told()
 
     def _time_left(self) -> float:
         """Seconds to run: waiting for its turn counts, waiting for a human does not."""
