@@ -557,11 +557,14 @@ def test_a_head_that_is_too_large_is_refused_before_it_is_read(
     assert json.loads(document)["code"] == "too_large"
 
 
-def test_large_bodies_and_many_requests_on_a_connection_are_no_large_head(service: ServiceThread) -> None:
+@pytest.mark.parametrize("cut", [7_777, 85_000, 10**9])
+def test_large_bodies_and_many_requests_on_a_connection_are_no_large_head(
+    service: ServiceThread, cut: int
+) -> None:
     """Heads are counted each on its own, whatever comes between them, and however it is cut."""
     long = b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 60_000 + b"\r\n\r\n"
     posted = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + b"a" * 200_000
     wire = long * 3 + posted + long
     wire += b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-    back = answered(service, *(wire[n : n + 7_777] for n in range(0, len(wire), 7_777)))
+    back = answered(service, *(wire[n : n + cut] for n in range(0, len(wire), cut)))
     assert (back.count(b"HTTP/1.1 200"), back.count(b"HTTP/1.1 405")) == (5, 1)

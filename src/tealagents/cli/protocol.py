@@ -36,13 +36,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = False
+        #: bytes of the head that is being received, but for those that came with the end of another request
         self._head = 0
+        self._heads = 0
         self._too_large = False
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
         self._head = 0
+        self._heads += 1
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -52,9 +55,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        goes_on = self._in_head
+        before = self._heads if self._in_head else None
         super().data_received(data)
-        if goes_on and self._in_head:
+        if self._in_head and self._heads == before:
             self._head += len(data)
             if self._head > MOST_HEAD and not self.transport.is_closing():
                 self._too_large = True
