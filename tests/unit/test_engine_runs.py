@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from engine_setup import (
     ADA,
+    Answer,
     Faulty,
     Process,
     Scripted,
@@ -319,7 +320,7 @@ async def test_a_history_that_was_made_here_is_not_read_again() -> None:
 async def test_a_request_that_is_over_is_forgotten_at_once(way: str, streamed: bool) -> None:
     """Its answer does not stay in memory until a full collection, which may be thousands of requests away."""
     gate = asyncio.Event()
-    ways = {
+    ways: dict[str, list[Answer]] = {
         "answers": [says("hello")],
         "fails": [fails],
         "calls a tool": [calls(LOOK), says("I see.")],
