@@ -250,6 +250,10 @@ BAD: dict[str, tuple[Callable[[str], Json], str]] = {
         lambda call_id: {"decisions": [{"id": call_id, "action": "approve", "arguments": "x"}]},
         "decisions.0.arguments",
     ),
+    "arguments that the tool does not have": (
+        lambda call_id: {"decisions": [{"id": call_id, "action": "approve", "arguments": {"line": 7}}]},
+        "decisions.0.arguments",
+    ),
     "edited arguments of a rejected call": (
         lambda call_id: {"decisions": [{"id": call_id, "action": "reject", "arguments": {}}]},
         "decisions.0.arguments",

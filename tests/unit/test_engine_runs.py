@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,10 +21,11 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
+from tealagents.domain.errors import CorruptState, Overloaded, PersistenceUnavailable, TealError
+from tealagents.domain.events import ModelEvent
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
-from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
 from tealagents.engine.approvals import Command
 from tealagents.state import keys, ledger
 from tealagents.state.chain import GENESIS
@@ -313,6 +314,27 @@ async def test_a_history_that_was_made_here_is_not_read_again() -> None:
             await here.ask(f"more {n}", task_id)
         assert store.scans == 0
         assert len(here.model.calls[-1].prompt) == 7
+
+
+async def test_a_message_that_finds_no_room_ends_no_pause() -> None:
+    """`supersede` is refused where as many wait as may, and the pause waits on. covers: HITL-1"""
+    gate = asyncio.Event()
+
+    async def asks_late(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        await gate.wait()
+        async for event in calls(DELETE)(call):
+            yield event
+
+    tool = noting([], governed=True)
+    async with process(None, Scripted(asks_late), tool, concurrency="enqueue", max_queued=1) as here:
+        first = await here.send("one", streamed=True)
+        task_id = first.request.task_id
+        await here.send("two", task_id, streamed=True)
+        gate.set()
+        assert (await here.service.outcome(first)).status == "Paused"
+        with pytest.raises(Overloaded):
+            await here.send("three", task_id, supersede=True)
+        assert (await here.request(first.request.request_id)).status == "Paused"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

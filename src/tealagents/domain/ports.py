@@ -288,6 +288,15 @@ class Tool(Protocol):
         ...
 
 
+@runtime_checkable
+class Checking(Protocol):
+    """A tool that can tell before a call whether its arguments fit; what a person edits is checked so."""
+
+    def check(self, arguments: Json) -> None:
+        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        ...
+
+
 class Toolset(Protocol):
     """Tools from one place: the code plugins, an OpenAPI service, an MCP server.
 

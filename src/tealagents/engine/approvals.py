@@ -14,6 +14,7 @@ from tealagents.domain.errors import (
     NotOwner,
     RequestCanceled,
     TealError,
+    ToolFailed,
 )
 from tealagents.domain.models import (
     Approval,
@@ -168,7 +169,7 @@ class Approvals:
 
     def _wanted(self, approval: Approval, actor: User, command: Command) -> Approval:
         """The pause as decided by `command`. `InvalidRequest` where the decision does not fit it."""
-        shown = {call.id for call in approval.calls}
+        shown = {call.id: call.tool for call in approval.calls}
         decisions: dict[str, Decision] = {}
         for n, decision in enumerate(command.decisions):
             if decision.id not in shown:
@@ -178,13 +179,22 @@ class Approvals:
             if decision.id in decisions:
                 raise InvalidRequest(f"decisions.{n}.id", "is decided twice")
             decisions[decision.id] = _decision(n, decision, command.action)
-        missing = shown - decisions.keys()
+            if decision.arguments is not None and approval.status == "pending":
+                self._check_edited(n, shown[decision.id], decision.arguments)
+        missing = shown.keys() - decisions.keys()
         if missing and command.action is None:
             raise InvalidRequest(
                 "action", f"is needed for the calls that decisions omits: {', '.join(sorted(missing))}"
             )
         now = self._ledger.clock.now()
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
+
+    def _check_edited(self, n: int, tool: str, arguments: Json) -> None:
+        """A slip of the pen must not use the decision up."""
+        try:
+            self._service.agent.toolbox.check(tool, arguments)
+        except ToolFailed as failure:
+            raise InvalidRequest(f"decisions.{n}.arguments", f"do not fit {tool}: {failure}") from None
 
     # --- carrying it out -------------------------------------------------------------------------
 

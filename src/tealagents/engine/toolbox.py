@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
 from tealagents.domain.models import TOOL_SEPARATOR, Json, ToolCall, User
-from tealagents.domain.ports import Delegation, Model, Tool, Toolset
+from tealagents.domain.ports import Checking, Delegation, Model, Tool, Toolset
 from tealagents.engine.texts import storable
 
 log = logging.getLogger(__name__)
@@ -163,6 +163,12 @@ class Toolbox:
         if tool is None or not tool.spec.governance.requires_hitl:
             return False
         return isinstance(_arguments(call), dict)
+
+    def check(self, name: str, arguments: Json) -> None:
+        """`ToolFailed` where the tool knows already that it would refuse these arguments."""
+        tool = self.find(name)
+        if isinstance(tool, Checking):
+            tool.check(arguments)
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
         """Makes one call. Whatever goes wrong with it is told to the model, and is no failure of ours."""

@@ -269,19 +269,15 @@ class Beginning:
                     task_id=task_id,
                     session_id=head.session_id,
                 )
+            if head.queue:  # whoever waits comes first, and a message that is refused must end no pause
+                self._check_room(head)
             await self._tasks.end(partition, stored, head.pending.request_id, SUPERSEDED, caller.user.key)
             return None
         waits = False
         if head.running is not None or head.queue:
             if self._rules.concurrency == "enqueue":
                 waits = True
-                if len(head.queue) >= min(self._rules.max_queued, MOST_QUEUED):
-                    raise Overloaded(
-                        f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
-                        retry_after=1,
-                        task_id=task_id,
-                        session_id=head.session_id,
-                    )
+                self._check_room(head)
             elif head.running is not None and self._rules.concurrency in ("interrupt", "rollback"):
                 return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
             elif head.running is not None:
@@ -294,6 +290,15 @@ class Beginning:
                 )
         expect: dict[str, str | None] = {keys.task(task_id): stored.version}
         return _Plan(head=head, expect=expect, put={}, request_id=ids.new_id(tag), waits=waits)
+
+    def _check_room(self, head: Head) -> None:
+        if len(head.queue) >= min(self._rules.max_queued, MOST_QUEUED):
+            raise Overloaded(
+                f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
+                retry_after=1,
+                task_id=head.task_id,
+                session_id=head.session_id,
+            )
 
     async def _check_session(self, caller: Caller, partition: str, session_id: str) -> None:
         """Refuses a session that belongs to somebody else before saying that it does not fit."""

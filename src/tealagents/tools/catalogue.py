@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tealagents.domain.models import Json
-from tealagents.domain.ports import Governance, Tool, ToolContext, Toolset, ToolSpec
+from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, Toolset, ToolSpec
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents, authorized
@@ -157,6 +157,10 @@ class GovernedTool:
         self.spec = spec
         self.inner = tool
         self._consents = consents
+
+    def check(self, arguments: Json) -> None:
+        if isinstance(self.inner, Checking):
+            self.inner.check(arguments)
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         if (

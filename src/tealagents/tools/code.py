@@ -93,6 +93,10 @@ class CodeTool:
         self._threads = threads
         self._nothing = DONE if signature.returns_nothing else "null"
 
+    def check(self, arguments: Json) -> None:
+        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        self._signature.check(arguments)
+
     async def call(self, context: ToolContext, arguments: Json) -> str:
         checked = self._signature.check(arguments)
         if self._scopes:

@@ -90,6 +90,10 @@ class OpenAPITool:
             plugin=plugin_of(service.options.plugin_name),
         )
 
+    def check(self, arguments: Json) -> None:
+        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        request_of(self._operation, arguments)
+
     async def call(self, context: ToolContext, arguments: Json) -> str:
         request = request_of(self._operation, arguments)
         return await self._service.answer(context, self._operation, request)

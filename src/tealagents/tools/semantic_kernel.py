@@ -61,6 +61,10 @@ class KernelFunctionTool:
         self._takes_context = takes_context
         self._scopes = tuple(getattr(kind, "on_behalf_of_scopes", ()))
 
+    def check(self, arguments: Json) -> None:
+        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        self._signature.check(arguments)
+
     async def call(self, context: ToolContext, arguments: Json) -> str:
         checked = self._signature.check(arguments)
         given: tuple[Any, ...] = ()
