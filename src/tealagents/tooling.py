@@ -2,13 +2,32 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from tealagents.auth.options import EntraOptions
 from tealagents.config import ServiceConfig
-from tealagents.domain.ports import Clock, Delegation, Toolset
+from tealagents.domain.ports import Clock, Delegation, Toolset, ToolSpec
 from tealagents.state.ledger import Ledger
 from tealagents.state.vault import Vault
-from tealagents.tools import Consents, open_toolsets
+from tealagents.tools import Consents, open_toolsets, tools_at_hand
+
+
+def offered(config: ServiceConfig) -> list[ToolSpec]:
+    """The tools that can be told of before any server is asked. `ToolsetError` where they cannot be had."""
+    return tools_at_hand(**_sources(config))
+
+
+def _sources(config: ServiceConfig) -> dict[str, Any]:
+    agent = config.agent
+    return {
+        "plugins": agent.plugins,
+        "plugin_module": config.plugin_module,
+        "remote": agent.remote_plugins,
+        "remote_plugin_file": config.remote_plugin_path,
+        "servers": [server.options() for server in agent.mcp_servers],
+        "catalogue_file": config.plugin_catalog_file,
+        "environment": config.environment,
+    }
 
 
 class Tooling:
@@ -32,22 +51,10 @@ class Tooling:
 
     async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
         """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""
-        config = self._config
         if self.delegation is not None:
             await self._stack.enter_async_context(self.delegation)  # type: ignore[arg-type]
-        agent = config.agent
         return await self._stack.enter_async_context(
-            open_toolsets(
-                plugins=agent.plugins,
-                plugin_module=config.plugin_module,
-                remote=agent.remote_plugins,
-                remote_plugin_file=config.remote_plugin_path,
-                servers=[server.options() for server in agent.mcp_servers],
-                catalogue_file=config.plugin_catalog_file,
-                consents=self.consents,
-                changed=changed,
-                environment=config.environment,
-            )
+            open_toolsets(consents=self.consents, changed=changed, **_sources(self._config))
         )
 
     async def close(self) -> None:

@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tealagents.cli.loading import load_or_exit, stderr
+from tealagents.cli.loading import fail, load_or_exit, stderr
 from tealagents.config import json_schema, summary
+from tealagents.domain.ports import ToolSpec
 
 
 def check_command(
@@ -19,20 +20,33 @@ def check_command(
 ) -> None:
     """Validate a config file and show what would be served.
 
-    Every mistake is shown with its file, line and key; exit status 2 if there is one.
+    Every mistake is shown with its file, line and key; exit status 2 if there is one. The plugin file is
+    loaded, too; no store, no model service and no tool server is asked.
     """
+    from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.serve import build_or_exit
+    from tealagents.tooling import offered
 
     checked = load_or_exit(config)
     build_or_exit(checked)
+    try:
+        tools = offered(checked)
+    except START_ERRORS as error:
+        raise fail(str(error)) from None
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, value in summary(checked):
         table.add_row(label, value)
+        if label == "plugins":
+            table.add_row("", ", ".join(map(_named, tools)))
     Console(highlight=False).print(table)
     for warning in checked.warnings:
         stderr.print(f"[yellow]![/] {warning}")
+
+
+def _named(tool: ToolSpec) -> str:
+    return f"{tool.name} (asks first)" if tool.governance.requires_hitl else tool.name
 
 
 def schema_command() -> None:

@@ -2,6 +2,7 @@
 
 ====================  ==================================================================================
 `open_toolsets`       opens all of an agent's tools; what bootstrap calls
+`tools_at_hand`       those that no server has to be asked for, and whatever is wrong with the others' files
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
 `semantic_kernel`     plugins written for the earlier framework
 `openapi`             OpenAPI plugins (`openapi_document`, `openapi_schema`: reading a document;
@@ -29,8 +30,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from tealagents.domain.ports import Toolset
-from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique, report
+from tealagents.domain.ports import Toolset, ToolSpec
+from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique, govern, report
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import prefix_of
@@ -47,6 +48,7 @@ __all__ = [
     "ToolsetError",
     "open_toolsets",
     "report",
+    "tools_at_hand",
 ]
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,29 @@ async def open_toolsets(
         for sentence in report([tool for toolset in toolsets for tool in toolset.tools()], catalogue):
             logger.warning("%s", sentence)
         yield [GovernedToolset(toolset, catalogue, consents) for toolset in toolsets]
+
+
+def tools_at_hand(
+    *,
+    plugins: Sequence[str] = (),
+    plugin_module: Path | None = None,
+    remote: Sequence[str] = (),
+    remote_plugin_file: Path | None = None,
+    servers: Sequence[Mapping[str, Any]] = (),
+    catalogue_file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[ToolSpec]:
+    """The tools of the plugin file, governed; its classes are made, nothing is opened and nobody asked.
+
+    Takes what `open_toolsets` takes. `ToolsetError` for whatever can be known to be wrong without a server.
+    """
+    catalogue = Catalogue.load(catalogue_file) if catalogue_file else None
+    code = _code_plugins(plugins, plugin_module)
+    _remote_plugins(remote, remote_plugin_file, environment)
+    _mcp_servers(servers, None, None)
+    _check_prefixes([*plugins, *remote, *(str(server.get("name", "")) for server in servers)])
+    check_unique(code)
+    return [tool.spec for toolset in code for tool in govern(toolset.tools(), catalogue)]
 
 
 async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None:

@@ -1,0 +1,59 @@
+"""`tealagents check`: what would be served, or what is wrong, before anything is started."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tealagents.cli.main import command_line
+
+DEMO = Path(__file__).parents[2] / "demos" / "approval"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("config.yaml", "custom_plugins.py", "catalogue.json"):
+        shutil.copy(DEMO / name, tmp_path)
+    return tmp_path
+
+
+def check(folder: Path, **environment: str) -> Result:
+    env = {"TA_API_KEY": "any", "COLUMNS": "200", **environment}
+    return CliRunner().invoke(command_line("check"), ["check", str(folder / "config.yaml")], env=env)
+
+
+def test_the_tools_are_named_and_those_that_ask(folder: Path) -> None:
+    """The plugin file is loaded, and the catalogue says which calls a person approves."""
+    checked = check(folder, TA_PLUGIN_CATALOG_FILE=str(folder / "catalogue.json"))
+    assert checked.exit_code == 0, checked.output
+    assert "Files-list, Files-delete (asks first)" in checked.output
+    assert "(asks first)" not in check(folder).output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("custom_plugins.py", "import nothing_of_this_name", "custom_plugins.py, line 1"),
+        ("custom_plugins.py", "", "Files"),
+        ("catalogue.json", '{"plugins": 7}', "catalogue.json"),
+        ("catalogue.json", "", "catalogue.json"),
+    ],
+)
+def test_what_is_wrong_with_the_tools_is_said(folder: Path, name: str, text: str, said: str) -> None:
+    """By file and place, with exit status 2: what `serve` would stumble over is found before."""
+    (folder / name).write_text(text)
+    checked = check(folder, TA_PLUGIN_CATALOG_FILE=str(folder / "catalogue.json"))
+    assert checked.exit_code == 2, checked.output
+    assert said in checked.output
+    assert "Traceback" not in checked.output
+
+
+def test_servers_are_not_asked(folder: Path) -> None:
+    """An MCP server that cannot be started is no mistake of the file."""
+    config = folder / "config.yaml"
+    server = "    mcp_servers: [{name: away, transport: stdio, command: /does/not/exist}]\n"
+    config.write_text(config.read_text().replace("  agent:\n", "  agent:\n" + server))
+    checked = check(folder)
+    assert checked.exit_code == 0, checked.output
+    assert "away: /does/not/exist" in checked.output
