@@ -321,10 +321,17 @@ def test_examples_are_what_they_stand_for(service: ServiceThread, document: Json
 
 
 def test_the_docs_page_is_served(service: ServiceThread) -> None:
-    """For people, without a token."""
-    answer = httpx.get(service.url + "/docs")
+    """For people, without a token; nothing that it loads is somebody else's."""
+    page = httpx.URL(service.url + "/docs")
+    answer = httpx.get(page)
     assert answer.status_code == 200
-    assert f"{service.prefix}/openapi.json" in answer.text
+    loaded = re.findall(r"""(?:src|href)="([^"]+)"|url: '([^']+)'""", answer.text)
+    names = [one or other for one, other in loaded if not one.startswith("data:")]
+    assert len(names) == 3
+    for name in names:
+        part = httpx.get(page.join(name))
+        assert (part.status_code, part.url.host, part.url.port) == (200, page.host, page.port), name
+    assert httpx.get(page.join("docs/nothing.js")).status_code == 404
 
 
 def test_the_root_lists_the_agent(service: ServiceThread) -> None:

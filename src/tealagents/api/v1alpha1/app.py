@@ -4,16 +4,19 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tealagents.api import bodies, problems, sse
@@ -45,7 +48,7 @@ class AppV3:
             version=agent.version,
             description=api.surface.description,
             openapi_url=f"{prefix}/openapi.json",
-            docs_url=f"{prefix}/docs",
+            docs_url=None,  # FastAPI's own page needs a host of somebody else
             redoc_url=None,
             lifespan=self._lifespan,
             redirect_slashes=False,
@@ -56,6 +59,7 @@ class AppV3:
         for module in (messages, sessions, tasks, requests, approvals, health):
             app.include_router(module.router(api), prefix=prefix)
         self._add_discovery(app)
+        self._add_docs(app)
         self._add_error_handlers(app)
         if api.surface.cors_origins:
             app.add_middleware(
@@ -124,6 +128,28 @@ class AppV3:
                 f"{server} is authorized. Go back to the conversation and approve the request."
             )
 
+    def _add_docs(self, app: FastAPI) -> None:
+        """The page on which the API can be read and tried. All it needs comes from here: many a network has
+        no way out, and a script from elsewhere would see what is typed."""
+        page = get_swagger_ui_html(
+            title=f"{app.title} {app.version}",
+            openapi_url="openapi.json",
+            swagger_js_url=f"docs/{_DOCS_FILES[0]}",
+            swagger_css_url=f"docs/{_DOCS_FILES[1]}",
+            swagger_favicon_url="data:,",
+        )
+
+        @app.get(f"{self._api.prefix}/docs", include_in_schema=False)
+        async def docs() -> Response:
+            return page
+
+        @app.get(f"{self._api.prefix}/docs/{{name}}", include_in_schema=False)
+        async def docs_file(name: str) -> Response:
+            if name not in _DOCS_FILES:
+                raise NotFound(f"There is no file {name} of the docs page.")
+            folder = Path(str(files("fastapi_offline"))) / "static"
+            return FileResponse(folder / name, headers={"cache-control": "public, max-age=86400"})
+
     def _add_error_handlers(self, app: FastAPI) -> None:
         api = self._api
 
@@ -161,6 +187,9 @@ class AppV3:
         app.add_exception_handler(HTTPException, http)
         app.add_exception_handler(Exception, fault)
 
+
+#: what the docs page loads, in the order of its arguments
+_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 #: headers that browsers may send from elsewhere, and those they may see
 _TAKEN_HEADERS = (
