@@ -316,6 +316,33 @@ async def test_a_history_that_was_made_here_is_not_read_again() -> None:
         assert len(here.model.calls[-1].prompt) == 7
 
 
+async def test_waiting_costs_the_same_however_many_wait() -> None:
+    """One look at the task serves all who wait for it; each is answered in its turn. covers: STATE-5"""
+    gate, looks = asyncio.Event(), 0
+
+    class Counting(MemoryStore):
+        async def read(self, partition: str, names: Sequence[str]) -> list[Record | None]:
+            nonlocal looks
+            looks += any(name.startswith("task/") for name in names)
+            return await super().read(partition, names)
+
+    async with process(Counting(), Scripted(waits(gate), says("hello")), concurrency="enqueue") as here:
+        first = await here.send("one", streamed=True)
+        task_id = first.request.task_id
+        waiting = [await here.send(f"more {n}", task_id, streamed=True) for n in range(40)]
+        await asyncio.sleep(0.1)
+        looks = 0
+        await asyncio.sleep(0.6)
+        assert looks <= 4
+        gate.set()
+        ends = [await here.service.outcome(sent) for sent in waiting]
+        assert {end.status for end in ends} == {"Completed"}
+        began = [end.started_at for end in ends if end.started_at is not None]
+        assert len(began) == len(waiting)
+        assert began == sorted(began)
+        assert looks <= 10 * len(waiting)
+
+
 async def test_a_message_that_finds_no_room_ends_no_pause() -> None:
     """`supersede` is refused where as many wait as may, and the pause waits on. covers: HITL-1"""
     gate = asyncio.Event()

@@ -12,6 +12,7 @@
 `approvals`   decisions on pauses
 `following`   the events of a request, from memory or from the log
 `admission`   how many requests at once, and draining
+`lines`       requests that wait for their task
 `agent`       what a config file says an agent is
 ============  ==========================================================================
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
@@ -18,6 +17,7 @@ from tealagents.domain.models import (
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import Agent
 from tealagents.engine.following import follow
+from tealagents.engine.lines import Lines
 from tealagents.engine.loop import Resumption
 from tealagents.engine.run import Recall, Run
 from tealagents.engine.toolbox import CallContext
@@ -39,8 +39,6 @@ from tealagents.state.workers import Lease
 
 log = logging.getLogger(__name__)
 
-#: seconds between two looks of a request that waits its turn behind a task that runs elsewhere
-TURN_SECONDS = 0.25
 #: seconds that requests which are interrupted at the end of a drain get to store that they were
 LAST_WRITES_SECONDS = 5.0
 
@@ -75,7 +73,7 @@ class Service:
         self.closed = False
         self._beginning = Beginning(tasks, self.turns.witnesses)
         self._runs: dict[str, Run] = {}
-        self._turns: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._lines = Lines(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
         lease.attach(on_lost=self._drop_all, on_signal=self._look_again, busy=lambda: bool(self._runs))
 
@@ -184,8 +182,7 @@ class Service:
         if run.done.exception() is not None:
             self.tasks.leave(run.partition, run.request_id)
         self.admission.leave(user)
-        for waiting in self._turns.get(run.request.task_id, ()):
-            waiting.set()
+        self._lines.look(run.request.task_id)
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
@@ -199,31 +196,18 @@ class Service:
 
     async def _take_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
         """Starts a request when it is its turn; gives its place back where it never will be."""
-        wake = asyncio.Event()
-        task_id = waiting.request.task_id
-        self._turns[task_id].add(wake)
+        request = waiting.request
         started = False
         try:
-            while True:
-                wake.clear()
-                begun = await self._try_start(caller, waiting)
-                if isinstance(begun, Tenure):
-                    await self._start(caller, begun, streamed=streamed)
-                    started = True
-                    return
-                if begun is not None:
-                    return
-                try:
-                    async with asyncio.timeout(TURN_SECONDS):
-                        await wake.wait()
-                except TimeoutError:
-                    continue
+            with self._lines.place(waiting.partition, request.task_id, request.request_id) as place:
+                while (begun := await self._try_start(caller, waiting)) is None:
+                    await place.called()
+            if isinstance(begun, Tenure):
+                await self._start(caller, begun, streamed=streamed)
+                started = True
         finally:
-            self._turns[task_id].discard(wake)
-            if not self._turns[task_id]:
-                del self._turns[task_id]
             if not started:
-                self.tasks.over(waiting.request.request_id)
+                self.tasks.over(request.request_id)
                 self.admission.leave(caller.user.key)
 
     async def _try_start(self, caller: Caller, waiting: Waiting) -> Tenure | RequestRecord | None:
@@ -272,8 +256,7 @@ class Service:
             if run is not None and run.done.exception() is not None:
                 run.done.result()
             await self.tasks.cancel(partition, request_id, actor)
-            for waiting in self._turns.get(found.task_id, ()):
-                waiting.set()
+            self._lines.look(found.task_id)
 
     async def _look_again(self, request_id: str) -> None:
         """Another process has decided something of a request that runs here."""
