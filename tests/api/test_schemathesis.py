@@ -121,6 +121,8 @@ class World:
             decision["id"] = call["id"]
             if decision.get("action", body.get("action")) != "approve":
                 decision.pop("arguments", None)
+            elif isinstance(decision.get("arguments"), dict):
+                decision["arguments"] = {"path": "/edited"}  # the tool has one, and refuses others
             kept.append(decision)
         if all(decision.get("action") or body.get("action") for decision in kept):
             body["decisions"] = kept
