@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -29,8 +30,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(file: Path) -> AsyncGenerator[Store]:
-    async with open_store(f"sqlite:///{file}", busy_seconds=0.1) as store:
+async def store(file: Path) -> AsyncGenerator[SqliteStore]:
+    async with SqliteStore(SqliteOptions(path=file, busy_seconds=0.1)) as store:
         yield store
 
 
@@ -133,6 +134,36 @@ async def test_a_relaxed_commit_outlives_its_process(store: Store, file: Path) -
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, f"sqlite:///{file}")
     assert await process.wait() == -signal.SIGKILL
     assert len(await store.scan("p", "key/")) == 20
+
+
+class Unsyncable:
+    """A connection whose sync fails, as that of a disk does that could not write."""
+
+    def execute(self, statement: str) -> None:
+        if statement == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+
+
+async def test_after_a_failed_sync_nothing_rests_on_the_log(store: SqliteStore, file: Path) -> None:
+    """What it may have lost is written anew before anything more is acknowledged. covers: STATE-4"""
+    await store.commit("p", commit(put={"a": b"1"}, relaxed=True))
+    store._finish(cast("sqlite3.Connection", Unsyncable()), [])
+    log = file.with_name("state.db-wal")
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchone()
+        for relaxed in (False, True):
+            with pytest.raises(PersistenceUnavailable, match="sync has failed"):
+                await store.commit("p", commit(put={"b": b"2"}, relaxed=relaxed))
+    await store.commit("p", commit(put={"b": b"2"}))
+    copied = file.with_name("copy.db")
+    copied.write_bytes(file.read_bytes())  # without its log
+    assert by_hand(copied, "SELECT key FROM records WHERE partition = 'p'") == [("a",)]
+    assert log.stat().st_size < 100_000
+    await store.commit("p", commit(put={"c": b"3"}, relaxed=True))
+    assert await values(store, "p", ["a", "b", "c"]) == [b"1", b"2", b"3"]
 
 
 async def test_expired_records_are_erased(file: Path) -> None:

@@ -49,6 +49,15 @@ def test_what_is_wrong_with_the_tools_is_said(folder: Path, name: str, text: str
     assert "Traceback" not in checked.output
 
 
+def test_a_plugin_is_made_as_it_is_when_the_service_starts(folder: Path) -> None:
+    """Within an event loop, of which it may take hold."""
+    plugins = folder / "custom_plugins.py"
+    takes_hold = "\n    import asyncio\n\n    def __init__(self):\n        self.asyncio.get_running_loop()\n"
+    plugins.write_text(plugins.read_text() + takes_hold)  # the class is the file's last
+    checked = check(folder)
+    assert checked.exit_code == 0, checked.output
+
+
 def test_servers_are_not_asked(folder: Path) -> None:
     """An MCP server that cannot be started is no mistake of the file."""
     config = folder / "config.yaml"

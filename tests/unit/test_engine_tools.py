@@ -4,10 +4,12 @@ import asyncio
 import sys
 
 import pytest
-from engine_setup import ADA, Function, Scripted, calls, noting, process, says
+from engine_setup import ADA, Function, Scripted, Tools, calls, noting, process, says
 
+from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json, ToolCall
 from tealagents.engine.approvals import Command
+from tealagents.engine.toolbox import Toolbox
 
 
 def told(request_events: list[object]) -> Json:
@@ -150,3 +152,18 @@ def test_what_a_call_shows_of_its_tool(name: str, plugin: str, shown: tuple[str,
     """Plugin and function together are the tool's name."""
     call = ToolCall("c1", name, "{}", plugin)
     assert (call.plugin_name, call.function_name) == shown
+
+
+def test_whatever_a_tool_makes_of_edited_arguments_is_a_refusal() -> None:
+    """As in a call: a validator of its own may raise anything."""
+
+    class Picky(Function):
+        def check(self, arguments: Json) -> None:
+            raise KeyError(next(iter(arguments)))
+
+    toolbox = Toolbox(Scripted(), 1)
+    toolbox.load([Tools(Picky("Picky-eat", lambda _: "ok"), Function("Plain-eat", lambda _: "ok"))])
+    with pytest.raises(ToolFailed, match="KeyError: 'peas'"):
+        toolbox.check("Picky-eat", {"peas": 1})
+    for name in ("Plain-eat", "Nobody-eats"):
+        toolbox.check(name, {"peas": 1})

@@ -266,6 +266,15 @@ async def test_every_request_is_addressed_as_the_first_one(dated: dict[str, Any]
         assert request["headers"]["x-request-id"] == f"r-{number}"
 
 
+async def test_a_callers_header_takes_a_configured_ones_place_for_its_own_call_only() -> None:
+    """The next call is sent what is configured."""
+    async with OfflineModel() as service, client(service.url, headers={"x-request-id": "ours"}) as model:
+        for headers in ({"X-Request-Id": "its own"}, {}, {"X-Request-Id": "its own"}, {}):
+            await events(model, stream=False, headers=headers)
+        sent = [request["headers"]["x-request-id"] for request in service.requests]
+    assert sent == ["its own", "ours", "its own", "ours"]
+
+
 async def test_without_a_key_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that lies about in the environment is not for whatever service is configured."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")

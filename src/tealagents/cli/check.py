@@ -1,5 +1,6 @@
 """`tealagents check` and `tealagents schema`."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tealagents.cli.loading import fail, load_or_exit, stderr
-from tealagents.config import json_schema, summary
+from tealagents.config import ServiceConfig, json_schema, summary
 from tealagents.domain.ports import ToolSpec
 
 
@@ -25,12 +26,11 @@ def check_command(
     """
     from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.serve import build_or_exit
-    from tealagents.tooling import offered
 
     checked = load_or_exit(config)
     build_or_exit(checked)
     try:
-        tools = offered(checked)
+        tools = asyncio.run(_offered(checked))
     except START_ERRORS as error:
         raise fail(str(error)) from None
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -43,6 +43,13 @@ def check_command(
     Console(highlight=False).print(table)
     for warning in checked.warnings:
         stderr.print(f"[yellow]![/] {warning}")
+
+
+async def _offered(config: ServiceConfig) -> list[ToolSpec]:
+    """As when the service starts, where plugins are made within an event loop."""
+    from tealagents.tooling import offered
+
+    return offered(config)
 
 
 def _named(tool: ToolSpec) -> str:

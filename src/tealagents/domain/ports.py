@@ -59,8 +59,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     expect: Mapping[str, str | None] = {}
     put: Mapping[str, Put] = {}
     delete: Collection[str] = ()
-    #: True where nobody is told of it before a later commit is acknowledged: it must outlive the process as
-    #: any other, but a store may leave it to that later commit to make both outlive a power cut
+    #: True where nothing is acknowledged before a later commit: it must outlive the process as any other, and
+    #: can be read at once, but a store may leave it to that later commit to make both outlive a power cut
     relaxed: bool = False
 
 

@@ -5,11 +5,14 @@ turn it is, and who waits no more; the others go on waiting at no cost.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tealagents.domain.errors import TealError
 from tealagents.state.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 #: seconds between two looks at a task for which requests wait
 TURN_SECONDS = 0.25
@@ -92,6 +95,9 @@ class _Line:
             head = (await self._tasks.head(self._partition, self._task_id)).value
         except TealError:
             return set(self.places)  # each finds out what that means for its own request
+        except Exception:
+            log.exception("task %s cannot be looked at", self._task_id)
+            return set(self.places)
         queue = [queued.request_id for queued in head.queue]
         gone = self.places.keys() - set(queue)
         return gone if head.running or head.pending else {*gone, *queue[:1]}

@@ -167,8 +167,14 @@ class Toolbox:
     def check(self, name: str, arguments: Json) -> None:
         """`ToolFailed` where the tool knows already that it would refuse these arguments."""
         tool = self.find(name)
-        if isinstance(tool, Checking):
+        if not isinstance(tool, Checking):
+            return
+        try:
             tool.check(arguments)
+        except ToolFailed:
+            raise
+        except Exception as error:
+            raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
         """Makes one call. Whatever goes wrong with it is told to the model, and is no failure of ours."""

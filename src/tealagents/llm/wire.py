@@ -286,6 +286,7 @@ class Connection:
         self._root = str(self._client.base_url).rstrip("/")
         self._headers = _own_authorization(options)
         self._signs_each = options.token_provider is not None
+        self._defaults = {name.lower() for name in options.headers}
         self._addresses: dict[str, Address] = {}
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str], patience: Patience) -> Answer:
@@ -304,7 +305,8 @@ class Connection:
             content=body,
             options={"headers": {**self._headers, **headers}},
         )
-        if not self._signs_each:
+        # where the caller's own have taken the place of configured ones the address lacks those
+        if not self._signs_each and self._defaults.isdisjoint(name.lower() for name in headers):
             self._addresses[path] = Address.of(response.request, without=headers)
         return _response(response)
 

@@ -131,7 +131,7 @@ class Beginning:
         """Stores a message as a new request, and takes its task for it if it is free.
 
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
-        `announced` is False where the client hears of the request only when its end is stored.
+        `announced` is False where the answer to the client waits for the request's end.
         """
         tag = await self._directory.introduce(caller.user)
         partition = self._ledger.partition(caller.user)
@@ -361,7 +361,8 @@ class Beginning:
             expect=expect,
             put=put,
             ttl=self._tasks.key_ttl(request),
-            relaxed=not announced,
+            # under a key it is synced: a power cut must not make the model answer twice
+            relaxed=not announced and key is None,
         )
         return Tenure(self._tasks, partition, started, version, request, version, user_message)
 

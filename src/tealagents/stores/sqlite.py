@@ -7,7 +7,8 @@ One thread owns the connection that writes and one the connection that scans. Co
 is being synced share the next transaction, and so one sync; each still conflicts, or not, on its own. A read
 of a few keys is made on the event loop itself, and so is a commit that need not be synced while nobody else
 writes: both touch a few pages, wait for nobody, and would cost several times as much handed to a thread. The
-next commit that is synced makes those before it survive a power cut, too: the log is one.
+next commit that is synced makes those before it survive a power cut, too: the log is one. (Whoever writes
+first after the log was begun anew syncs its head, wherever that is: once in 16 MB.)
 """
 
 import asyncio
@@ -89,6 +90,8 @@ class SqliteStore(BaseStore):
         self._sql = statements("sqlite.sql")
         self._path = options.path.absolute()
         self._next_sweep = 0.0
+        #: a sync has failed: what the log holds may not be on the disk, though the next sync succeeds
+        self._doubtful = False
 
     @property
     def where(self) -> str:
@@ -161,6 +164,8 @@ class SqliteStore(BaseStore):
 
     def _done_at_once(self, work: Callable[[sqlite3.Connection], None]) -> bool:
         """Commits without a sync; False where somebody else is writing: the thread will wait."""
+        if self._doubtful:
+            return False
         try:
             self._at_hand.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
@@ -216,6 +221,8 @@ class SqliteStore(BaseStore):
     def _in_one_transaction(self, connection: sqlite3.Connection, jobs: Sequence["_Job"]) -> None:
         """Does all jobs and syncs once."""
         try:
+            if self._doubtful:
+                self._empty_log(connection)
             connection.execute("BEGIN IMMEDIATE")
             self._sweep(connection)
         except BaseException as error:  # noqa: BLE001 — raised where each commit is awaited
@@ -238,7 +245,16 @@ class SqliteStore(BaseStore):
         except sqlite3.Error as error:
             _roll_back(connection)
             surely_not = _code(error) in _NOT_COMMITTED
+            self._doubtful = self._doubtful or not surely_not
             _fail(jobs, error if surely_not else Unknown(f"the sync failed: {error}"))
+
+    def _empty_log(self, connection: sqlite3.Connection) -> None:
+        """Copies the log into the database and begins it anew, so that nothing rests on what a failed sync
+        may have lost: the system counts those pages as written, and a log ends with the first that is not."""
+        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise sqlite3.OperationalError("a sync has failed, and the log is in use")
+        self._doubtful = False
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
         """Erases what has expired, now and then."""

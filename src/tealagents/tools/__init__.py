@@ -109,7 +109,8 @@ def tools_at_hand(
 ) -> list[ToolSpec]:
     """The tools of the plugin file, governed; its classes are made, nothing is opened and nobody asked.
 
-    Takes what `open_toolsets` takes. `ToolsetError` for whatever can be known to be wrong without a server.
+    Takes what `open_toolsets` takes, within an event loop as it does. `ToolsetError` for what is wrong with
+    the plugins, the catalogue and the entries of services and servers; their documents are not read.
     """
     catalogue = Catalogue.load(catalogue_file) if catalogue_file else None
     code = _code_plugins(plugins, plugin_module)

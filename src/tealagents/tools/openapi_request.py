@@ -5,7 +5,6 @@ step upwards is refused.
 """
 
 import base64
-import binascii
 import json
 import re
 from typing import Any, NamedTuple
@@ -237,5 +236,5 @@ def _bytes(text: str) -> bytes:
     head, _, data = text.partition(",")
     try:
         return base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
-    except binascii.Error as error:
+    except ValueError as error:
         raise ToolFailed(f"A data: URI is no base64: {error}. Nothing was done.") from error
