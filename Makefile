@@ -11,6 +11,9 @@ WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 # Bytecode is compiled once: without it every process that a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The two things to set up are set up side by side.
+MAKEFLAGS += -j2
+
 .DEFAULT_GOAL := help
 .PHONY: help run test check bench soak fmt lock clean
 
@@ -57,4 +60,4 @@ clean: ## Remove what was set up
 
 $(TOOLS): tests/fixtures/tools/install.sh
 	@sh tests/fixtures/tools/install.sh
-	@mkdir -p .tools && touch $@
+	@test ! -d .tools || touch $@
