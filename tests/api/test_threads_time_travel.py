@@ -1,5 +1,6 @@
 """Checkpoints, rollback, fork, export and import of tasks, over HTTP."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ HERE = Path(__file__).parent
 pytest_plugins = ["tealagents.testing.pytest_servers"]
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", "redis"])
+#: with `THOROUGH=1`, as in CI, on four stores
+STORES = ["memory", "sqlite", "file", "redis"] if os.environ.get("THOROUGH") == "1" else ["memory", "sqlite"]
+
+
+@pytest.fixture(params=STORES)
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ServiceThread, OfflineModel]]:
     """A service on each store, with tools of which one needs approval."""
     url = {

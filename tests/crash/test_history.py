@@ -24,7 +24,7 @@ from tealagents.testing.service import agent_config
 PROCESSES, CLIENTS, TASKS = 3, 32, 20
 #: how many messages, and for how long; CI has more time, and takes every durable store
 THOROUGH = os.environ.get("THOROUGH") == "1"
-MESSAGES, SECONDS = (250, 6) if THOROUGH else (150, 3)
+MESSAGES, SECONDS = (250, 6) if THOROUGH else (120, 2)
 #: of a short run on a server that takes its time
 FEW_TASKS = {"dynamodb": 6}
 LEASE = 1.0

@@ -33,7 +33,7 @@ LEASE = 2.0
 #: what is done at a time
 LANES = 3
 #: of the points of a scenario, every so manieth is a test; with `THOROUGH=1`, as in CI, every single one
-STRIDE = 1 if os.environ.get("THOROUGH") == "1" else 6
+STRIDE = 1 if os.environ.get("THOROUGH") == "1" else 8
 #: seconds within which it must be told what became of a request: two leases, and a busy machine
 TOLD_WITHIN = 15.0
 
