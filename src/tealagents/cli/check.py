@@ -38,8 +38,8 @@ def check_command(
     table.add_column(overflow="fold")
     for label, value in summary(checked):
         table.add_row(label, value)
-        if label == "plugins":
-            table.add_row("", ", ".join(map(_named, tools)))
+    if tools:
+        table.add_row("plugins' tools", ", ".join(map(_named, tools)))
     Console(highlight=False).print(table)
     for warning in checked.warnings:
         stderr.print(f"[yellow]![/] {warning}")

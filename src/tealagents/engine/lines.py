@@ -1,7 +1,7 @@
 """Requests that wait for their task: for all of one task in this process, one look at how it stands.
 
 A look is made every quarter of a second, and at once where something ends or is canceled here. It calls whose
-turn it is, and who waits no more; the others go on waiting at no cost.
+turn it is, and who waits no more; the others go on waiting at hardly any cost.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 #: seconds between two looks at a task for which requests wait
 TURN_SECONDS = 0.25
 #: seconds after which who waits looks for itself, should it not have been called
-OVERLOOKED_SECONDS = 5.0
+OVERLOOKED_SECONDS = 30.0
 
 
 class Place:

@@ -174,6 +174,7 @@ class Toolbox:
         except ToolFailed:
             raise
         except Exception as error:
+            log.exception("tool %s raised", name)
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
