@@ -1,7 +1,10 @@
-"""What a turn costs on each store, beside the same turn in memory, and how many bytes it writes."""
+"""What a turn costs on each store, beside the same turn in memory, and how many bytes it writes.
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+Old tasks and young ones, on the store and in memory, take turns: what else the machine does strikes all four.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure
@@ -10,8 +13,10 @@ from benchmarks.measures import TEXT, Scale, Spent, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
 from tealagents.testing.servers import PostgresServer, RedisServer, ServerMissing
 
-#: turns around which is measured
-AROUND = {10: (6, 15), 200: (191, 210)}
+#: the turns in question, each with how many a task has before it is looked at
+TURNS = {10: 5, 200: 190}
+#: tasks that grow together, and turns that are looked at of each before the young ones give way to others
+TASKS, LOOKS = 10, 10
 
 
 @dataclass(frozen=True)
@@ -42,21 +47,21 @@ async def _measure(name: str, scale: Scale) -> list[Figure]:
         model = stack.enter_context(ModelProcess())
         memory = stack.enter_context(ServiceProcess(model))
         store = stack.enter_context(_service_on(name, model))
-        plain = Growth(memory, lambda: memory.written())
-        stored = Growth(store.service, store.written)
-        for growth in (plain, stored):
-            await warm(growth.target)
-        await _grow(plain, stored, scale.of(10, 3))
+        plain = Side(memory, lambda: memory.written())
+        stored = Side(store.service, store.written)
+        async with plain.connected(), stored.connected():
+            await _take_turns(plain, stored, scale)
     figures = []
-    for turn in AROUND:
-        bytes_each = stored.bytes_each(turn) - (plain.bytes_each(turn) if store.with_traffic else 0)
+    for turn in TURNS:
+        ours, floor = stored.at[turn], plain.at[turn]
+        bytes_each = ours.bytes_each - (floor.bytes_each if store.with_traffic else 0)
         figures += [
             Figure(
                 measure="stores",
                 name=f"{name}, turn {turn}, floor: in memory",
                 unit="ms CPU",
-                ours=stored.spent[turn].each,
-                base=plain.spent[turn].each,
+                ours=ours.spent.each,
+                base=floor.spent.each,
                 bound=store.bound,
             ),
             Figure(
@@ -66,44 +71,66 @@ async def _measure(name: str, scale: Scale) -> list[Figure]:
     return figures
 
 
-class Growth:
-    """Some tasks on one service that grow in step, and what the looked-at turns have cost."""
+async def _take_turns(plain: "Side", stored: "Side", scale: Scale) -> None:
+    """Tasks grow old; then some young ones after others grow beside them, and all are looked at."""
+    sides = (plain, stored)
+    await _grow(sides, 200, scale.of(TURNS[200], 20))
+    for _ in range(scale.of(4, 1)):
+        await _grow(sides, 10, TURNS[10])
+        for _ in range(LOOKS):
+            for turn in TURNS:
+                for side in sides:
+                    await side.look_at(turn)
+
+
+async def _grow(sides: Sequence["Side"], turn: int, before: int) -> None:
+    for side in sides:
+        await side.begin(turn)
+    for _ in range(before - 1):
+        for side in sides:
+            await side.grow(turn)
+
+
+class Cost:
+    """What the turns that were looked at have cost."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self.spent = Spent(service)
+        self.bytes = 0
+
+    @property
+    def bytes_each(self) -> float:
+        return self.bytes / self.spent.requests
+
+
+class Side:
+    """One of the services, its tasks around turn 10 and around turn 200, and what these cost."""
 
     def __init__(self, service: ServiceProcess, written: Callable[[], int]) -> None:
-        self.target = Service(service)
-        self.spent = {turn: Spent(service) for turn in AROUND}
-        self._bytes = dict.fromkeys(AROUND, 0)
+        self.at = {turn: Cost(service) for turn in TURNS}
+        self._target = Service(service)
         self._written = written
-        self._tasks: list[str] = []
+        self._tasks: dict[int, list[str]] = {}
+        self._connection: Connection
 
-    async def begin(self, connection: Connection, count: int) -> None:
-        self._tasks = [task_of(await self.target.ask(connection, TEXT)) for _ in range(count)]
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        await warm(self._target)
+        async with self._target.connections(1) as (self._connection,):
+            yield
 
-    async def take_turn(self, connection: Connection, looked_at: int | None) -> None:
-        if looked_at is None:
-            await self._turn(connection)
-            return
-        before = self._written()
-        await self.spent[looked_at].on(len(self._tasks), lambda: self._turn(connection))
-        self._bytes[looked_at] += self._written() - before
+    async def begin(self, turn: int) -> None:
+        """Begins the tasks that grow towards `turn`, in the place of any before."""
+        self._tasks[turn] = [task_of(await self._target.ask(self._connection, TEXT)) for _ in range(TASKS)]
 
-    async def _turn(self, connection: Connection) -> None:
-        for task in self._tasks:
-            await self.target.ask(connection, TEXT, task_id=task)
+    async def grow(self, turn: int) -> None:
+        for task in self._tasks[turn]:
+            await self._target.ask(self._connection, TEXT, task_id=task)
 
-    def bytes_each(self, turn: int) -> float:
-        return self._bytes[turn] / self.spent[turn].requests
-
-
-async def _grow(plain: Growth, stored: Growth, count: int) -> None:
-    async with plain.target.connections(1) as (to_plain,), stored.target.connections(1) as (to_stored,):
-        pairs: Sequence[tuple[Growth, Connection]] = [(plain, to_plain), (stored, to_stored)]
-        for growth, connection in pairs:
-            await growth.begin(connection, count)
-        for number in range(2, 211):
-            looked_at = next((turn for turn, (a, b) in AROUND.items() if a <= number <= b), None)
-            for growth, connection in pairs:
-                await growth.take_turn(connection, looked_at)
+    async def look_at(self, turn: int) -> None:
+        cost, before = self.at[turn], self._written()
+        await cost.spent.on(TASKS, lambda: self.grow(turn))
+        cost.bytes += self._written() - before
 
 
 # --- each store ---------------------------------------------------------------------------------
