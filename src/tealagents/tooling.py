@@ -2,32 +2,31 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 from tealagents.auth.options import EntraOptions
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Delegation, Toolset, ToolSpec
 from tealagents.state.ledger import Ledger
 from tealagents.state.vault import Vault
-from tealagents.tools import Consents, open_toolsets, tools_at_hand
+from tealagents.tools import Consents, Sources, open_toolsets, tools_at_hand
 
 
 def offered(config: ServiceConfig) -> list[ToolSpec]:
     """The tools that can be told of before any server is asked. `ToolsetError` where they cannot be had."""
-    return tools_at_hand(**_sources(config))
+    return tools_at_hand(_sources(config))
 
 
-def _sources(config: ServiceConfig) -> dict[str, Any]:
+def _sources(config: ServiceConfig) -> Sources:
     agent = config.agent
-    return {
-        "plugins": agent.plugins,
-        "plugin_module": config.plugin_module,
-        "remote": agent.remote_plugins,
-        "remote_plugin_file": config.remote_plugin_path,
-        "servers": [server.options() for server in agent.mcp_servers],
-        "catalogue_file": config.plugin_catalog_file,
-        "environment": config.environment,
-    }
+    return Sources(
+        plugins=agent.plugins,
+        plugin_module=config.plugin_module,
+        remote=agent.remote_plugins,
+        remote_plugin_file=config.remote_plugin_path,
+        environment=config.environment,
+        servers=[server.options() for server in agent.mcp_servers],
+        catalogue_file=config.plugin_catalog_file,
+    )
 
 
 class Tooling:
@@ -54,7 +53,7 @@ class Tooling:
         if self.delegation is not None:
             await self._stack.enter_async_context(self.delegation)  # type: ignore[arg-type]
         return await self._stack.enter_async_context(
-            open_toolsets(consents=self.consents, changed=changed, **_sources(self._config))
+            open_toolsets(_sources(self._config), consents=self.consents, changed=changed)
         )
 
     async def close(self) -> None:

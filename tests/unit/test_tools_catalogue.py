@@ -12,7 +12,7 @@ import pytest
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.tools import ToolsetError, open_toolsets
+from tealagents.tools import Sources, ToolsetError, open_toolsets
 from tealagents.tools.catalogue import Catalogue, GovernanceOverride, GovernedToolset, govern, report
 from tealagents.tools.naming import tool_names
 
@@ -248,7 +248,7 @@ async def test_all_tools_are_opened_governed_and_closed(
     )
     other = Listed("Other-tool")
     with caplog.at_level(logging.WARNING):
-        async with open_toolsets(
+        sources = Sources(
             plugins=["Base"],
             plugin_module=FIXTURES / "custom_plugins.py",
             remote=["Api"],
@@ -263,8 +263,8 @@ async def test_all_tools_are_opened_governed_and_closed(
                 }
             ],
             catalogue_file=tmp_path / "catalogue.json",
-            others=[other],
-        ) as toolsets:
+        )
+        async with open_toolsets(sources, others=[other]) as toolsets:
             tools = {name: tool for toolset in toolsets for name, tool in by_name(toolset).items()}
             needs = {name: tool.spec.governance.requires_hitl for name, tool in tools.items()}
             assert other.open == 1
@@ -284,7 +284,7 @@ async def test_all_tools_are_opened_governed_and_closed(
 
 async def test_nothing_configured_is_nothing_opened() -> None:
     """An agent without tools has none, and needs no file."""
-    async with open_toolsets() as toolsets:
+    async with open_toolsets(Sources()) as toolsets:
         assert toolsets == []
 
 
@@ -292,7 +292,7 @@ async def test_what_opened_is_closed_when_another_does_not() -> None:
     """One toolset that cannot be opened closes those that were, and its reason is told."""
     good, bad = Listed("A-b"), Listed("B-c", fails=True)
     with pytest.raises(ToolsetError, match="this one cannot be opened"):
-        async with open_toolsets(others=[good, bad]):
+        async with open_toolsets(Sources(), others=[good, bad]):
             pass
     assert good.open == 0
 
@@ -308,7 +308,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
     good = Listed("A-b")
 
     async def start() -> None:
-        async with open_toolsets(others=[good, Slow("B-c")]):
+        async with open_toolsets(Sources(), others=[good, Slow("B-c")]):
             pass
 
     task = asyncio.create_task(start())
@@ -334,13 +334,19 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
             {"servers": [{"name": "git", "command": "x"}, {"name": "git-hub", "command": "y"}]},
             "tools of 'git' and 'git-hub' cannot be told apart",
         ),
-        ({"others": [Listed("A-b"), Listed("A-b")]}, "Two tools are called 'A-b'"),
     ],
 )
 async def test_mistakes_are_told_at_start(options: Json, told: str) -> None:
     """What cannot be meant is an error at start that says what to do."""
     with pytest.raises(ToolsetError, match=told):
-        async with open_toolsets(**options):
+        async with open_toolsets(Sources(**options)):
+            pass
+
+
+async def test_two_tools_of_one_name_are_told_at_start() -> None:
+    """A name is one tool's: the second that claims it fails the start."""
+    with pytest.raises(ToolsetError, match="Two tools are called 'A-b'"):
+        async with open_toolsets(Sources(), others=[Listed("A-b"), Listed("A-b")]):
             pass
 
 
@@ -349,5 +355,5 @@ async def test_missing_package_for_servers_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "tealagents.tools.mcp", raising=False)
     monkeypatch.setitem(sys.modules, "mcp_types", None)
     with pytest.raises(ToolsetError, match=r"pip install 'tealagents\[mcp\]'"):
-        async with open_toolsets(servers=[{"name": "a", "command": "x"}]):
+        async with open_toolsets(Sources(servers=[{"name": "a", "command": "x"}])):
             pass

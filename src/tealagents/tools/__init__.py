@@ -1,7 +1,8 @@
 """What a model can do: tools from Python files, OpenAPI services and MCP servers, under one governance.
 
 ====================  ==================================================================================
-`open_toolsets`       opens all of an agent's tools; what bootstrap calls
+`Sources`             where an agent's tools come from
+`open_toolsets`       opens all of them; what bootstrap calls
 `tools_at_hand`       those that no server has to be asked for, and whatever is wrong with the others' files
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
 `semantic_kernel`     plugins written for the earlier framework
@@ -26,6 +27,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ __all__ = [
     "Consents",
     "GovernedToolset",
     "MCPServerOptions",
+    "Sources",
     "TokenVault",
     "ToolsetError",
     "open_toolsets",
@@ -54,41 +57,94 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where an agent's tools come from."""
+
+    #: classes of the file `plugin_module` (`spec.agent.plugins`)
+    plugins: Sequence[str] = ()
+    plugin_module: Path | None = None
+    #: entries of the file `remote_plugin_file` (`spec.agent.remote_plugins`)
+    remote: Sequence[str] = ()
+    remote_plugin_file: Path | None = None
+    #: what `${NAME}` in that file is replaced from
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    #: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
+    servers: Sequence[Mapping[str, Any]] = ()
+    #: what the operator says of each tool; None: there is no catalogue
+    catalogue_file: Path | None = None
+
+    def catalogue(self) -> Catalogue | None:
+        return Catalogue.load(self.catalogue_file) if self.catalogue_file else None
+
+    def code(self) -> list[Toolset]:
+        """The plugin file's classes, made."""
+        if not self.plugins:
+            return []
+        if self.plugin_module is None:
+            raise ToolsetError(
+                f"The plugins {', '.join(self.plugins)} are configured, but there is no plugin file: put "
+                "custom_plugins.py beside the config file, or name one in TA_PLUGIN_MODULE."
+            )
+        return [load_plugins(self.plugin_module, self.plugins)]
+
+    def services(self) -> list[Toolset]:
+        """The OpenAPI services, not opened: their documents are not read."""
+        if not self.remote:
+            return []
+        if self.remote_plugin_file is None:
+            raise ToolsetError(
+                f"The remote plugins {', '.join(self.remote)} are configured, but TA_REMOTE_PLUGIN_PATH "
+                "names no file."
+            )
+        entries = remote_plugins(self.remote_plugin_file, list(self.remote), self.environment)
+        return [OpenAPIPlugin(options) for options in entries]
+
+    def mcp(
+        self, consents: Consents | None = None, changed: Callable[[], None] | None = None
+    ) -> list[Toolset]:
+        """The MCP servers, not started."""
+        if not self.servers:
+            return []
+        options = mcp_servers(list(self.servers))
+        try:
+            from tealagents.tools.mcp import MCPServer
+        except ModuleNotFoundError as error:
+            raise ToolsetError(
+                f"MCP servers need a package that is not installed ({error.name}): pip install "
+                "'tealagents[mcp]'."
+            ) from error
+        return [MCPServer(one, consents, changed) for one in options]
+
+    def check_names(self) -> None:
+        """No name may begin another's tools: `git` could offer a tool called like one of `git-hub`."""
+        names = [*self.plugins, *self.remote, *(str(server.get("name", "")) for server in self.servers)]
+        for one, other in permutations(names, 2):
+            if prefix_of(other).startswith(prefix_of(one)):
+                raise ToolsetError(
+                    f"The tools of {one!r} and {other!r} cannot be told apart by name. Rename one of the two."
+                )
+
+
 @asynccontextmanager
 async def open_toolsets(
+    sources: Sources,
     *,
-    plugins: Sequence[str] = (),
-    plugin_module: Path | None = None,
-    remote: Sequence[str] = (),
-    remote_plugin_file: Path | None = None,
-    servers: Sequence[Mapping[str, Any]] = (),
-    catalogue_file: Path | None = None,
     consents: Consents | None = None,
     others: Sequence[Toolset] = (),
     changed: Callable[[], None] | None = None,
-    environment: Mapping[str, str] = os.environ,
 ) -> AsyncIterator[list[GovernedToolset]]:
     """All tools of an agent, opened, governed, and closed on leaving.
 
-    - `plugins`: classes of the file `plugin_module` (`spec.agent.plugins`)
-    - `remote`: entries of the file `remote_plugin_file` (`spec.agent.remote_plugins`)
-    - `servers`: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
-    - `catalogue_file`: the catalogue; None: there is none
     - `consents`: who asks users to authorize servers; None: servers that want it fail, saying so
     - `others`: toolsets of third parties, not opened yet
     - `changed`: called when an MCP server lists other tools than before; `tools()` then gives them
-    - `environment`: what `${NAME}` in the remote plugin file is replaced from
 
     Raises `ToolsetError` with what to do. What does not fit between catalogue and tools is logged.
     """
-    catalogue = Catalogue.load(catalogue_file) if catalogue_file else None
-    toolsets = [
-        *_code_plugins(plugins, plugin_module),
-        *_remote_plugins(remote, remote_plugin_file, environment),
-        *_mcp_servers(servers, consents, changed),
-        *others,
-    ]
-    _check_prefixes([*plugins, *remote, *(str(server.get("name", "")) for server in servers)])
+    catalogue = sources.catalogue()
+    toolsets = [*sources.code(), *sources.services(), *sources.mcp(consents, changed), *others]
+    sources.check_names()
     async with AsyncExitStack() as stack:
         await _enter_all(stack, toolsets)
         check_unique(toolsets)
@@ -97,26 +153,16 @@ async def open_toolsets(
         yield [GovernedToolset(toolset, catalogue, consents) for toolset in toolsets]
 
 
-def tools_at_hand(
-    *,
-    plugins: Sequence[str] = (),
-    plugin_module: Path | None = None,
-    remote: Sequence[str] = (),
-    remote_plugin_file: Path | None = None,
-    servers: Sequence[Mapping[str, Any]] = (),
-    catalogue_file: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> list[ToolSpec]:
+def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     """The tools of the plugin file, governed; its classes are made, nothing is opened and nobody asked.
 
-    Takes what `open_toolsets` takes, within an event loop as it does. `ToolsetError` for what is wrong with
-    the plugins, the catalogue and the entries of services and servers; their documents are not read.
+    Called within an event loop, as `open_toolsets` is. `ToolsetError` for what is wrong with the plugins, the
+    catalogue and the entries of services and servers; their documents are not read.
     """
-    catalogue = Catalogue.load(catalogue_file) if catalogue_file else None
-    code = _code_plugins(plugins, plugin_module)
-    _remote_plugins(remote, remote_plugin_file, environment)
-    _mcp_servers(servers, None, None)
-    _check_prefixes([*plugins, *remote, *(str(server.get("name", "")) for server in servers)])
+    catalogue, code = sources.catalogue(), sources.code()
+    sources.services()
+    sources.mcp()
+    sources.check_names()
     check_unique(code)
     return [tool.spec for toolset in code for tool in govern(toolset.tools(), catalogue)]
 
@@ -133,48 +179,3 @@ async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None
         for toolset, outcome in zip(toolsets, outcomes, strict=True):
             if not isinstance(outcome, BaseException):
                 stack.push_async_exit(toolset)
-
-
-def _code_plugins(names: Sequence[str], module: Path | None) -> list[Toolset]:
-    if not names:
-        return []
-    if module is None:
-        raise ToolsetError(
-            f"The plugins {', '.join(names)} are configured, but there is no plugin file: put "
-            "custom_plugins.py beside the config file, or name one in TA_PLUGIN_MODULE."
-        )
-    return [load_plugins(module, names)]
-
-
-def _remote_plugins(names: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> list[Toolset]:
-    if not names:
-        return []
-    if file is None:
-        raise ToolsetError(
-            f"The remote plugins {', '.join(names)} are configured, but TA_REMOTE_PLUGIN_PATH names no file."
-        )
-    return [OpenAPIPlugin(options) for options in remote_plugins(file, list(names), environment)]
-
-
-def _mcp_servers(
-    entries: Sequence[Mapping[str, Any]], consents: Consents | None, changed: Callable[[], None] | None
-) -> list[Toolset]:
-    if not entries:
-        return []
-    options = mcp_servers(list(entries))
-    try:
-        from tealagents.tools.mcp import MCPServer
-    except ModuleNotFoundError as error:
-        raise ToolsetError(
-            f"MCP servers need a package that is not installed ({error.name}): pip install 'tealagents[mcp]'."
-        ) from error
-    return [MCPServer(one, consents, changed) for one in options]
-
-
-def _check_prefixes(names: Sequence[str]) -> None:
-    """No name may begin another's tools: a server `git` could offer a tool called like one of `git-hub`."""
-    for one, other in permutations(names, 2):
-        if prefix_of(other).startswith(prefix_of(one)):
-            raise ToolsetError(
-                f"The tools of {one!r} and {other!r} cannot be told apart by name. Rename one of the two."
-            )
