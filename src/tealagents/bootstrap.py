@@ -24,6 +24,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
+from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.ledger import Ledger, SystemClock
 from tealagents.state.owners import Directory
@@ -54,7 +55,11 @@ SHORTEST_AUDIT_KEY = 16
 
 
 def application(config: ServiceConfig, *, clock: Clock | None = None) -> FastAPI:
-    """The application of one config. What it needs is opened when it starts."""
+    """The application of one config. What it needs is opened when it starts.
+
+    What the config names as `module:Class` may lie beside its file.
+    """
+    import_from(config.source.parent)
     return Wiring(config, clock or SystemClock()).app()
 
 

@@ -25,6 +25,7 @@ def _sources(config: ServiceConfig) -> Sources:
         remote_plugin_file=config.remote_plugin_path,
         environment=config.environment,
         servers=[server.options() for server in agent.mcp_servers],
+        toolsets=[(each.name, each.options) for each in agent.toolsets],
         catalogue_file=config.plugin_catalog_file,
     )
 

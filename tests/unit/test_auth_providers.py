@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from auth_setup import ALICE
 
-from tealagents.auth import AuthConfigError, known_providers, open_auth
+from tealagents.auth import PROVIDERS, AuthConfigError, open_auth
 from tealagents.auth.entra import EntraAuthenticator, EntraOptions
 from tealagents.auth.mock import MockAuthenticator
 from tealagents.domain.errors import Unauthenticated
@@ -45,7 +45,7 @@ not_a_class = "neither"
 
 def test_the_providers_are_found_by_name() -> None:
     """`entra` and `mock` are known. covers: AUTH-4"""
-    assert {"entra", "mock"} <= set(known_providers())
+    assert {"entra", "mock"} <= set(PROVIDERS.known())
     assert isinstance(open_auth("entra", ENTRA, FakeClock()), EntraAuthenticator)
     assert isinstance(open_auth("mock", {}, FakeClock()), MockAuthenticator)
 

@@ -1,6 +1,7 @@
 """`tealagents check`: what would be served, or what is wrong, before anything is started."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,19 @@ def test_servers_are_not_asked(folder: Path) -> None:
     checked = check(folder)
     assert checked.exit_code == 0, checked.output
     assert "away: /does/not/exist" in checked.output
+
+
+def test_what_the_config_names_may_lie_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the config's folder is found, wherever the command is given."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = folder / "config.yaml"
+    config.write_text(
+        config.read_text().replace("    plugins:", "    toolsets: ['drawer_tools:Drawer']\n    plugins:")
+    )
+    missing = check(folder)
+    assert missing.exit_code == 2, missing.output
+    assert "toolset 'drawer_tools:Drawer' cannot be imported" in missing.output
+    (folder / "drawer_tools.py").write_text("class Drawer:\n    def __init__(self, options): ...\n")
+    found = check(folder)
+    assert found.exit_code == 0, found.output
+    assert "drawer_tools:Drawer" in found.output

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import pytest
 from llm_setup import KEY, client, events, text_of
 
-import tealagents.llm
+from tealagents import registry
 from tealagents.domain.events import ModelDone, ModelEvent, Piece
 from tealagents.domain.models import Message
 from tealagents.domain.ports import Model, ModelCall, ToolSpec
-from tealagents.llm import ModelConfigError, ModelOptions, known_models, open_model
+from tealagents.llm import MODELS, ModelConfigError, ModelOptions, open_model
 from tealagents.llm.credentials import ENVIRONMENT
 from tealagents.llm.offline import OfflineModel
 
@@ -69,9 +69,9 @@ def test_an_installed_client_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None
     def installed(**wanted: Any) -> EntryPoints:
         return EntryPoints([parrot]).select(**wanted)
 
-    monkeypatch.setattr(tealagents.llm, "entry_points", installed)
+    monkeypatch.setattr(registry, "entry_points", installed)
     assert isinstance(open_model("parrot", model="macaw"), Parrot)
-    assert known_models() == ["openai-chat", "openai-responses", "parrot"]
+    assert MODELS.known() == ["openai-chat", "openai-responses", "parrot"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tealagents.stores import SCHEMES, StoreConfigError, known_schemes, open_store
+from tealagents.stores import STORES, StoreConfigError, open_store
 from tealagents.stores.base import StoreUrl
 from tealagents.stores.memory import MemoryStore
 
@@ -38,8 +38,8 @@ def test_a_scheme_of_our_own() -> None:
 def test_a_third_party_by_its_scheme(third_party: str) -> None:
     """A store of another package is found by the scheme that its entry point gives it, and is listed."""
     assert open_store("shoebox://").name == "shoebox"
-    assert "shoebox" in known_schemes()
-    assert SCHEMES.keys() < set(known_schemes())
+    assert "shoebox" in STORES.known()
+    assert STORES.built_in.keys() < set(STORES.known())
 
 
 @pytest.mark.parametrize("suffix", ["", "?watch_seconds=0.1", "://", "://?watch_seconds=0.1"])
@@ -56,7 +56,7 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
         ("mongodb://host/db", r"Unknown store 'mongodb'. Known: dynamodb, file, memory"),
         ("state.db", r"Unknown store 'state.db'. Known:"),
         ("", r"Unknown store ''. Known:"),
-        ("no_such_module:Store", r"'no_such_module:Store' cannot be imported: No module named"),
+        ("no_such_module:Store", r"'no_such_module:Store' cannot be imported: there is no module"),
         ("shoebox:Slipper", r"shoebox has no 'Slipper'"),
         ("shoebox:Lid", r"must extend tealagents.stores.base.BaseStore"),
         ("memory://?colour=red", r"colour: Extra inputs are not permitted. The options are: watch_seconds"),
@@ -88,7 +88,7 @@ def test_an_option_given_twice() -> None:
 )
 def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch, scheme: str, driver: str, extra: str) -> None:
     """A store whose driver is not installed says what to install."""
-    ours = SCHEMES[scheme].partition(":")[0]  # and the modules beside it, which hold the driver
+    ours = STORES.built_in[scheme].partition(":")[0]  # and the modules beside it, which hold the driver
     for module in [name for name in sys.modules if name.split(".")[0] == driver or name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Missing(driver), *sys.meta_path])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from pydantic import BaseModel
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
@@ -59,6 +60,16 @@ class Listed:
 
     async def __aexit__(self, *exc: object) -> None:
         self.open -= 1
+
+
+class Roomed(Listed):
+    """A toolset with options."""
+
+    class Options(BaseModel):
+        room: str
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(f"Roomed-{options.room}")
 
 
 def entry(tool_id: str, **governance: Any) -> Json:
@@ -329,6 +340,17 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
         (
             {"servers": [{"name": "a", "command": "x"}, {"name": "a", "command": "y"}]},
             "two servers are called 'a'",
+        ),
+        ({"toolsets": [("shelf", {})]}, "Unknown toolset 'shelf'. Name one as module:Class."),
+        (
+            {"toolsets": [("no_such:Shelf", {})]},
+            "toolset 'no_such:Shelf' cannot be imported: there is no module",
+        ),
+        ({"toolsets": [("json:Shelf", {})]}, "toolset 'json:Shelf' does not exist: json has no 'Shelf'"),
+        ({"toolsets": [("json:loads", {})]}, "toolset 'json:loads' is not a class"),
+        (
+            {"toolsets": [(f"{__name__}:Roomed", {"room": 7})]},
+            "Roomed' cannot be opened: room: Input should be a valid string",
         ),
         (
             {"servers": [{"name": "git", "command": "x"}, {"name": "git-hub", "command": "y"}]},

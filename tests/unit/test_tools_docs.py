@@ -9,6 +9,8 @@ import yaml
 from tools_setup import Context, by_name
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.registry import import_from
+from tealagents.tools import Sources, open_toolsets
 from tealagents.tools.catalogue import Catalogue
 from tealagents.tools.code import load_plugins
 from tealagents.tools.options import MCPServerOptions, RemotePluginOptions, mcp_servers
@@ -29,7 +31,7 @@ def test_every_option_is_explained() -> None:
 
 async def test_plugin_of_the_guide_works(tmp_path: Path) -> None:
     """The plugin that the guide shows does what it says, and refuses as it says."""
-    [source] = blocks("python")
+    source, _ = blocks("python")
     file = tmp_path / "custom_plugins.py"
     file.write_text(source)
     tool = by_name(load_plugins(file, ["Shell"]))["Shell-delete"]
@@ -47,7 +49,7 @@ async def test_plugin_of_the_guide_works(tmp_path: Path) -> None:
 
 def test_options_of_the_guide_are_taken() -> None:
     """The entries that the guide shows are right."""
-    remote, servers = (yaml.safe_load(block) for block in blocks("yaml"))
+    remote, servers, _ = (yaml.safe_load(block) for block in blocks("yaml"))
     [entry] = [RemotePluginOptions.model_validate(one) for one in remote["remote_plugins"]]
     assert entry.operations == ["search", "getBook"]
     assert [one.transport for one in mcp_servers(servers["mcp_servers"])] == ["stdio", "http"]
@@ -67,3 +69,15 @@ def test_package_map_names_every_module() -> None:
     modules = {file.stem for file in folder.glob("*.py")} - {"__init__"}
     assert tealagents.tools.__doc__ is not None
     assert {name for name in modules if f"`{name}`" not in tealagents.tools.__doc__} == set()
+
+
+async def test_toolset_of_the_guide_works(tmp_path: Path) -> None:
+    """The toolset that the guide shows is opened by its name with the options that it shows."""
+    (tmp_path / "shelf.py").write_text(blocks("python")[1])
+    [entry] = yaml.safe_load(blocks("yaml")[2])["toolsets"]
+    import_from(tmp_path)
+    async with open_toolsets(Sources(toolsets=[(entry.pop("name"), entry)])) as [toolset]:
+        tool = by_name(toolset)["Shelf-look"]
+        assert await tool.call(Context(), {"title": "Emma"}) == "Emma: in the hall"
+        with pytest.raises(ToolFailed, match="no 'Ulysses' on the shelf"):
+            await tool.call(Context(), {"title": "Ulysses"})

@@ -29,6 +29,7 @@ from tealagents.config import ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Clock, RemoteConversations, Store
+from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.ledger import SystemClock
 from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, kind_of
@@ -109,8 +110,10 @@ class Agent:
         context_providers: ContextProvider | Sequence[ContextProvider] | None = None,
     ) -> Self:
         """The agent of a config file; `ConfigError` with everything that is wrong in it."""
+        config = load(Path(path), env=env, dotenv=dotenv)
+        import_from(config.source.parent)
         return cls(
-            load(Path(path), env=env, dotenv=dotenv),
+            config,
             user=user,
             approve=approve,
             message_stores=message_stores,
@@ -339,7 +342,11 @@ def fingerprint_of(config: ServiceConfig) -> str:
         "model": agent.model,
         "client": agent.client,
         "system_prompt": agent.system_prompt,
-        "tools": [*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers)],
+        "tools": [
+            *agent.plugins,
+            *agent.remote_plugins,
+            *(each.name for each in agent.mcp_servers + agent.toolsets),
+        ],
         "reducers": [(each.name, each.options) for each in config.thread.reducers],
         "context_providers": [each.name for each in config.thread.context_providers],
     }

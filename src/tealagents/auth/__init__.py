@@ -17,23 +17,23 @@ of third parties come by the entry-point group `tealagents.auth`, or as ``module
 """
 
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
-
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from tealagents.auth.options import AuthConfigError
 from tealagents.domain.ports import Authenticator, Clock
+from tealagents.registry import Registry
 
-__all__ = ["PROVIDERS", "AuthConfigError", "known_providers", "open_auth"]
+__all__ = ["PROVIDERS", "AuthConfigError", "open_auth"]
 
-#: the providers that come with the project, and what fills them
-PROVIDERS = {
-    "entra": "tealagents.auth.entra:EntraAuthenticator",
-    "mock": "tealagents.auth.mock:MockAuthenticator",
-}
+PROVIDERS = Registry(
+    word="auth provider",
+    error=AuthConfigError,
+    group="tealagents.auth",
+    built_in={
+        "entra": "tealagents.auth.entra:EntraAuthenticator",
+        "mock": "tealagents.auth.mock:MockAuthenticator",
+    },
+)
 
 
 def open_auth(provider: str, options: Mapping[str, Any], clock: Clock) -> Authenticator:
@@ -41,58 +41,8 @@ def open_auth(provider: str, options: Mapping[str, Any], clock: Clock) -> Authen
 
     AuthConfigError where the provider is unknown or an option is wrong; the text says what to do.
     """
-    found = _provider_class(provider)
-    opened: Authenticator = found(_checked(provider, found, options), clock)
-    return opened
-
-
-def known_providers() -> list[str]:
-    return sorted({*PROVIDERS, *(point.name for point in entry_points(group="tealagents.auth"))})
-
-
-def _checked(provider: str, found: type[Any], options: Mapping[str, Any]) -> Any:
-    model = getattr(found, "Options", None)
-    if model is None:
-        return dict(options)
-    try:
-        return model(**options)
-    except ValidationError as error:
-        problems = "; ".join(
-            _told(problem) for problem in error.errors(include_url=False, include_input=False)
-        )
-        # Not chained: what was given may be a secret.
-        raise AuthConfigError(f"Options of the auth provider {provider!r}: {problems}") from None
-
-
-def _told(problem: ErrorDetails) -> str:
-    place = ".".join(map(str, problem["loc"]))
-    reason = problem["msg"].removeprefix("Value error, ")
-    return f"{place}: {reason}" if place else reason
-
-
-def _provider_class(provider: str) -> type[Any]:
-    module, _, name = _reference(provider).partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except ModuleNotFoundError as missing:
-        raise AuthConfigError(f"The auth provider {provider!r} cannot be imported: {missing}") from missing
-    except AttributeError:
-        raise AuthConfigError(
-            f"The auth provider {provider!r} does not exist: {module} has no {name!r}."
-        ) from None
+    found = PROVIDERS.find(provider)
     if not isinstance(found, type):
         raise AuthConfigError(f"The auth provider {provider!r} is not a class.")
-    return found
-
-
-def _reference(provider: str) -> str:
-    if provider in PROVIDERS:
-        return PROVIDERS[provider]
-    for point in entry_points(group="tealagents.auth", name=provider):
-        return point.value
-    if ":" in provider:
-        return provider
-    known = ", ".join(known_providers())
-    raise AuthConfigError(
-        f"Unknown auth provider {provider!r}. Known: {known}; or name a class as module:Class."
-    )
+    opened: Authenticator = found(PROVIDERS.options(provider, found, options), clock)
+    return opened

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from tealagents.config import ConfigError, ServiceConfig, load
+from tealagents.registry import import_from
 
 #: for what is not the command's output
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -17,11 +18,13 @@ def load_or_exit(path: Path | None, *, overrides: dict[str, str] | None = None) 
 
     env = {**os.environ, **(overrides or {})}
     try:
-        return load(path, env=env)
+        config = load(path, env=env)
     except ConfigError as error:
         for problem in error.problems:
             stderr.print(f"[red]✗[/] {_escaped(str(problem))}")
         raise typer.Exit(2) from None
+    import_from(config.source.parent)
+    return config
 
 
 def fail(*reasons: str) -> typer.Exit:

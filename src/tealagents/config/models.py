@@ -183,6 +183,31 @@ class McpServer(_Older):
         return {name: known[name] for name in type(self).model_fields if name in known}
 
 
+class Component(Section):
+    """A toolset, reducer or context provider: its name, and its options beside it or under `options`."""
+
+    name: NameOrClass
+    """What it is called, or `module:Class`."""
+    options: Annotated[dict[str, Any], Field(repr=False)] = {}
+    """What it is told."""
+
+
+def _component(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a name, or a mapping with a name and options, not {kind_of(value)}")
+    options = {key: item for key, item in value.items() if key != "name"}
+    if options.keys() == {"options"} and isinstance(options["options"], dict):
+        options = options["options"]
+    return {key: item for key, item in value.items() if key == "name"} | {"options": options}
+
+
+Components = tuple[
+    Annotated[Component, BeforeValidator(_component, json_schema_input_type=Component | str)], ...
+]
+
+
 class AgentConfig(_Older):
     """The agent: its model, its instructions, its tools."""
 
@@ -206,6 +231,8 @@ class AgentConfig(_Older):
     """OpenAPI plugins, by their names in the file of `TA_REMOTE_PLUGIN_PATH`."""
     mcp_servers: tuple[McpServer, ...] = ()
     """MCP servers whose tools the agent has."""
+    toolsets: Components = ()
+    """Toolsets of others whose tools the agent has."""
     client: NameOrClass | None = None
     """How the model is called: `openai-chat`, `openai-responses` or `module:Class`. Left out, the thread's
     kind decides: `openai-chat` for local threads, `openai-responses` for remote ones."""
@@ -284,31 +311,6 @@ class AuthSection(Section):
 
 def _auth_section(value: Any) -> Any:
     return {"provider": value} if isinstance(value, str) else value
-
-
-class Component(Section):
-    """A reducer or a context provider: its name, and its options beside the name or under `options`."""
-
-    name: NameOrClass
-    """What it is called, or `module:Class`."""
-    options: Annotated[dict[str, Any], Field(repr=False)] = {}
-    """What it is told."""
-
-
-def _component(value: Any) -> Any:
-    if isinstance(value, str):
-        return {"name": value}
-    if not isinstance(value, dict):
-        raise ValueError(f"must be a name, or a mapping with a name and options, not {kind_of(value)}")
-    options = {key: item for key, item in value.items() if key != "name"}
-    if options.keys() == {"options"} and isinstance(options["options"], dict):
-        options = options["options"]
-    return {key: item for key, item in value.items() if key == "name"} | {"options": options}
-
-
-Components = tuple[
-    Annotated[Component, BeforeValidator(_component, json_schema_input_type=Component | str)], ...
-]
 
 
 class ThreadConfig(Section):

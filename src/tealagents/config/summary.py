@@ -54,7 +54,9 @@ def _tools(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     for server in agent.mcp_servers:
         where = server.command if server.transport == "stdio" else masked(server.url or "")
         yield "MCP server", f"{server.name}: {where} ({server.trust_level})"
-    if not (agent.plugins or agent.remote_plugins or agent.mcp_servers):
+    if agent.toolsets:
+        yield "toolsets", ", ".join(toolset.name for toolset in agent.toolsets)
+    if not (agent.plugins or agent.remote_plugins or agent.mcp_servers or agent.toolsets):
         yield "tools", "none"
     if config.plugin_catalog_file:
         yield "catalogue", str(config.plugin_catalog_file)

@@ -18,34 +18,36 @@ for, so that nobody needs the drivers of the others. Stores of third parties com
 group `tealagents.stores` (a scheme each), or as ``module:Class`` in the scheme's place.
 """
 
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
+from tealagents.registry import Registry
 from tealagents.stores.base import BaseStore, StoreConfigError, StoreUrl
 
-__all__ = ["SCHEMES", "StoreConfigError", "known_schemes", "open_store"]
+__all__ = ["STORES", "StoreConfigError", "open_store"]
 
-#: the URL schemes of the stores that come with the project, and what fills them
-SCHEMES = {
-    "memory": "tealagents.stores.memory:MemoryStore",
-    "file": "tealagents.stores.files:FileStore",
-    "sqlite": "tealagents.stores.sqlite:SqliteStore",
-    "postgresql": "tealagents.stores.postgres:PostgresStore",
-    "postgres": "tealagents.stores.postgres:PostgresStore",
-    "redis": "tealagents.stores.redis:RedisStore",
-    "rediss": "tealagents.stores.redis:RedisStore",
-    "dynamodb": "tealagents.stores.dynamodb:DynamoStore",
-}
-
-#: the drivers that the extras bring, by the name they are imported by
-_EXTRAS = {
-    "asyncpg": "postgres",
-    "redis": "redis",
-    "hiredis": "redis",
-    "aiobotocore": "dynamodb",
-    "botocore": "dynamodb",
-}
+#: by the URL's scheme
+STORES = Registry(
+    word="store",
+    error=StoreConfigError,
+    group="tealagents.stores",
+    built_in={
+        "memory": "tealagents.stores.memory:MemoryStore",
+        "file": "tealagents.stores.files:FileStore",
+        "sqlite": "tealagents.stores.sqlite:SqliteStore",
+        "postgresql": "tealagents.stores.postgres:PostgresStore",
+        "postgres": "tealagents.stores.postgres:PostgresStore",
+        "redis": "tealagents.stores.redis:RedisStore",
+        "rediss": "tealagents.stores.redis:RedisStore",
+        "dynamodb": "tealagents.stores.dynamodb:DynamoStore",
+    },
+    extras={
+        "asyncpg": "postgres",
+        "redis": "redis",
+        "hiredis": "redis",
+        "aiobotocore": "dynamodb",
+        "botocore": "dynamodb",
+    },
+)
 
 
 def open_store(url: str, *, relative_to: Path = Path(), **options: object) -> BaseStore:
@@ -56,39 +58,9 @@ def open_store(url: str, *, relative_to: Path = Path(), **options: object) -> Ba
     option is wrong, or a driver is missing; the text says what to do.
     """
     location = StoreUrl.parse(url, relative_to)
-    return _store_class(location.scheme).from_url(location, **options)
-
-
-def known_schemes() -> list[str]:
-    return sorted({*SCHEMES, *(point.name for point in entry_points(group="tealagents.stores"))})
-
-
-def _store_class(scheme: str) -> type[BaseStore]:
-    reference = SCHEMES.get(scheme) or _third_party(scheme)
-    module, _, name = reference.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except ModuleNotFoundError as missing:
-        raise StoreConfigError(_missing(scheme, reference, missing)) from missing
-    except AttributeError:
-        raise StoreConfigError(f"The store {reference!r} does not exist: {module} has no {name!r}.") from None
+    found = STORES.find(location.scheme)
     if not (isinstance(found, type) and issubclass(found, BaseStore)):
-        raise StoreConfigError(f"{reference!r} is no store: it must extend tealagents.stores.base.BaseStore.")
-    return found
-
-
-def _third_party(scheme: str) -> str:
-    for point in entry_points(group="tealagents.stores", name=scheme):
-        return point.value
-    if ":" in scheme:
-        return scheme
-    raise StoreConfigError(
-        f"Unknown store {scheme!r}. Known: {', '.join(known_schemes())}; or name a class as module:Class."
-    )
-
-
-def _missing(scheme: str, reference: str, missing: ModuleNotFoundError) -> str:
-    driver = (missing.name or "").partition(".")[0]
-    if extra := _EXTRAS.get(driver):
-        return f"The {scheme}:// store needs {driver}: pip install 'tealagents[{extra}]'"
-    return f"The store {reference!r} cannot be imported: {missing}"
+        raise StoreConfigError(
+            f"{location.scheme!r} is no store: it must extend tealagents.stores.base.BaseStore."
+        )
+    return found.from_url(location, **options)

@@ -29,9 +29,10 @@ from tealagents.domain import ids
 from tealagents.domain.errors import ContextProviderFailed
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool
+from tealagents.registry import Registry
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Remembered
-from tealagents.threads.components import Component, Kind, ThreadConfigError
+from tealagents.threads.components import Component, ThreadConfigError
 from tealagents.threads.views import Report, Stopwatch
 
 log = logging.getLogger(__name__)
@@ -305,14 +306,15 @@ def _with_what_was_added(report: Report, context: Context | None) -> Report:
 
 # --- by name --------------------------------------------------------------------------------------
 
-PROVIDERS = Kind(
-    "context provider",
-    {
+PROVIDERS = Registry(
+    word="context provider",
+    error=ThreadConfigError,
+    group="tealagents.context",
+    built_in={
         "user_preferences": "tealagents.threads.providers:UserPreferences",
         "facts": "tealagents.threads.providers:Facts",
         "mem0": "tealagents.threads.mem0:Mem0Provider",
     },
-    "tealagents.context",
 )
 
 

@@ -28,7 +28,8 @@ from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import Item, Json, Message, Usage
 from tealagents.domain.ports import Model, ModelCall
-from tealagents.threads.components import Component, Kind, ThreadConfigError
+from tealagents.registry import Registry
+from tealagents.threads.components import Component, ThreadConfigError
 from tealagents.threads.tokens import (
     MESSAGE_TOKENS,
     Counter,
@@ -406,16 +407,17 @@ def _text_message(role: Any, text: str) -> Message:
 
 # --- by name --------------------------------------------------------------------------------------
 
-REDUCERS = Kind(
-    "reducer",
-    {
+REDUCERS = Registry(
+    word="reducer",
+    error=ThreadConfigError,
+    group="tealagents.reducers",
+    built_in={
         "message_count": "tealagents.threads.reducers:MessageCount",
         "sliding_window": "tealagents.threads.reducers:SlidingWindow",
         "token_budget": "tealagents.threads.reducers:TokenBudget",
         "trim_tool_results": "tealagents.threads.reducers:TrimToolResults",
         "summarize": "tealagents.threads.reducers:Summarize",
     },
-    "tealagents.reducers",
 )
 
 

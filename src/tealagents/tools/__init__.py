@@ -18,8 +18,9 @@
 `errors`              the one error of opening tools
 ====================  ==================================================================================
 
-Used by bootstrap. Imports `tealagents.domain` and `tealagents.plugins` only. `mcp*` need the extra `mcp`
-and are imported when a server is configured.
+Used by bootstrap. Imports `tealagents.domain`, `tealagents.plugins` and `tealagents.registry` only. `mcp*`
+need the extra `mcp` and are imported when a server is configured. Toolsets of third parties come by the
+entry-point group `tealagents.tools`, or as ``module:Class``.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from tealagents.domain.ports import Toolset, ToolSpec
+from tealagents.registry import Registry
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique, govern, report
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
@@ -56,6 +58,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+TOOLSETS = Registry(word="toolset", error=ToolsetError, group="tealagents.tools")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
@@ -71,6 +75,8 @@ class Sources:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     #: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
     servers: Sequence[Mapping[str, Any]] = ()
+    #: names and options of third parties' toolsets (`spec.agent.toolsets`)
+    toolsets: Sequence[tuple[str, Mapping[str, Any]]] = ()
     #: what the operator says of each tool; None: there is no catalogue
     catalogue_file: Path | None = None
 
@@ -116,6 +122,10 @@ class Sources:
             ) from error
         return [MCPServer(one, consents, changed) for one in options]
 
+    def third_party(self) -> list[Toolset]:
+        """The toolsets of others, made and not opened."""
+        return [_third_party(name, options) for name, options in self.toolsets]
+
     def check_names(self) -> None:
         """No name may begin another's tools: `git` could offer a tool called like one of `git-hub`."""
         names = [*self.plugins, *self.remote, *(str(server.get("name", "")) for server in self.servers)]
@@ -137,13 +147,19 @@ async def open_toolsets(
     """All tools of an agent, opened, governed, and closed on leaving.
 
     - `consents`: who asks users to authorize servers; None: servers that want it fail, saying so
-    - `others`: toolsets of third parties, not opened yet
+    - `others`: further toolsets, not opened yet
     - `changed`: called when an MCP server lists other tools than before; `tools()` then gives them
 
     Raises `ToolsetError` with what to do. What does not fit between catalogue and tools is logged.
     """
     catalogue = sources.catalogue()
-    toolsets = [*sources.code(), *sources.services(), *sources.mcp(consents, changed), *others]
+    toolsets = [
+        *sources.code(),
+        *sources.services(),
+        *sources.mcp(consents, changed),
+        *sources.third_party(),
+        *others,
+    ]
     sources.check_names()
     async with AsyncExitStack() as stack:
         await _enter_all(stack, toolsets)
@@ -157,14 +173,23 @@ def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     """The tools of the plugin file, governed; its classes are made, nothing is opened and nobody asked.
 
     Called within an event loop, as `open_toolsets` is. `ToolsetError` for what is wrong with the plugins, the
-    catalogue and the entries of services and servers; their documents are not read.
+    catalogue and the entries of services, servers and toolsets; no document of theirs is read.
     """
     catalogue, code = sources.catalogue(), sources.code()
     sources.services()
     sources.mcp()
+    sources.third_party()
     sources.check_names()
     check_unique(code)
     return [tool.spec for toolset in code for tool in govern(toolset.tools(), catalogue)]
+
+
+def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:
+    found = TOOLSETS.find(name)
+    if not isinstance(found, type):
+        raise ToolsetError(f"The toolset {name!r} is not a class.")
+    made: Toolset = found(TOOLSETS.options(name, found, options))
+    return made
 
 
 async def _enter_all(stack: AsyncExitStack, toolsets: Sequence[Toolset]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
+from tealagents.registry import import_from
 from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, method_name, run_method
@@ -113,7 +114,7 @@ class CodeTool:
 def _imported(file: Path) -> ModuleType:
     """The file as a module of its own, under a name that no import statement can reach by accident.
 
-    Its folder goes to the end of `sys.path`, so that modules beside it can be imported but hide none.
+    Modules beside it can be imported, too.
     """
     file = file.resolve()
     if not file.is_file():
@@ -125,8 +126,7 @@ def _imported(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ToolsetError(f"The plugin file {file} is no Python file: its name has to end in .py.")
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
+    import_from(file.parent)
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pydantic look their module up while it is still being run
     sys.modules[name] = module
