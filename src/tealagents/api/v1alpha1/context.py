@@ -92,6 +92,14 @@ class Api:
             self.service.directory, self.service.ledger, caller, kind, identifier, reading=reading
         )
 
+    async def place(
+        self, request: Request, kind: Kind, parameter: str, *, reading: bool = False
+    ) -> tuple[str, str]:
+        """The partition and the id of what the path names, once it is known that the caller may use it."""
+        caller = await self.caller(request)
+        name = identifier(request, parameter)
+        return await self.partition(caller, kind, name, reading=reading), name
+
     async def unless_deleted(self, partition: str, task_id: str, reading: Awaitable[T]) -> T:
         """What is read of a task's log; `NotFound` where the task went meanwhile, which is no damage."""
         try:

@@ -33,9 +33,7 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes),
     )
     async def get_request(request: Request, request_id: RequestId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "request_id")
-        partition = await api.partition(caller, keys.request, name, reading=True)
+        partition, name = await api.place(request, keys.request, "request_id", reading=True)
         record = (await api.tasks.request(partition, name)).value
         return problems.json_response(documents.request(record, api.prefix))
 
@@ -72,10 +70,8 @@ def router(api: Api) -> APIRouter:
         },
     )
     async def follow_request(request: Request, request_id: RequestId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "request_id")
+        partition, name = await api.place(request, keys.request, "request_id", reading=True)
         after = _position(request)
-        partition = await api.partition(caller, keys.request, name, reading=True)
         record = (await api.tasks.request(partition, name)).value
         check_kept(api.tasks, record)
         if nothing_left(record, after):

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from tealagents.api import problems
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import Api, identifier, index_cursor
+from tealagents.api.v1alpha1.context import Api, index_cursor
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, SessionId
 from tealagents.state import keys
@@ -44,9 +44,7 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes),
     )
     async def get_session(request: Request, session_id: SessionId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "session_id")
-        partition = await api.partition(caller, keys.session, name, reading=True)
+        partition, name = await api.place(request, keys.session, "session_id", reading=True)
         session = await api.catalog.session(partition, name)
         tasks = await api.catalog.tasks(
             partition, session_id=name, status=None, cursor=None, limit=TASKS_SHOWN
@@ -63,9 +61,7 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes, "task_busy"),
     )
     async def delete_session(request: Request, session_id: SessionId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "session_id")
-        partition = await api.partition(caller, keys.session, name)
+        partition, name = await api.place(request, keys.session, "session_id")
         await api.eraser.delete_session(partition, name)
         return Response(status_code=204)
 

@@ -78,9 +78,7 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         responses=openapi.problem_responses(*_READ_CODES),
     )
     async def get_task(request: Request, task_id: TaskId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
-        partition = await api.partition(caller, keys.task, name, reading=True)
+        partition, name = await api.place(request, keys.task, "task_id", reading=True)
         return problems.json_response(documents.task((await api.tasks.head(partition, name)).value))
 
     @routes.patch(
@@ -116,9 +114,7 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         responses=openapi.problem_responses(*_READ_CODES, "task_busy"),
     )
     async def delete_task(request: Request, task_id: TaskId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
-        partition = await api.partition(caller, keys.task, name)
+        partition, name = await api.place(request, keys.task, "task_id")
         await api.eraser.delete_task(partition, name)
         return Response(status_code=204)
 
@@ -139,10 +135,8 @@ def _views(api: Api, routes: APIRouter) -> None:
         limit: Limit = 50,
         cursor: Position = None,
     ) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
+        partition, name = await api.place(request, keys.task, "task_id", reading=True)
         after = number_cursor(cursor)
-        partition = await api.partition(caller, keys.task, name, reading=True)
         path = await _path(api, partition, name, checkpoint_id)
         found, more = await api.unless_deleted(
             partition, name, api.history.messages(partition, name, path, after=after, limit=limit)
@@ -160,10 +154,8 @@ def _views(api: Api, routes: APIRouter) -> None:
     async def list_steps(
         request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
     ) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
+        partition, name = await api.place(request, keys.task, "task_id", reading=True)
         after = number_cursor(cursor)
-        partition = await api.partition(caller, keys.task, name, reading=True)
         tail = (await api.tasks.head(partition, name)).value.tail_seq
         found, more = await api.unless_deleted(
             partition, name, api.history.steps(partition, name, tail, after=after, limit=limit)
@@ -181,10 +173,8 @@ def _views(api: Api, routes: APIRouter) -> None:
     async def list_audit(
         request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
     ) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
+        partition, name = await api.place(request, keys.task, "task_id", reading=True)
         after = number_cursor(cursor)
-        partition = await api.partition(caller, keys.task, name, reading=True)
         tail = (await api.tasks.head(partition, name)).value.tail_seq
         found, more = await api.unless_deleted(
             partition, name, api.history.entries(partition, name, tail, after=after, limit=limit)
@@ -202,10 +192,8 @@ def _views(api: Api, routes: APIRouter) -> None:
     async def list_checkpoints(
         request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
     ) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
+        partition, name = await api.place(request, keys.task, "task_id", reading=True)
         before = number_cursor(cursor) if cursor is not None else None
-        partition = await api.partition(caller, keys.task, name, reading=True)
         head = (await api.tasks.head(partition, name)).value
         below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
         found, more = await api.unless_deleted(
@@ -290,9 +278,7 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
         },
     )
     async def export_task(request: Request, task_id: TaskId) -> Response:
-        caller = await api.caller(request)
-        name = identifier(request, "task_id")
-        partition = await api.partition(caller, keys.task, name, reading=True)
+        partition, name = await api.place(request, keys.task, "task_id", reading=True)
         return problems.json_response(await api.transfer.export(partition, name))
 
     @routes.post(
