@@ -93,6 +93,7 @@ def test_a_failure_is_the_outcome_too(ada: httpx.Client, model: OfflineModel) ->
 def test_a_canceled_request_is_the_outcome_too(ada: httpx.Client, model: OfflineModel) -> None:
     """Under its key it stays canceled."""
     first = post(ada, text("for ever"), "canceled", prefer="respond-async").json()
+    until(lambda: model.requests)
     ada.post(f"/requests/{first['request_id']}/cancel").raise_for_status()
     again = post(ada, text("for ever"), "canceled")
     assert problem(again, 409, "request_canceled")["request_id"] == first["request_id"]
