@@ -11,9 +11,9 @@ from tealagents.state.vault import Vault
 from tealagents.tools import Consents, Sources, open_toolsets, tools_at_hand
 
 
-def offered(config: ServiceConfig) -> list[ToolSpec]:
+async def offered(config: ServiceConfig) -> list[ToolSpec]:
     """The tools that can be told of before any server is asked. `ToolsetError` where they cannot be had."""
-    return tools_at_hand(_sources(config))
+    return await tools_at_hand(_sources(config))
 
 
 def _sources(config: ServiceConfig) -> Sources:

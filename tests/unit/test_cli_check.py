@@ -1,5 +1,6 @@
 """`tealagents check`: what would be served, or what is wrong, before anything is started."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -83,3 +84,27 @@ def test_what_the_config_names_may_lie_beside_it(folder: Path, monkeypatch: pyte
     found = check(folder)
     assert found.exit_code == 0, found.output
     assert "drawer_tools:Drawer" in found.output
+
+
+def test_documents_that_are_files_are_read(folder: Path) -> None:
+    """A document's operations are named, or what is wrong with it is told; a server's is left alone."""
+    config, remote, document = folder / "config.yaml", folder / "remote.yaml", folder / "shop.json"
+    config.write_text(
+        config.read_text().replace("    plugins:", "    remote_plugins: [Shop, Far]\n    plugins:")
+    )
+    remote.write_text(
+        "remote_plugins:\n"
+        "  - {plugin_name: Shop, openapi_json_path: shop.json, server_url: http://127.0.0.1:1}\n"
+        "  - {plugin_name: Far, openapi_json_path: http://127.0.0.1:1/api.json, server_url: http://127.0.0.1:1}\n"
+    )
+    paths = {"/orders": {"get": {"operationId": "orders", "responses": {}}}}
+    document.write_text(
+        json.dumps({"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": paths})
+    )
+    checked = check(folder, TA_REMOTE_PLUGIN_PATH=str(remote))
+    assert checked.exit_code == 0, checked.output
+    assert "Shop-orders" in checked.output
+    document.write_text('{"swagger": "2.0"}')
+    checked = check(folder, TA_REMOTE_PLUGIN_PATH=str(remote))
+    assert checked.exit_code == 2, checked.output
+    assert "shop.json" in checked.output

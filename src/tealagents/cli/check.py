@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tealagents.cli.loading import fail, load_or_exit, stderr
-from tealagents.config import ServiceConfig, json_schema, summary
+from tealagents.config import json_schema, summary
 from tealagents.domain.ports import ToolSpec
 
 
@@ -21,16 +21,17 @@ def check_command(
 ) -> None:
     """Validate a config file and show what would be served.
 
-    Every mistake is shown with its file, line and key; exit status 2 if there is one. The plugin file is
-    loaded, too; no store, no model service and no tool server is asked.
+    Every mistake is shown with its file, line and key; exit status 2 if there is one. The plugin file and
+    OpenAPI documents that are files are loaded, too; no store, no model service and no tool server is asked.
     """
     from tealagents.bootstrap import START_ERRORS
     from tealagents.cli.serve import build_or_exit
+    from tealagents.tooling import offered
 
     checked = load_or_exit(config)
     build_or_exit(checked)
     try:
-        tools = asyncio.run(_offered(checked))
+        tools = asyncio.run(offered(checked))
     except START_ERRORS as error:
         raise fail(str(error)) from None
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -39,17 +40,10 @@ def check_command(
     for label, value in summary(checked):
         table.add_row(label, value)
     if tools:
-        table.add_row("plugins' tools", ", ".join(map(_named, tools)))
+        table.add_row("tools", ", ".join(map(_named, tools)))
     Console(highlight=False).print(table)
     for warning in checked.warnings:
         stderr.print(f"[yellow]![/] {warning}")
-
-
-async def _offered(config: ServiceConfig) -> list[ToolSpec]:
-    """As when the service starts, where plugins are made within an event loop."""
-    from tealagents.tooling import offered
-
-    return offered(config)
 
 
 def _named(tool: ToolSpec) -> str:

@@ -94,7 +94,7 @@ class Sources:
             )
         return [load_plugins(self.plugin_module, self.plugins)]
 
-    def services(self) -> list[Toolset]:
+    def services(self) -> list[OpenAPIPlugin]:
         """The OpenAPI services, not opened: their documents are not read."""
         if not self.remote:
             return []
@@ -169,19 +169,22 @@ async def open_toolsets(
         yield [GovernedToolset(toolset, catalogue, consents) for toolset in toolsets]
 
 
-def tools_at_hand(sources: Sources) -> list[ToolSpec]:
-    """The tools of the plugin file, governed; its classes are made, nothing is opened and nobody asked.
+async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
+    """The tools of the plugin file and of services whose documents are files, governed; no server is asked.
 
-    Called within an event loop, as `open_toolsets` is. `ToolsetError` for what is wrong with the plugins, the
-    catalogue and the entries of services, servers and toolsets; no document of theirs is read.
+    `ToolsetError` for what is wrong with them, with the catalogue, and with the entries of other services,
+    servers and toolsets, which are made and not opened.
     """
     catalogue, code = sources.catalogue(), sources.code()
-    sources.services()
+    services = [service for service in sources.services() if service.is_at_hand]
     sources.mcp()
     sources.third_party()
     sources.check_names()
-    check_unique(code)
-    return [tool.spec for toolset in code for tool in govern(toolset.tools(), catalogue)]
+    async with AsyncExitStack() as stack:
+        await _enter_all(stack, services)
+        toolsets = [*code, *services]
+        check_unique(toolsets)
+        return [tool.spec for toolset in toolsets for tool in govern(toolset.tools(), catalogue)]
 
 
 def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:

@@ -47,6 +47,11 @@ class OpenAPIPlugin:
         self._tools: tuple[Tool, ...] = ()
         self._open = AsyncExitStack()
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether it is opened without asking a server: its document is a file."""
+        return not is_http_url(self._options.openapi_json_path)
+
     def tools(self) -> Sequence[Tool]:
         return self._tools
 
