@@ -148,7 +148,7 @@ class Wiring:
         self.auth: Authenticator = open_auth(config.auth.provider, config.auth.provider_options, clock)
         ledger = ledger_of(config, self.store, clock)
         self.tooling = Tooling(config, ledger, clock)
-        self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds)
+        self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds, self.tooling.govern)
         self.providers = providers_of(config)
         self.lease = Lease(ledger, config.limits.lease_seconds)
         directory = Directory(ledger)

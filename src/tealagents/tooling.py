@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack
 
 from tealagents.auth.options import EntraOptions
 from tealagents.config import ServiceConfig
-from tealagents.domain.ports import Clock, Delegation, Toolset, ToolSpec
+from tealagents.domain.ports import Clock, Delegation, Tool, Toolset, ToolSpec
 from tealagents.state.ledger import Ledger
 from tealagents.state.vault import Vault
-from tealagents.tools import Consents, Sources, open_toolsets, tools_at_hand
+from tealagents.tools import Consents, Sources, govern, open_toolsets, tools_at_hand
 
 
 async def offered(config: ServiceConfig) -> list[ToolSpec]:
@@ -27,6 +27,7 @@ def _sources(config: ServiceConfig) -> Sources:
         servers=[server.options() for server in agent.mcp_servers],
         toolsets=[(each.name, each.options) for each in agent.toolsets],
         catalogue_file=config.plugin_catalog_file,
+        more_to_come=bool(config.thread.context_providers),
     )
 
 
@@ -34,7 +35,7 @@ class Tooling:
     """Opens every toolset of a config, and what acts for users downstream."""
 
     def __init__(self, config: ServiceConfig, ledger: Ledger, clock: Clock) -> None:
-        self._config = config
+        self._sources = _sources(config)
         self._stack = AsyncExitStack()
         self.delegation: Delegation | None = None
         self._entra: EntraOptions | None = None
@@ -54,8 +55,12 @@ class Tooling:
         if self.delegation is not None:
             await self._stack.enter_async_context(self.delegation)  # type: ignore[arg-type]
         return await self._stack.enter_async_context(
-            open_toolsets(_sources(self._config), consents=self.consents, changed=changed)
+            open_toolsets(self._sources, consents=self.consents, changed=changed)
         )
+
+    def govern(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Tools that context providers bring to a request, under the governance that holds for all others."""
+        return govern(tools, self._sources.catalogue, self.consents)
 
     async def close(self) -> None:
         await self._stack.aclose()

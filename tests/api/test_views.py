@@ -1,5 +1,6 @@
 """Views and context providers of the service, over HTTP."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,17 +21,21 @@ Json = dict[str, Any]
 HERE = Path(__file__).parent
 ENV = {
     "TA_PLUGIN_MODULE": str(HERE / "custom_plugins.py"),
-    "TA_PLUGIN_CATALOG_FILE": str(HERE / "catalogue.json"),
 }
 
 
 @contextmanager
 def talking(
-    *, reducers: list[Json] | None = None, providers: list[Any] | None = None, **spec: Any
+    *,
+    reducers: list[Json] | None = None,
+    providers: list[Any] | None = None,
+    catalogue: Path | None = HERE / "catalogue.json",
+    **spec: Any,
 ) -> Iterator[tuple[httpx.Client, OfflineModel, ServiceThread]]:
     thread = {"reducers": reducers or [], "context_providers": providers or []}
+    env = ENV | ({"TA_PLUGIN_CATALOG_FILE": str(catalogue)} if catalogue else {})
     with (
-        offline_service(env=ENV, agent={"plugins": ["Shell"]}, thread=thread, **spec) as (service, model),
+        offline_service(env=env, agent={"plugins": ["Shell"]}, thread=thread, **spec) as (service, model),
         service.client() as client,
     ):
         yield client, model, service
@@ -179,11 +184,29 @@ def test_a_provider_that_fails(required: bool) -> None:
 
 def test_tools_of_a_provider_are_called() -> None:
     """Offered beside the agent's own. covers: THREAD-10"""
-    with talking(providers=["facts"]) as (client, model, _):
+    with talking(providers=["facts"], catalogue=None) as (client, model, _):
         answer = say(client, 'call facts-remember {"fact": "Ada has a bicycle."}')
         assert answer["content"]["output"] == "facts-remember said: Noted."
         offered = [tool["function"]["name"] for tool in model.requests[0]["body"]["tools"]]
         assert {"Shell-look", "facts-search", "facts-remember"} <= set(offered)
+        assert "bicycle" in say(client, 'call facts-search {"query": "bicycles"}')["content"]["output"]
+
+
+def test_tools_of_a_provider_are_governed(tmp_path: Path) -> None:
+    """The catalogue decides about them, too; one that it does not name is not trusted. covers: HITL-2"""
+    catalogue = tmp_path / "catalogue.json"
+    search = {"tool_id": "facts-search", "governance": {"requires_hitl": False, "cost": "low"}}
+    search["governance"] |= {"data_sensitivity": "public"}  # type: ignore[operator]
+    plugin = {"plugin_id": "facts", "plugin_type": {"type_name": "code"}, "tools": [search]}
+    catalogue.write_text(json.dumps({"plugins": [plugin]}))
+    with talking(providers=["facts"], catalogue=catalogue) as (client, _, _):
+        paused = say(client, 'call facts-remember {"fact": "Ada has a bicycle."}')
+        assert paused["status"] == "Paused"
+        [call] = paused["content"]["tool_calls"]
+        assert (call["plugin_name"], call["function_name"]) == ("facts", "remember")
+        url = paused["content"]["approval_url"].removeprefix(client.base_url.path.rstrip("/"))
+        approved = client.post(url, json={"action": "approve"}).raise_for_status().json()
+        assert approved["content"]["output"] == "facts-remember said: Noted."
         assert "bicycle" in say(client, 'call facts-search {"query": "bicycles"}')["content"]["output"]
 
 

@@ -45,6 +45,8 @@ def loses_itself(_: Json) -> str:
         (canceled_below, "canceled from within"),
         (leaves, "tried to end the process"),
         (loses_itself, "RecursionError"),
+        (lambda _: None, "has run, but gave back NoneType instead of text"),
+        (lambda _: b"bytes", "gave back bytes"),
     ],
 )
 async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object, words: str) -> None:

@@ -1,13 +1,13 @@
 """What an agent works with while it is open: clients of the model, tools, providers."""
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
 from tealagents.agent.answering import Side
 from tealagents.config import ServiceConfig
-from tealagents.domain.ports import Clock, Store, Toolset
+from tealagents.domain.ports import Clock, Store, Tool, Toolset
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.ledger import Ledger
 from tealagents.threads.context import Providers
@@ -24,12 +24,18 @@ class Opened:
     """What an agent works with while it is open."""
 
     def __init__(
-        self, config: ServiceConfig, ledger: Ledger, providers: Providers, toolsets: Sequence[Toolset]
+        self,
+        config: ServiceConfig,
+        ledger: Ledger,
+        providers: Providers,
+        toolsets: Sequence[Toolset],
+        govern: Callable[[Sequence[Tool]], Sequence[Tool]],
     ) -> None:
         self.ledger = ledger
         self.providers = providers
         self._config = config
         self._toolsets = toolsets
+        self._govern = govern
         self._stack = AsyncExitStack()
         self._sides: dict[Kind, Side] = {}
 
@@ -40,7 +46,7 @@ class Opened:
 
             config = with_kind(self._config, kind)
             model = await self._stack.enter_async_context(model_of(config, credential_of(config)))
-            toolbox = Toolbox(model, config.limits.tool_timeout_seconds)
+            toolbox = Toolbox(model, config.limits.tool_timeout_seconds, self._govern)
             toolbox.load(self._toolsets)
             self._sides[kind] = Side(model, toolbox)
         return self._sides[kind]
@@ -71,7 +77,7 @@ async def opened(
     async with AsyncExitStack() as stack:
         tooling = Tooling(config, ledger, clock)
         stack.push_async_callback(tooling.close)
-        working.append(Opened(config, ledger, providers, await tooling.open(changed)))
+        working.append(Opened(config, ledger, providers, await tooling.open(changed), tooling.govern))
         stack.push_async_callback(working[0].close)
         await stack.enter_async_context(providers)
         yield working[0]

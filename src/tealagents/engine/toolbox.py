@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -103,9 +103,16 @@ class Finding(Protocol):
 class Toolbox:
     """The tools by name, and their description to the model, encoded once."""
 
-    def __init__(self, model: Model, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        timeout_seconds: float,
+        govern: Callable[[Sequence[Tool]], Sequence[Tool]] = list,
+    ) -> None:
+        """`govern` puts tools that come with a request under the governance of all others."""
         self._model = model
         self._timeout = timeout_seconds
+        self._govern = govern
         self._toolsets: Sequence[Toolset] = ()
         self._tools: dict[str, Tool] = {}
         #: the tools' description, in the model client's own encoding; empty where there are none
@@ -115,7 +122,7 @@ class Toolbox:
         """This toolbox as it is now, with some tools more, for one request."""
         extended = Toolbox(self._model, self._timeout)
         extended._toolsets = self._toolsets
-        extended._tools = {**{tool.spec.name: tool for tool in tools}, **self._tools}
+        extended._tools = {**{tool.spec.name: tool for tool in self._govern(tools)}, **self._tools}
         extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])
         return extended
 
@@ -205,7 +212,7 @@ class Toolbox:
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
-                return await tool.call(context, arguments)
+                return _text(call.tool, await tool.call(context, arguments))
         except (ToolFailed, Authorization, NeedsOwner):
             raise
         except asyncio.CancelledError:
@@ -224,6 +231,13 @@ class Toolbox:
                 ) from None
             log.exception("tool %s raised", call.tool)
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _text(name: str, output: object) -> str:
+    """What a tool has given back; only those of third parties can give anything but text."""
+    if not isinstance(output, str):
+        raise ToolFailed(f"{name} has run, but gave back {type(output).__name__} instead of text.")
+    return output
 
 
 def _arguments(call: ToolCall) -> Json | str:

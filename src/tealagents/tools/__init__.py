@@ -29,6 +29,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ __all__ = [
     "Sources",
     "TokenVault",
     "ToolsetError",
+    "govern",
     "open_toolsets",
     "report",
     "tools_at_hand",
@@ -80,6 +82,10 @@ class Sources:
     #: what the operator says of each tool; None: there is no catalogue
     catalogue_file: Path | None = None
 
+    #: whether requests may bring tools of their own: then the catalogue may name what is not there at start
+    more_to_come: bool = False
+
+    @cached_property
     def catalogue(self) -> Catalogue | None:
         return Catalogue.load(self.catalogue_file) if self.catalogue_file else None
 
@@ -152,7 +158,7 @@ async def open_toolsets(
 
     Raises `ToolsetError` with what to do. What does not fit between catalogue and tools is logged.
     """
-    catalogue = sources.catalogue()
+    catalogue = sources.catalogue
     toolsets = [
         *sources.code(),
         *sources.services(),
@@ -164,7 +170,8 @@ async def open_toolsets(
     async with AsyncExitStack() as stack:
         await _enter_all(stack, toolsets)
         check_unique(toolsets)
-        for sentence in report([tool for toolset in toolsets for tool in toolset.tools()], catalogue):
+        tools = [tool for toolset in toolsets for tool in toolset.tools()]
+        for sentence in report(tools, catalogue, more_to_come=sources.more_to_come):
             logger.warning("%s", sentence)
         yield [GovernedToolset(toolset, catalogue, consents) for toolset in toolsets]
 
@@ -175,7 +182,7 @@ async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     `ToolsetError` for what is wrong with them, with the catalogue, and with the entries of other services,
     servers and toolsets, which are made and not opened.
     """
-    catalogue, code = sources.catalogue(), sources.code()
+    catalogue, code = sources.catalogue, sources.code()
     services = [service for service in sources.services() if service.is_at_hand]
     sources.mcp()
     sources.third_party()

@@ -247,8 +247,11 @@ def check_unique(toolsets: Sequence[Toolset]) -> None:
             seen.add(tool.spec.name)
 
 
-def report(tools: Sequence[Tool], catalogue: Catalogue | None) -> list[str]:
-    """What an operator should know of catalogue and tools that do not fit: one sentence each."""
+def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: bool = False) -> list[str]:
+    """What an operator should know of catalogue and tools that do not fit: one sentence each.
+
+    Where there is `more_to_come`, a name that is no tool yet may be one of a context provider.
+    """
     if catalogue is None:
         return []
     tools = govern(tools, catalogue)
@@ -257,7 +260,7 @@ def report(tools: Sequence[Tool], catalogue: Catalogue | None) -> list[str]:
     missing = [
         f"The catalogue names {name!r}, which is no tool of this agent.{suggestion(name, there)}"
         for name in named
-        if name not in there
+        if name not in there and not more_to_come
     ]
     unnamed = [
         f"The catalogue does not name {name!r}: each call of it needs approval."
