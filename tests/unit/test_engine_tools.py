@@ -8,6 +8,7 @@ from engine_setup import ADA, Function, Scripted, Tools, calls, noting, process,
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json, ToolCall
+from tealagents.domain.ports import ToolContext
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import Toolbox
 
@@ -45,8 +46,6 @@ def loses_itself(_: Json) -> str:
         (canceled_below, "canceled from within"),
         (leaves, "tried to end the process"),
         (loses_itself, "RecursionError"),
-        (lambda _: None, "has run, but gave back NoneType instead of text"),
-        (lambda _: b"bytes", "gave back bytes"),
     ],
 )
 async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object, words: str) -> None:
@@ -58,6 +57,25 @@ async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object
         result = told(list(await here.followed(request.request_id)))
         assert result["is_error"] is True
         assert words in result["output"]
+
+
+@pytest.mark.parametrize(("given", "words"), [(None, "gave back NoneType"), (b"bytes", "gave back bytes")])
+async def test_a_tool_that_gives_back_no_text_is_an_error_the_model_is_told(
+    given: object, words: str
+) -> None:
+    """One of a third party may; it has run, and the request goes on."""
+
+    class Careless(Function):
+        async def call(self, context: ToolContext, arguments: Json) -> str:
+            return given  # type: ignore[return-value]
+
+    model = Scripted(calls(ToolCall("c1", "Careless-tool", "{}")), says("I see."))
+    async with process(None, model, Careless("Careless-tool", str)) as here:
+        request = await here.ask(streamed=True)
+        assert request.status == "Completed"
+        result = told(list(await here.followed(request.request_id)))
+        assert result["is_error"] is True
+        assert f"has run, but {words} instead of text" in result["output"]
 
 
 async def test_a_canceled_request_still_cancels_its_tools() -> None:

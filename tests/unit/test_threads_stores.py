@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
-from tealagents.domain.models import Message
+from tealagents.domain.models import Item, Message
+from tealagents.state import keys
 from tealagents.stores import open_store
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import RedisServer
@@ -155,6 +156,49 @@ def test_remote_threads_use_no_message_store(caplog: pytest.LogCaptureFixture) -
     assert "a remote thread uses no message store" in caplog.text
 
 
+class Failing(MemoryMessages):
+    """Refuses the next so many calls that change it."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("no")
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        self._fail()
+        await super().add_messages(messages)
+
+    async def clear(self) -> None:
+        self._fail()
+        await super().clear()
+
+
+async def test_what_a_store_refused_is_stored_the_next_time() -> None:
+    """A store that fails once costs no message."""
+    store = Failing(1)
+    thread = LocalThread(exchange("q", "a"), store=store)
+    with pytest.raises(OSError, match="no"):
+        await thread.create()
+    await thread.on_new_messages(exchange("q1", "a1"))
+    assert texts(await store.list_messages()) == ["q", "a", "q1", "a1"]
+
+
+async def test_a_delete_that_failed_can_be_repeated() -> None:
+    """The thread is there until its messages are gone. covers: THREAD-6"""
+    store = Failing(0)
+    thread = LocalThread(exchange("q", "a"), store=store)
+    await thread.create()
+    store.failures = 1
+    with pytest.raises(OSError, match="no"):
+        await thread.delete()
+    await thread.delete()
+    assert await store.list_messages() == []
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -172,6 +216,18 @@ async def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     store.path.write_bytes(b"{}\n" + whole)
     with pytest.raises(CorruptState):
         await store.list_messages()
+
+
+async def test_messages_added_to_a_file_at_once_are_all_kept(tmp_path: Path) -> None:
+    """Edits beside them included; nothing is cut off that somebody has just written."""
+    store = FileMessages(tmp_path, "k")
+    first = said("user", "first")
+    await store.add_messages([first])
+    for _ in range(5):
+        adding = [store.add_messages(exchange("q", "a")) for _ in range(20)]
+        edited = msgspec.structs.replace(first, items=(Item("text", "edited"),))
+        await asyncio.gather(*adding, store.replace_message(edited))
+    assert texts(await store.list_messages()) == ["edited", *(["q", "a"] * 100)]
 
 
 def test_a_key_is_no_path(tmp_path: Path) -> None:
@@ -300,3 +356,22 @@ async def test_one_abstraction_keeps_every_kind(url: str, make: Callable[[], Loc
             with pytest.raises(NotFound):
                 await threads.load(thread.thread_id)
             assert [each async for each in threads.list()] == []
+
+
+async def test_the_last_of_two_savers_wins(url: str) -> None:
+    """Each save of a large thread is whole, whatever others save of it, and so is what is read meanwhile."""
+    async with open_store(url) as store:
+        threads = ThreadStore(store, "Tester")
+        thread = large()
+        copies = [LocalThread.from_json(thread.to_json()) for _ in range(2)]
+        for number, copied in enumerate(copies):
+            await copied.on_new_messages([said("user", f"by {number}")])
+        await threads.save(thread)
+        for _ in range(4):
+            reading = asyncio.create_task(threads.load(thread.thread_id))
+            await asyncio.gather(*map(threads.save, copies))
+            assert texts(list((await reading).messages))[1:] in ([], ["by 0"], ["by 1"])
+            found = await threads.load(thread.thread_id)
+            assert texts(list(found.messages))[1:] in (["by 0"], ["by 1"])
+        await threads.delete(found)
+        assert await store.scan(keys.threads("Tester"), "", limit=1) == []

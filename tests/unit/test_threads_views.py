@@ -21,6 +21,7 @@ from threads_setup import (
 from tealagents.domain.errors import ModelFailed, ViewFailed
 from tealagents.domain.models import Json, Message
 from tealagents.testing.models import ScriptedModel
+from tealagents.threads import LocalThread
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.reducers import open_reducer, open_view
 from tealagents.threads.tokens import counter_for, message_tokens
@@ -474,3 +475,17 @@ def test_orphans_are_no_parts() -> None:
     (spoken,) = parts_of([tool_round("r", text="Let me see.")[0]])
     assert spoken.messages[0].text == "Let me see."
     assert not spoken.messages[0].tool_calls
+
+
+async def test_rounds_keep_their_numbers_in_a_fork() -> None:
+    """Also where it ends within a round, and where messages were added by hand: what a view remembers of
+    rounds, as a summary does, is of the same ones. covers: THREAD-8"""
+    thread = LocalThread()
+    for number in range(1, 7):
+        await thread.on_new_messages(exchange(f"q{number}", f"a{number}"))
+        thread.checkpoint()
+    numbers = {part.messages[0].text: part.turn for part in thread.parts()}
+    assert [numbers[f"q{number}"] for number in range(1, 7)] == [1, 2, 3, 4, 5, 6]
+    fork = thread.fork(thread.messages[10].message_id)
+    numbers = {part.messages[0].text: part.turn for part in fork.parts()}
+    assert [numbers[f"q{number}"] for number in range(1, 7)] == [1, 2, 3, 4, 5, 6]

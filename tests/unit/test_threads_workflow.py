@@ -11,7 +11,7 @@ from tealagents import Agent
 from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import agent_config
-from tealagents.threads import LocalThread, RemoteThread, ThreadDeleted, WorkflowThread
+from tealagents.threads import LocalThread, NotForkable, RemoteThread, ThreadDeleted, WorkflowThread
 
 
 def texts(thread: LocalThread | WorkflowThread) -> list[str]:
@@ -134,6 +134,17 @@ async def test_a_step_that_is_not_taken_is_noticed() -> None:
                 pass
 
 
+async def test_a_step_may_come_again() -> None:
+    """Twice in a row, or planned once more by itself. covers: WORKFLOW-2"""
+    workflow, taken = WorkflowThread(["poll", "poll"]), 0
+    async for step in workflow.steps():
+        async with workflow.step(step):
+            taken += 1
+            if taken == 2:
+                workflow.plan("poll")
+    assert [step.name for step in workflow.execution.steps_taken] == ["poll"] * 3
+
+
 # --- the whole ------------------------------------------------------------------------------------
 
 
@@ -159,6 +170,38 @@ async def test_the_whole_goes_back_and_forward() -> None:
     opened = WorkflowThread.from_json(workflow.to_json())
     opened.rollback(early)
     assert len(opened.get_sub_thread("writer").messages) == 2
+
+
+async def test_the_whole_goes_back_to_its_beginning() -> None:
+    """Before the first checkpoint there was nothing."""
+    workflow = WorkflowThread(["one"])
+    inner = workflow.create_sub_thread("inner", WorkflowThread(["deep"]))
+    async with workflow.step("one"):
+        await inner.on_new_messages(exchange("first", "ok"))
+    workflow.rewind()
+    assert not workflow.execution.steps_taken
+    assert not inner.messages
+
+
+async def test_another_sub_thread_of_the_name_begins_empty() -> None:
+    """One that was deleted and made anew was not there at the checkpoint. covers: WORKFLOW-3"""
+    workflow = await talked("writer")
+    early = workflow.checkpoint()
+    await workflow.delete_sub_thread("writer")
+    await workflow.sub_thread("writer").on_new_messages(exchange("new", "ok"))
+    workflow.rollback(early)
+    assert not workflow.get_sub_thread("writer").messages
+
+
+async def test_what_cannot_go_back_keeps_all_where_it_is() -> None:
+    """Before anything is changed it is seen that one of the sub-threads cannot. covers: WORKFLOW-3"""
+    workflow = await talked("writer")
+    workflow.create_sub_thread("far", RemoteThread("conv_1"))
+    early = workflow.checkpoint()
+    await workflow.get_sub_thread("writer").on_new_messages(exchange("more", "ok"))
+    with pytest.raises(NotForkable):
+        workflow.rollback(early)
+    assert len(workflow.get_sub_thread("writer").messages) == 4
 
 
 async def test_the_whole_is_saved_forked_and_copied() -> None:

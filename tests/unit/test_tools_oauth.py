@@ -18,6 +18,7 @@ from tools_setup import Context, by_name, served
 
 from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools import oauth
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -255,6 +256,51 @@ async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
             provider.refresh.clear()
             await asked_by(server, Context())
             assert "contoso.alice" not in {user for user, _ in vault.secrets}
+
+
+async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authorization server that is away, or busy, is asked again later. covers: HITL-3"""
+    provider, vault, now = Provider(), Vault(), [1000.0]
+    consents = Consents(CALLBACK, vault=vault, now=lambda: now[0])
+
+    async def away(*_: object) -> tuple[int, Json]:
+        return 503, {"error": "temporarily_unavailable"}
+
+    with protected(provider) as url:
+        async with opened(url, consents) as server:
+            await agreed(provider, consents, "Alice", await asked_by(server, Context()))
+            now[0] += 3590
+            with monkeypatch.context() as patch:
+                patch.setattr(oauth, "token_request", away)
+                with pytest.raises(ToolFailed, match="did not renew the user's authorization now"):
+                    await call(server, Context())
+            assert await call(server, Context()) == "Alice"
+    assert provider.granted == ["code", "refresh"]
+
+
+async def test_a_grant_that_another_replica_renewed_is_taken_up() -> None:
+    """A refresh token that was good for one use is refused; the newer one in the vault is not thrown away."""
+
+    class Late(Vault):
+        """Gives what it had before, once."""
+
+        before: str | None = None
+
+        async def get(self, user_key: str, server: str) -> str | None:
+            before, self.before = self.before, None
+            return before or await super().get(user_key, server)
+
+    provider, vault, now = Provider(), Late(), [1000.0]
+    one, other = (Consents(CALLBACK, vault=vault, now=lambda: now[0]) for _ in range(2))
+    with protected(provider) as url:
+        async with opened(url, one) as first, opened(url, other) as second:
+            await agreed(provider, one, "Alice", await asked_by(first, Context()))
+            now[0] += 3590
+            stale = await vault.get(*next(iter(vault.secrets)))
+            assert await call(first, Context()) == "Alice"
+            vault.before = stale
+            assert await call(second, Context()) == "Alice"
+    assert provider.granted == ["code", "refresh", "refresh"]
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,7 +167,7 @@ class AgentThread(ABC):
     def rollback(self, checkpoint_id: str) -> None:
         """Makes an earlier (or later) checkpoint the present state. Nothing is erased but what was not
         marked."""
-        self._check_there()
+        self.check_way_back()
         found = self._checkpoints.get(checkpoint_id)
         if found is None:
             raise NotFound(f"The thread {self.thread_id} has no checkpoint {checkpoint_id}.")
@@ -177,10 +177,14 @@ class AgentThread(ABC):
 
     def rewind(self) -> None:
         """Goes back to before the first checkpoint. Nothing that was marked is erased."""
-        self._check_there()
+        self.check_way_back()
         self._restore(Checkpoint(checkpoint_id="", created_at=self.created_at))
         self._current = None
         self.context = {}
+
+    def check_way_back(self) -> None:
+        """Raises where `rollback` and `rewind` would; changes nothing."""
+        self._check_there()
 
     def _line(self) -> list[Checkpoint]:
         """The checkpoints that led to the current one, oldest first."""
@@ -204,11 +208,11 @@ class AgentThread(ABC):
 
     def to_json(self) -> str:
         """All of it as text, for `from_json` or `Agent.open_thread`."""
-        self._check_there()
         return msgspec.json.encode(self.document()).decode()
 
     def document(self) -> Json:
         """All of it as a JSON object."""
+        self._check_there()
         return {
             "format": FORMAT,
             "kind": self.kind,

@@ -61,7 +61,11 @@ class LocalThread(AgentThread):
             self._read = True
         if self._unstored:
             unstored, self._unstored = self._unstored, []
-            await self._store.add_messages(unstored)
+            try:
+                await self._store.add_messages(unstored)
+            except BaseException:
+                self._unstored = unstored + self._unstored
+                raise
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
         await self.create()
@@ -70,14 +74,16 @@ class LocalThread(AgentThread):
         for message in messages:
             self._known[message.message_id] = message
             self._pending.append(message.message_id)
+        self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
 
     async def delete(self) -> None:
+        self._check_there()
+        if self._store is not None:
+            await self._store.clear()
         await super().delete()
         self._known.clear()
         self._pending.clear()
         self._unstored.clear()
-        if self._store is not None:
-            await self._store.clear()
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -161,6 +167,9 @@ class LocalThread(AgentThread):
             self.context = msgspec.to_builtins(origin.context)
         marked = {name for each in self._checkpoints.values() for name in each.messages}
         self._pending = [name for name in self._pending if name not in marked]
+        if self._checkpoints:
+            base = int(self._checkpoints[self._current or ""].context.get("turn", 0))
+            self.context["turn"] = base + _rounds([self._known[name] for name in self._pending])
 
     def copy(self) -> Self:
         self._check_there()
@@ -219,3 +228,8 @@ def _up_to(messages: Sequence[Message], message_id: str) -> list[Message] | None
                 )
             return kept
     return None
+
+
+def _rounds(messages: Sequence[Message]) -> int:
+    """How many rounds begin among these."""
+    return sum(message.role == "user" for message in messages)

@@ -6,7 +6,9 @@ either: their messages are at the model service.
 """
 
 import asyncio
+import fcntl
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -93,6 +95,7 @@ class FileMessages:
     def __init__(self, folder: str | Path, key: str | None = None) -> None:
         self._folder = Path(folder)
         self._key = key or ids.random_id()
+        self._turn = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -118,7 +121,8 @@ class FileMessages:
 
     def _append(self, lines: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
+        with self._turn, self.path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.truncate(_whole(file))
             file.write(lines)
             file.flush()
@@ -136,6 +140,10 @@ class FileMessages:
             raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
 
     def _rewrite(self, message: Message) -> None:
+        with self._turn:
+            self._rewrite_alone(message)
+
+    def _rewrite_alone(self, message: Message) -> None:
         lines = b"".join(_encode(each) + b"\n" for each in _replaced(self._read(), message))
         new = self.path.with_suffix(".new")
         with new.open("wb") as file:

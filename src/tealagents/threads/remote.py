@@ -100,10 +100,14 @@ class RemoteThread(AgentThread):
     def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, remote_id=self.remote_id)
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        """Back to an earlier response. A conversation has no earlier state: `NotForkable`."""
+    def check_way_back(self) -> None:
+        """`NotForkable` for a conversation, which has no earlier state."""
+        super().check_way_back()
         if (self.remote_id or "").startswith(CONVERSATION):
             raise NotForkable("The model service keeps no earlier states of a conversation.")
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        """Back to an earlier response."""
         self.remote_id = checkpoint.remote_id
 
     def _parts(self) -> Json:

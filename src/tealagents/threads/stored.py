@@ -1,16 +1,18 @@
 """Whole threads, local or remote or of workflows, in any store the service can use."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from msgspec import Struct
 
-from tealagents.domain.errors import Conflict, NotFound
+from tealagents.domain import ids
+from tealagents.domain.errors import Conflict, CorruptState, NotFound
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Store
 from tealagents.state import keys
 from tealagents.state.codec import decoder, encode_json
 from tealagents.state.ledger import BLOB_BYTES, BlobRef, Ledger, SystemClock
-from tealagents.threads.base import AgentThread
+from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import opened
 
@@ -47,6 +49,8 @@ class ThreadStore:
         key = _key(thread.thread_id)
         kept = StoredThread(document=document)
         if len(data) > BLOB_BYTES:
+            # pieces are named by their digest: two saves of the same must not share, nor drop, each other's
+            data = encode_json({**document, "saved": ids.random_id()})
             kept = StoredThread(pieces=await self._ledger.put_blob(self._partition, thread.thread_id, data))
         while True:
             before = await self._ledger.get(self._partition, key, StoredThread)
@@ -61,7 +65,7 @@ class ThreadStore:
                 continue
             break
         if before is not None and before.value.pieces is not None:
-            await self._drop(thread.thread_id, but=kept.pieces)
+            await self._drop(thread.thread_id, before.value.pieces)
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
         """The thread as it was saved. `NotFound` where there is none."""
@@ -70,7 +74,13 @@ class ThreadStore:
             raise NotFound(f"There is no thread {thread_id}.")
         if found.value.pieces is None:
             return opened(found.value.document or {}, stores=stores)
-        data = await self._ledger.get_blob(self._partition, thread_id, found.value.pieces)
+        try:
+            data = await self._ledger.get_blob(self._partition, thread_id, found.value.pieces)
+        except CorruptState:
+            again = await self._ledger.get(self._partition, _key(thread_id), StoredThread)
+            if again is not None and again.version == found.version:
+                raise
+            return await self.load(thread_id, stores=stores)  # it was saved meanwhile
         return opened(decoder(dict).decode(data), stores=stores)
 
     async def list(self) -> AsyncIterator[str]:
@@ -84,19 +94,18 @@ class ThreadStore:
     async def delete(self, thread: AgentThread) -> None:
         """Erases a thread here and wherever else it is kept."""
         key = _key(thread.thread_id)
-        await thread.delete()
+        with suppress(ThreadDeleted):  # by an earlier try that got no further
+            await thread.delete()
         await self._ledger.commit(self._partition, witness=key, delete=[key])
-        await self._drop(thread.thread_id, but=None)
+        await self._drop(thread.thread_id, None)
 
-    async def _drop(self, thread_id: str, *, but: BlobRef | None) -> None:
-        """Erases the pieces of versions that are not kept any more."""
-        kept = keys.blobs(thread_id) + but.blob if but is not None else None
-        prefix, after = keys.blobs(thread_id), None
+    async def _drop(self, thread_id: str, old: BlobRef | None) -> None:
+        """Erases the pieces of one version that is not kept any more, or of all."""
+        prefix, after = keys.blobs(thread_id) + (old.blob if old else ""), None
         while found := await self._ledger.store.scan(self._partition, prefix, after=after, limit=PAGE):
             after = found[-1][0]
-            names = [key for key, _ in found if kept is None or not key.startswith(kept)]
-            if names:
-                await self._ledger.commit(self._partition, witness=names[0], delete=names)
+            names = [key for key, _ in found]
+            await self._ledger.commit(self._partition, witness=names[0], delete=names)
 
 
 def _key(thread_id: str) -> str:

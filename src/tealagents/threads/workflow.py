@@ -104,9 +104,9 @@ class WorkflowThread(AgentThread):
     async def steps(self) -> AsyncIterator[str]:
         """The steps that remain, one by one; those that are added meanwhile as well."""
         while self.execution.remaining:
-            step = self.execution.remaining[0]
+            step, taken = self.execution.remaining[0], len(self.execution.steps_taken)
             yield step
-            if self.execution.remaining[:1] == [step]:
+            if self.execution.remaining[:1] == [step] and len(self.execution.steps_taken) == taken:
                 raise InvalidRequest(
                     "step", f"{step!r} was not taken: use `async with workflow.step({step!r})`"
                 )
@@ -181,9 +181,9 @@ class WorkflowThread(AgentThread):
         return copied
 
     async def delete(self) -> None:
-        for thread in self._threads.values():
-            await thread.delete()
-        self._threads.clear()
+        self._check_there()
+        for key in list(self._threads):
+            await self.delete_sub_thread(key)
         await super().delete()
 
     def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -193,15 +193,21 @@ class WorkflowThread(AgentThread):
             execution=msgspec.to_builtins(self.execution),
         )
 
+    def check_way_back(self) -> None:
+        super().check_way_back()
+        for thread in self._threads.values():
+            thread.check_way_back()
+
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Sub-threads that are younger than the checkpoint stay, without anything in them."""
-        self.execution = msgspec.convert(checkpoint.execution, Execution)
         for key, thread in self._threads.items():
+            marked = {each.checkpoint_id for each in thread.checkpoints}
             at = checkpoint.threads.get(key)
-            if at is not None:
+            if at in marked:
                 thread.rollback(at)
-            else:
+            else:  # it is younger than the checkpoint, or another of its name was there then
                 thread.rewind()
+        self.execution = msgspec.convert(checkpoint.execution or {}, Execution)
 
     def _parts(self) -> Json:
         return {

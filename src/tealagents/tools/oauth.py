@@ -173,6 +173,13 @@ class Consents:
         status, answer = await token_request(grant.token_endpoint, grant.client, form, grant.resource)
         if status != 200 or "access_token" not in answer:
             logger.info("%s did not renew a user's token: %s", grant.issuer, answer.get("error", status))
+            if answer.get("error") not in ("invalid_grant", "invalid_client", "unauthorized_client"):
+                raise ToolFailed(
+                    f"{grant.issuer} did not renew the user's authorization now. Try again later."
+                )
+            newer = await self._grant(user_key, server)
+            if newer is not None and newer.refresh_token != grant.refresh_token:
+                return await self._renewed(user_key, server, newer)  # another replica was first
             if self._vault:
                 await self._vault.delete(user_key, server.key)
             return None
