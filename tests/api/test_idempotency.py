@@ -80,6 +80,19 @@ def test_the_same_body_is_answered_with_the_first_outcome(ada: httpx.Client, mod
     assert len(model.requests) == 1
 
 
+def test_a_number_is_the_same_however_it_is_written(ada: httpx.Client) -> None:
+    """In JSON 1.0 and 1e0 are 1."""
+    first = post(ada, text("hello", metadata={"n": 1, "list": [100]}), "number").raise_for_status()
+    body = json.dumps(text("hello", metadata={"n": 0, "list": [0]}))
+    for one, hundred in (("1.0", "1e2"), ("1e0", "100.0")):
+        written = body.replace('"n": 0', f'"n": {one}').replace("[0]", f"[{hundred}]")
+        again = ada.post("", content=written, headers={"idempotency-key": "number", **JSON})
+        assert again.json() == first.json()
+    problem(
+        post(ada, text("hello", metadata={"n": 1.5, "list": [100]}), "number"), 422, "idempotency_key_reused"
+    )
+
+
 def test_a_failure_is_the_outcome_too(ada: httpx.Client, model: OfflineModel) -> None:
     """It is told again, without inviting to retry, and the model is not asked again."""
     first = problem(post(ada, text("break"), "failed"), 502, "model_error")
@@ -150,6 +163,7 @@ def test_another_body_is_refused(ada: httpx.Client, model: OfflineModel) -> None
     assert refused["request_id"] == first["request_id"]
     flying = post(ada, text("for ever"), "flying", prefer="respond-async").json()
     problem(post(ada, text("for even longer"), "flying"), 422, "idempotency_key_reused")
+    until(lambda: len(model.requests) == 2)
     ada.post(f"/requests/{flying['request_id']}/cancel").raise_for_status()
     assert [r["body"]["messages"][-1]["content"] for r in model.requests] == ["one", "for ever"]
 

@@ -1,14 +1,38 @@
 """Forks and imports: what they hold, and what a crash in the middle leaves."""
 
+import json
+
 import pytest
-from engine_setup import ADA, Faulty, Scripted, calls, fails, noting, process, says
+from engine_setup import ADA, EVE, Faulty, Scripted, calls, fails, names, noting, process, says
 from msgspec import to_builtins
 
-from tealagents.domain.errors import AlreadyExists, PersistenceUnavailable
-from tealagents.domain.models import Caller, RequestRecord, ToolCall, User
+from tealagents.domain import lifecycle
+from tealagents.domain.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+    PersistenceUnavailable,
+)
+from tealagents.domain.models import Caller, Head, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.ledger import SystemClock
+from tealagents.state.transfer import Copy
 from tealagents.stores.memory import MemoryStore
+
+
+class Impatient(SystemClock):
+    """Its seconds pass when somebody waits for them."""
+
+    def __init__(self) -> None:
+        self._passed = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._passed
+
+    async def sleep(self, seconds: float) -> None:
+        self._passed += seconds
 
 
 async def test_a_fork_remembers_the_tools_of_its_own_past_only() -> None:
@@ -79,6 +103,99 @@ async def test_an_import_that_broke_off_can_be_made_again(lost: bool) -> None:
                 await here.transfer.import_(ADA, document)
             await here.eraser.delete_task(here.partition(), task_id)
         assert at > 3
+
+
+@pytest.mark.parametrize("session", [False, True])
+async def test_a_fork_whose_source_is_deleted_meanwhile_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, session: bool
+) -> None:
+    """It is not found, which is no damage, and of what was copied nothing stays. covers: STATE-4"""
+    written = 0
+
+    async def add_request(copy: Copy, request: RequestRecord) -> None:
+        nonlocal written
+        written += 1
+        if written == 6:
+            if session:
+                await here.eraser.delete_session(here.partition(), first.session_id)
+            else:
+                await here.eraser.delete_task(here.partition(), first.task_id)
+        await add(copy, request)
+
+    add = Copy.add_request
+    monkeypatch.setattr(Copy, "add_request", add_request)
+    async with process() as here:
+        first = await here.ask("one")
+        for n in range(8):
+            await here.ask(f"more {n}", first.task_id)
+        with pytest.raises(NotFound):
+            await here.transfer.fork(here.partition(), first.task_id, ADA.user)
+        left = await names(here.store, here.partition())
+        assert [name for name in left if name.startswith(("log/", "request/", "task/"))] == []
+
+
+async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> None:
+    """What may be visible is not cleared away."""
+    store = Faulty(MemoryStore())
+
+    def lost(_: str, commit: Commit) -> str | None:
+        store.unreadable = any(key.startswith("task/") for key in commit.put)
+        return "lost" if store.unreadable else None
+
+    async with process(store) as here:
+        first = await here.ask("one")
+        clock, here.ledger.clock = here.ledger.clock, Impatient()
+        store.fault = lost
+        with pytest.raises(PersistenceUnavailable):
+            await here.transfer.fork(here.partition(), first.task_id, ADA.user)
+        store.fault, store.unreadable, here.ledger.clock = (lambda _, __: None), False, clock
+        page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
+        forks = [item for item in page.items if isinstance(item, Head) and item.task_id != first.task_id]
+        assert (await here.ask("on", forks[0].task_id)).status == "Completed"
+
+
+async def test_an_import_that_failed_can_be_made_by_another_process() -> None:
+    """What was wrong with it is told, and nothing of it is in the way of the right one. covers: TASK-5"""
+    store = MemoryStore()
+    async with process(store) as here, process(store) as other:
+        hers = await here.ask("mine", caller=EVE)
+        request = await here.ask("one")
+        document = await here.transfer.export(here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        wrong = json.loads(json.dumps(document).replace(request.session_id, hers.session_id))
+        with pytest.raises(NotOwner):
+            await here.transfer.import_(ADA, wrong)
+        assert await store.scan(here.partition(), "importing/") == []
+        assert (await other.transfer.import_(ADA, document)).task_id == request.task_id
+
+
+async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:
+    """A side effect is never forgotten, wherever the task has been. covers: TASK-3"""
+    model = Scripted(says("one"), calls(ToolCall("c1", "Shell-look", "{}")), fails, says("fine"), says("on"))
+    async with process(None, model, noting([], "Shell-look")) as here:
+        task_id = (await here.ask("one")).task_id
+        await here.ask("two", task_id)
+        await here.ask("three", task_id)
+        fork = await here.transfer.fork(here.partition(), task_id, ADA.user)
+        for _ in range(2):
+            document = await here.transfer.export(here.partition(), fork.task_id)
+            await here.eraser.delete_task(here.partition(), fork.task_id)
+            imported = await here.transfer.import_(ADA, document)
+            assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == ["c1"]
+
+
+@pytest.mark.parametrize("name", ["origin", "fingerprint"])
+async def test_what_is_too_large_for_a_head_is_refused(name: str) -> None:
+    """Before anything is written. covers: MODEL-3"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = await here.transfer.export(here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        text = "x" * 2_000_000
+        document["task"][name] = {"task_id": text} if name == "origin" else text
+        with pytest.raises(InvalidRequest, match=f"task.{name}"):
+            await here.transfer.import_(ADA, document)
+        assert not [name for name in await names(here.store, here.partition()) if "import" in name]
 
 
 async def test_an_import_continues_no_conversation_at_the_model_service() -> None:

@@ -116,14 +116,16 @@ def stop(
     occupant = head.running or head.pending
     if occupant is None:
         raise ValueError("only a running or paused task is stopped")
-    path = head.path if withdrawn else extend(head.path, occupant.first_seq, head.tail_seq)
+    # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
+    first = head.tail_seq if withdrawn else occupant.first_seq
+    path = head.path if withdrawn and not tools else extend(head.path, first, head.tail_seq)
     return replace(
         head,
         status=status,
         running=None,
         pending=None,
         path=path,
-        effects=remembering(head.effects, Effects(occupant.first_seq, tools)) if tools else head.effects,
+        effects=remembering(head.effects, Effects(first, tools)) if tools else head.effects,
         updated_at=now,
     )
 

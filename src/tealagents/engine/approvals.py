@@ -34,6 +34,8 @@ from tealagents.state.decisions import already, approved_calls, decide, digest_o
 from tealagents.state.ledger import Stored
 from tealagents.state.tenure import Tenure
 
+_in_order = msgspec.json.Encoder(order="sorted")
+
 Action = Literal["approve", "reject"]
 
 #: how often a decision is tried; whoever was quicker has decided by the second time
@@ -244,7 +246,8 @@ def _decision(n: int, decision: CallDecision, default: str | None) -> Decision:
         raise InvalidRequest(f"decisions.{n}.action", "must be approve or reject")
     if decision.arguments is not None and action == "reject":
         raise InvalidRequest(f"decisions.{n}.arguments", "cannot be edited for a call that is rejected")
-    edited = None if decision.arguments is None else msgspec.json.encode(decision.arguments).decode()
+    # in one order, so that the same decision sent again is known as such
+    edited = None if decision.arguments is None else _in_order.encode(decision.arguments).decode()
     return Decision(id=decision.id, action="approve" if action == "approve" else "reject", arguments=edited)
 
 

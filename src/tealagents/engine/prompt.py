@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tealagents.domain import lifecycle
 from tealagents.domain.models import Head, Message
 from tealagents.domain.ports import Model
+from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.threads.views import Part, Report, Shown, Stopwatch, Upcoming, View, newest_first, parts_of
 
 
@@ -178,9 +179,15 @@ def effects_note(head: Head) -> str | None:
         return None
     words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
     lines = "\n".join(
-        f"- {tool.tool} {tool.arguments} ({tool.call_id}): {words[tool.outcome]}" for tool in tools
+        f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
+        for tool in tools
     )
     return (
         "Earlier requests of this conversation ended without an answer after they had called tools. "
         "Do not repeat these calls unless the user asks for it:\n" + lines
     )
+
+
+def _line(text: str) -> str:
+    """On one line and cut: it was written by a model, or stands in a document that a user has imported."""
+    return " ".join(text.split())[:ARGUMENTS_SHOWN]

@@ -123,6 +123,9 @@ def _check_task(task: Head, entries: int) -> None:
     _check_path(task.path, task.tail_seq, "task.path")
     for name in ("created_at", "updated_at", "expires_at"):
         _check_time(getattr(task, name), f"task.{name}")
+    for name in ("origin", "fingerprint", "effects"):
+        if len(encode_json(getattr(task, name))) > MOST_CONTEXT:
+            raise InvalidRequest(f"task.{name}", f"is larger than {MOST_CONTEXT} bytes of JSON")
     try:
         check_metadata(task.metadata)
     except InvalidRequest as refusal:

@@ -22,6 +22,7 @@ from tealagents.domain.models import (
     StepBody,
     ToolIntent,
     ToolOutcome,
+    Usage,
 )
 from tealagents.state import keys
 from tealagents.state.ledger import Ledger
@@ -225,11 +226,20 @@ class History:
         self, partition: str, task_id: str, first: int, tail: int
     ) -> tuple[ToolOutcome, ...]:
         """What the tools of the request whose entries begin at `first` have done, or may have."""
+        return (await self.produced(partition, task_id, first, tail))[0]
+
+    async def produced(
+        self, partition: str, task_id: str, first: int, tail: int
+    ) -> tuple[tuple[ToolOutcome, ...], Usage]:
+        """The same, and what all its model calls have used."""
         calls: dict[str, ToolOutcome] = {}
+        usage = Usage()
         if first > tail:
-            return ()
+            return (), usage
         async for logged in self.forwards(partition, task_id, ((first, tail),)):
             body = logged.body
+            if isinstance(body, StepBody) and body.step.usage is not None:
+                usage = usage + body.step.usage
             if isinstance(body, ToolIntent):
                 for call in body.calls:
                     calls[call.id] = ToolOutcome(
@@ -251,7 +261,7 @@ class History:
                 # asked for once more, a call has not run: it waits for its owner, or for consent
                 for shown in (body.step.input or {}).get("tool_calls", ()):
                     calls.pop(shown["id"], None)
-        return tuple(calls.values())
+        return tuple(calls.values()), usage
 
 
 def _whole(tail: int) -> Path:

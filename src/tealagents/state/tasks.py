@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import lifecycle
+from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import (
     Conflict,
     CorruptState,
@@ -33,6 +33,8 @@ from tealagents.domain.models import (
     RequestEnd,
     RequestRecord,
     Status,
+    Step,
+    StepBody,
     ToolOutcome,
     Usage,
 )
@@ -252,13 +254,25 @@ class Tasks:
         occupies = _occupies(head, request_id)
         recorded = await self.streams.recorded(partition, request)
         tools: tuple[ToolOutcome, ...] = ()
+        usage = request.usage
+        now = self.ledger.clock.now()
+        drafts: list[Draft] = []
         if occupies:
             first = (head.running or head.pending).first_seq  # type: ignore[union-attr]
-            tools = await self.history.tool_outcomes(partition, head.task_id, first, head.tail_seq)
-        now = self.ledger.clock.now()
-        drafts = [
+            tools, usage = await self.history.produced(partition, head.task_id, first, head.tail_seq)
+            step = Step(
+                step_id=ids.random_id(),
+                request_id=request_id,
+                kind="error",
+                name=code,
+                started_at=now,
+                output={"detail": detail},
+                is_error=True,
+            )
+            drafts.append(draft("error", SERVICE, request_id, StepBody(step)))
+        drafts.append(
             self.ending_draft(request_id, status, code, head, tools, actor, queued=not occupies, now=now)
-        ]
+        )
         grown, log_key, batch = await self.ledger.append(partition, head, drafts)
         if occupies:
             withdrawn = self.rules.concurrency == "rollback" and ending is SUPERSEDED
@@ -272,8 +286,9 @@ class Tasks:
             status,
             now,
             last_event=last,
-            content=self.content(request, output, request.usage, request.extra_data),
+            content=self.content(request, output, usage, request.extra_data),
             error={"code": code, "detail": detail},
+            usage=usage,
         )
         record = replace(record, last_seq=grown.tail_seq)
         put: dict[str, object] = {

@@ -5,6 +5,7 @@ what a crash leaves behind is harmless.
 """
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tealagents.domain.errors import (
     InvalidRequest,
     NotFound,
     NotOwner,
+    PersistenceUnavailable,
 )
 from tealagents.domain.models import (
     Body,
@@ -45,6 +47,8 @@ from tealagents.state.history import Logged
 from tealagents.state.ledger import BATCH_BYTES, Ledger, Stored
 from tealagents.state.tasks import Tasks
 
+log = logging.getLogger(__name__)
+
 #: entries of one batch of a copy
 BATCH_ENTRIES = 100
 #: requests written in one commit of a copy
@@ -65,6 +69,10 @@ class Copy:
         self._drafts: list[Draft] = []
         self._size = 0
         self._requests: list[RequestRecord] = []
+        #: the requests that are written
+        self._written: list[str] = []
+        #: the last commit was sent: what is copied may be visible
+        self._finished = False
 
     @property
     def next_seq(self) -> int:
@@ -94,11 +102,21 @@ class Copy:
     async def _flush_requests(self) -> None:
         requests, self._requests = self._requests, []
         if requests:
+            self._written += [keys.request(request.request_id) for request in requests]
             put = {keys.request(request.request_id): request for request in requests}
             first = next(iter(put))
             await self._ledger.commit(
                 self._partition, witness=first, expect={**dict.fromkeys(put), **self._guard}, put=put
             )
+
+    async def discard(self) -> None:
+        """Removes what was written of a copy that was not finished: nobody else would. One that may be there
+        after all stays."""
+        if self._finished:
+            return
+        await erase_log(self._ledger, self._partition, self.head.task_id)
+        for start in range(0, len(self._written), 10):
+            await self._ledger.delete(self._partition, self._written[start : start + 10])
 
     async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
         """Makes the copy visible. `Conflict` where its session was deleted or its id taken meanwhile."""
@@ -114,14 +132,26 @@ class Copy:
             now = self._ledger.clock.now()
             put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
             put[keys.session_by_creation(now, head.session_id)] = head.session_id
-        await self._ledger.commit(
-            self._partition,
-            witness=task_key,
-            expect={task_key: None, session_key: session.version if session else None, **self._guard},
-            put=put,
-            delete=list(self._guard),
-        )
+        self._finished = True
+        try:
+            await self._ledger.commit(
+                self._partition,
+                witness=task_key,
+                expect={task_key: None, session_key: session.version if session else None, **self._guard},
+                put=put,
+                delete=list(self._guard),
+            )
+        except Conflict:
+            self._finished = False
+            raise
         return head
+
+
+async def erase_log(ledger: Ledger, partition: str, task_id: str) -> None:
+    """Removes the entries and bodies of a task that nobody can see."""
+    for prefix in (keys.logs(task_id), keys.blobs(task_id)):
+        while left := await ledger.store.scan(partition, prefix, limit=10):
+            await ledger.delete(partition, [name for name, _ in left])
 
 
 class Importing(Struct, frozen=True):
@@ -178,6 +208,27 @@ class Transfer:
             remote_id=remote_id,
         )
         copy = Copy(self._ledger, partition, head)
+        try:
+            return await self._fork(partition, source, path, actor, point, message_id, copy, tag)
+        except CorruptState:
+            await copy.discard()
+            await self._tasks.head(partition, task_id)  # `NotFound` where it was deleted meanwhile: no damage
+            raise
+        except BaseException:
+            await copy.discard()
+            raise
+
+    async def _fork(
+        self,
+        partition: str,
+        source: Head,
+        path: Path,
+        actor: User,
+        point: Json,
+        message_id: str | None,
+        copy: Copy,
+        tag: str,
+    ) -> Head:
         await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
         last, end = await self._copy_rounds(partition, source, path, message_id, copy, tag)
         await copy.flush()
@@ -363,11 +414,47 @@ class Transfer:
             self._importing.discard(task_id)
 
     async def _import(self, caller: Caller, value: Any, document: ExportedTask) -> Head:
-        task = document.task
         partition = self._ledger.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
         guard = await self._guarded(partition, document)
+        try:
+            return await self._written(caller, value, document, partition, guard)
+        except Exception:
+            # whatever it was, the caller is told
+            await self._give_up(partition, document, guard)
+            raise
+
+    async def _give_up(self, partition: str, document: ExportedTask, guard: Mapping[str, str | None]) -> None:
+        """Removes what a failed import has written, so that it can be tried anew, by any replica.
+
+        The guard is taken anew first: then the end of the import, should it still be on its way, fails.
+        """
+        (key,) = guard
+        try:
+            version = await self._ledger.commit(
+                partition, witness=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
+            )
+            await self._clear(partition, document)
+            await self._ledger.commit(partition, witness=key, expect={key: version}, delete=[key])
+        except (Conflict, PersistenceUnavailable) as error:
+            # somebody else has gone on with it, or will, once this worker is gone
+            log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
+
+    async def _clear(self, partition: str, document: ExportedTask) -> None:
+        await erase_log(self._ledger, partition, document.task.task_id)
+        for request in document.requests:
+            await self._ledger.delete(partition, [keys.request(request.request_id)])
+
+    async def _written(
+        self,
+        caller: Caller,
+        value: Any,
+        document: ExportedTask,
+        partition: str,
+        guard: dict[str, str | None],
+    ) -> Head:
+        task = document.task
         session = await self._session(caller, partition, task.session_id)
         digest = hashlib.sha256(canonical(value)).hexdigest()
         shift = 1
@@ -388,7 +475,12 @@ class Transfer:
         )
         note = Note("imported", {"document_sha256": digest})
         await copy.add(draft("task.imported", caller.user.key, None, note, document_sha256=digest))
+        # a fork has what it was told of its source's tools in its head alone
+        ended = {entry.body.first_seq for entry in document.entries if isinstance(entry.body, RequestEnd)}
         effects: tuple[Effects, ...] = ()
+        for known in task.effects:
+            if known.tools and known.first_seq not in ended:
+                effects = lifecycle.remembering(effects, Effects(known.first_seq + shift, known.tools))
         for entry in document.entries:
             body = _marked(_shifted(entry.body, shift))
             if isinstance(body, RequestEnd) and body.tools and body.status != "Completed":
@@ -426,11 +518,7 @@ class Transfer:
             put={key: Importing(lease.worker_id)},
         )
         if found is not None:
-            for prefix in (keys.logs(task_id), keys.blobs(task_id)):
-                while left := await self._ledger.store.scan(partition, prefix, limit=10):
-                    await self._ledger.delete(partition, [name for name, _ in left])
-            for request in document.requests:
-                await self._ledger.delete(partition, [keys.request(request.request_id)])
+            await self._clear(partition, document)
         return {key: version}
 
     async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:

@@ -30,7 +30,7 @@ Way = Literal["json", "sse", "background"]
 #: characters of the longest idempotency key
 LONGEST_KEY = 255
 _IDEMPOTENCY_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
-_canonical = msgspec.json.Encoder(order="sorted").encode
+_in_order = msgspec.json.Encoder(order="sorted")
 _RESPOND_ASYNC = re.compile(r"(?:^|[,;\s])respond-async(?:$|[,;\s])", re.IGNORECASE)
 
 SEND = """Sends a message to the agent and returns its answer.
@@ -261,8 +261,8 @@ def _weight(parameters: str) -> float:
         return 0.0
 
 
-async def _message(api: Api, request: Request) -> tuple[NewMessage, bytes]:
-    """The message, and the canonical JSON of its body."""
+async def _message(api: Api, request: Request) -> tuple[NewMessage, Any]:
+    """The message, and the body's JSON value."""
     value = await api.body(request)
     sent = bodies.validated(schemas.UserMessage, value)
     if len(sent.items) > api.surface.max_items:
@@ -280,11 +280,11 @@ async def _message(api: Api, request: Request) -> tuple[NewMessage, bytes]:
         metadata=sent.metadata or {},
         supersede=sent.supersede,
     )
-    return message, _canonical(value)
+    return message, value
 
 
-def _key(request: Request, body: bytes) -> Key | None:
-    """The idempotency key of a request, or None."""
+def _key(request: Request, value: Any) -> Key | None:
+    """The idempotency key of a request with this body, or None."""
     given = request.headers.getlist("idempotency-key")
     if not given:
         return None
@@ -293,7 +293,16 @@ def _key(request: Request, body: bytes) -> Key | None:
             "Idempotency-Key", f"must be one text of 1 to {LONGEST_KEY} printable ASCII characters"
         )
     name = hashlib.sha256(given[0].encode()).hexdigest()
-    return Key(name, hashlib.sha256(body).hexdigest())
+    return Key(name, hashlib.sha256(_in_order.encode(_by_value(value))).hexdigest())
+
+
+def _by_value(value: Any) -> Any:
+    """The value with each number in one way: in JSON 1.0 and 1e0 are 1."""
+    if isinstance(value, dict):
+        return {name: _by_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_by_value(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # --- answering -----------------------------------------------------------------------------------
@@ -301,16 +310,22 @@ def _key(request: Request, body: bytes) -> Key | None:
 
 async def send(api: Api, request: Request, way: Way) -> Response:
     caller = await api.caller(request)
-    message, body = await _message(api, request)
-    sent = await api.service.send(caller, message, _key(request, body), streamed=way != "json")
+    message, value = await _message(api, request)
+    sent = await api.service.send(caller, message, _key(request, value), streamed=way != "json")
     return await _answer(api, request, caller, sent, way, after=0)
+
+
+def _only(name: str, given: list[str]) -> str | None:
+    if len(given) > 1:
+        raise InvalidRequest(name, "is given twice")
+    return given[0] if given else None
 
 
 async def resume(api: Api, request: Request, way: Way) -> Response:
     caller = await api.caller(request)
     request_id = identifier(request, "request_id")
     decided = bodies.validated(schemas.ResumeCommand, await api.body(request))
-    approval_id = request.query_params.get("approval_id")
+    approval_id = _only("approval_id", request.query_params.getlist("approval_id"))
     command = Command(
         action=decided.action,
         reason=decided.reason,
