@@ -1,7 +1,7 @@
 """Two things at once: evictions, late replies, cancels and drains, each between two awaits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,9 +20,11 @@ from engine_setup import (
     waits,
 )
 
+from tealagents.domain import lifecycle
 from tealagents.domain.errors import PersistenceUnavailable
-from tealagents.domain.models import Json, ToolCall
-from tealagents.domain.ports import Commit
+from tealagents.domain.events import ModelDone, ModelEvent
+from tealagents.domain.models import Json, ToolCall, Usage
+from tealagents.domain.ports import Commit, ModelCall
 from tealagents.engine import histories
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
@@ -322,3 +324,48 @@ async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
         assert (await here.request(first.request_id)).status == "Canceled"
         again = await here.send("two", key=key)
         assert (again.replayed, again.request.request_id) == (True, second.request_id)
+
+
+async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() -> None:
+    """Its model calls count, and its end is a step of the trace. covers: REQUEST-8"""
+    store, never = MemoryStore(), asyncio.Event()
+
+    async def counted(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        look = ToolCall("c1", "Shell-look", "{}")
+        yield ModelDone(
+            finish_reason="tool_calls", tool_calls=(look,), model="scripted", usage=Usage(9, 2, 11)
+        )
+
+    model = Scripted(counted, waits(never, "late"))
+    async with process(store, model, noting([], "Shell-look")) as here, process(store) as there:
+        sent = await here.send()
+        while len(model.calls) < 2:
+            await asyncio.sleep(0.005)
+        request_id, task_id = sent.request.request_id, sent.request.task_id
+        ended = await there.service.cancel(there.partition(), request_id, "mock.ada")
+        assert ended.usage == Usage(9, 2, 11)
+        assert (ended.content or {})["token_usage"]["total_tokens"] == 11
+        head = (await there.tasks.head(there.partition(), task_id)).value
+        steps, _ = await there.tasks.history.steps(there.partition(), task_id, head.tail_seq, limit=20)
+        assert [(step.kind, step.name) for step in steps][-1] == ("error", "request_canceled")
+
+
+async def test_tools_of_a_message_that_was_rolled_back_are_not_forgotten() -> None:
+    """Its messages leave the task, what it did in the world does not. covers: TASK-5"""
+    never = asyncio.Event()
+    model = Scripted(
+        calls(ToolCall("c1", "Shell-look", "{}")), waits(never, "late"), says("done"), says("on")
+    )
+    async with process(None, model, noting([], "Shell-look"), concurrency="rollback") as here:
+        sent = await here.send("look")
+        while len(model.calls) < 2:
+            await asyncio.sleep(0.005)
+        task_id = sent.request.task_id
+        assert (await here.ask("instead", task_id)).status == "Completed"
+        head = (await here.tasks.head(here.partition(), task_id)).value
+        assert [tool.call_id for tool in lifecycle.effects_on_path(head)] == ["c1"]
+        said, _ = await here.tasks.history.messages(here.partition(), task_id, head.path, limit=10)
+        assert [message.text for message in said] == ["instead", "done"]
+        assert (await here.ask("more", task_id)).status == "Completed"
+        fork = await here.transfer.fork(here.partition(), task_id, ADA.user)
+        assert [tool.call_id for tool in lifecycle.effects_on_path(fork)] == ["c1"]
