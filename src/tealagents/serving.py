@@ -18,7 +18,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
     """Within it, the first SIGTERM or SIGINT drains `service`; the server is told only then.
 
-    New messages are refused meanwhile; reads, followers and health go on. A second signal does not wait.
+    New messages are refused meanwhile; reads, followers and health go on. A second signal does not wait for
+    what runs: it ends at once, and is stored and told as interrupted.
     Outside the main thread signals are somebody else's, and nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -34,7 +35,7 @@ def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
             signal.signal(each, servers[each])
         signal.raise_signal(number)
 
-    async def drain(number: signal.Signals) -> None:
+    async def drain(number: signal.Signals, seconds: float) -> None:
         try:
             await service.drain(seconds)
         except Exception:
@@ -42,11 +43,12 @@ def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
         hand_over(number)
 
     def told(number: signal.Signals) -> None:
-        if draining:
-            draining[0].cancel()
+        if len(draining) > 1:
             hand_over(number)
-        else:
-            draining.append(loop.create_task(drain(number)))
+            return
+        for before in draining:
+            before.cancel()
+        draining.append(loop.create_task(drain(number, 0 if draining else seconds)))
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, told, number)

@@ -241,10 +241,13 @@ def test_a_second_signal_does_not_wait(
         service.client() as ada,
     ):
         first = begin(ada, "hang")
+        streaming = Following(ada, "/sse", text("hang"))
         service.process.send_signal(number)
         until(lambda: drains(ada))
         service.process.send_signal(number)
         assert service.process.wait(60) == 0
+        until(lambda: streaming.events[-1].name == "error")
+        assert streaming.events[-1].data["code"] == "interrupted"
         service.start()
         with service.client() as again:
             found = request(again, first["request_id"])

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from llm_setup import RawConnection, RawService, answer_whole, client, events, free_port
-from pydantic import ValidationError
 
 from tealagents.domain.errors import ModelFailed
+from tealagents.llm import ModelConfigError
 from tealagents.llm.credentials import (
     RENEW_BEFORE,
     RETRY_AFTER,
@@ -48,6 +48,18 @@ def test_without_a_choice_there_is_no_identity() -> None:
     assert AzureCredentialOptions.from_environment(APP) is None
 
 
+def test_a_secret_is_not_quoted() -> None:
+    """Where something else is missing, what was given is not shown."""
+    given = {
+        "TA_AZURE_CREDENTIAL": "client_secret",
+        "TA_AZURE_CLIENT_SECRET": "hunter2",
+        "AZURE_CLIENT_ID": "x",
+    }
+    with pytest.raises(ModelConfigError, match="TA_AZURE_TENANT_ID") as told:
+        AzureCredentialOptions.from_environment(given)
+    assert "hunter2" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("kind", "missing"),
     [
@@ -58,14 +70,14 @@ def test_without_a_choice_there_is_no_identity() -> None:
 )
 def test_what_is_missing_is_named(kind: str, missing: str) -> None:
     """Each kind needs its own settings."""
-    with pytest.raises(ValidationError, match=missing):
+    with pytest.raises(ModelConfigError, match=missing):
         AzureCredentialOptions.from_environment({"TA_AZURE_CREDENTIAL": kind, **APP})
 
 
 @pytest.mark.parametrize("authority", ["http://login.example.com", "ftp://127.0.0.1", "login.example.com"])
 def test_a_secret_is_only_sent_over_tls(authority: str) -> None:
     """Plain http is for loopback."""
-    with pytest.raises(ValidationError, match="https"):
+    with pytest.raises(ModelConfigError, match="https"):
         options(TA_AZURE_AUTHORITY=authority)
     assert options(TA_AZURE_AUTHORITY="http://127.0.0.1:1/").authority == "http://127.0.0.1:1"
 

@@ -8,7 +8,9 @@ import typer
 
 def offline_model_command(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 for any free one.")] = 8001,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any free one.")
+    ] = 8001,
     script: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A YAML script of answers.")
     ] = None,

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ GRACE_SECONDS = 3
 #: new objects after which the garbage collector looks for what is no longer used
 YOUNG_OBJECTS = 10_000
 
+log = logging.getLogger(__name__)
+
 _OFFLINE_KEY = "offline"
 _BEARER = "-H 'Authorization: Bearer ada'"
 
@@ -31,7 +34,7 @@ def serve_command(
         Path | None, typer.Argument(help="The config file; by default the one TA_SERVICE_CONFIG names.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a shared store.")] = 1,
     offline: Annotated[bool, typer.Option("--offline", help="Use the built-in model; needs no key.")] = False,
     reload: Annotated[
@@ -116,6 +119,7 @@ def _run(config: ServiceConfig, host: str, port: int, workers: int, *, reload: b
         "log_config": None,
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "server_header": False,
+        "lifespan": "on",
         "http": "tealagents.cli.protocol:BoundedProtocol",
     }
     if workers == 1 and not reload:
@@ -163,6 +167,9 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
             await app(scope, receive, told)
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except (Exception, SystemExit) as error:
+            log.exception("the start failed")
+            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
 
     return plainly
 

@@ -22,7 +22,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def authority_command(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 for any free one.")] = PORT,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any free one.")
+    ] = PORT,
     tenant: Annotated[str, typer.Option(help="Id of the tenant whose users it knows.")] = TENANT,
     audience: Annotated[
         list[str] | None, typer.Option(help="What tokens are for: a client id, an App ID URI.")

@@ -28,7 +28,8 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
     yield "limits", _limits(config)
-    yield "telemetry", config.telemetry.endpoint or "off" if config.telemetry.enabled else "off"
+    endpoint = config.telemetry.endpoint if config.telemetry.enabled else None
+    yield "telemetry", masked(endpoint) if endpoint else "off"
 
 
 _CLIENTS = {"local": "openai-chat", "remote": "openai-responses"}

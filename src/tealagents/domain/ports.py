@@ -33,6 +33,10 @@ class Clock(Protocol):
 # --- store ---------------------------------------------------------------------------------------
 
 
+#: what a value that was sealed at rest begins with
+SEALED = b"TEAL1"
+
+
 class Record(NamedTuple):
     """A stored value and the operation id of the commit that wrote it: its version."""
 

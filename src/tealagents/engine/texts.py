@@ -2,7 +2,9 @@
 
 
 def storable(text: str) -> str:
-    """`text` with U+FFFD in the place of lone surrogates, which no encoding has."""
+    """`text` with U+FFFD in the place of NUL, which not every store keeps, and of lone surrogates, which no
+    encoding has."""
+    text = text.replace("\0", "\ufffd")
     if text.isascii():
         return text
     try:

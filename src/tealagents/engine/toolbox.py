@@ -182,7 +182,7 @@ class Toolbox:
             raise
         except Exception as error:
             log.exception("tool %s raised", name)
-            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+            raise ToolFailed(_described(error)) from error
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
         """Makes one call. Whatever goes wrong with it is told to the model, and is no failure of ours."""
@@ -230,7 +230,14 @@ class Toolbox:
                     unknown=True,
                 ) from None
             log.exception("tool %s raised", call.tool)
-            raise ToolFailed(f"{type(error).__name__}: {error}") from error
+            raise ToolFailed(_described(error)) from error
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 — its text is a plugin's code, too
+        return type(error).__name__
 
 
 def _text(name: str, output: object) -> str:

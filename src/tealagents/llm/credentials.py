@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from tealagents.domain.errors import ModelFailed
 from tealagents.llm.failures import quoted
@@ -63,7 +72,7 @@ _NEEDED: Mapping[Kind, tuple[str, ...]] = {
 class AzureCredentialOptions(BaseModel):
     """Which identity asks for tokens, and where."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     kind: Kind
     tenant_id: str | None = None
@@ -94,7 +103,10 @@ class AzureCredentialOptions(BaseModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
-        """What the environment chooses with `TA_AZURE_CREDENTIAL`, or None where it chooses nothing."""
+        """What the environment chooses with `TA_AZURE_CREDENTIAL`, or None where it chooses nothing.
+
+        `ModelConfigError` where it is not complete.
+        """
         kind = environment.get("TA_AZURE_CREDENTIAL")
         if not kind:
             return None
@@ -102,9 +114,21 @@ class AzureCredentialOptions(BaseModel):
             option: next((environment[name] for name in names if environment.get(name)), None)
             for option, names in ENVIRONMENT.items()
         }
-        return cls.model_validate(
-            {"kind": kind} | {option: value for option, value in given.items() if value is not None}
-        )
+        known = {option: value for option, value in given.items() if value is not None}
+        try:
+            return cls.model_validate({"kind": kind, **known})
+        except ValidationError as wrong:
+            from tealagents.llm import ModelConfigError
+
+            # without the values, and not chained: a secret is among them
+            raise ModelConfigError("; ".join(map(_told, wrong.errors()))) from None
+
+
+def _told(problem: ErrorDetails) -> str:
+    option = str(problem["loc"][0]) if problem["loc"] else ""
+    name = ENVIRONMENT.get(option, ("TA_AZURE_CREDENTIAL",))[0] if option else ""
+    reason = problem["msg"].removeprefix("Value error, ")
+    return f"{name}: {reason}" if name else reason
 
 
 class Token(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tealagents.domain.errors import CorruptState
+from tealagents.domain.ports import SEALED
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ def checked(partition: str, key: str, stored: bytes) -> bytes:
         or stored[_START - len(_MIDDLE) : _START] != _MIDDLE
         or stored[-1:] != b"}"
     ):
+        if stored.startswith(SEALED):
+            raise CorruptState(key, "is encrypted: set TA_ENCRYPTION_KEY to the key it was stored with")
         raise CorruptState(key, "does not have the form of a stored record")
     value = stored[_START:-1]
     if stored[len(_HEAD) : len(_HEAD) + 64] != _digest(partition, key, value):

@@ -73,7 +73,10 @@ class StoreUrl:
             scheme = text.partition("?")[0]
         # `urlsplit` is picky about schemes (`module:Class` is none), so it is shown one it knows
         rest = text[len(scheme) :] if separator else "://" + text[len(scheme) :]
-        parts = urlsplit("store" + rest, allow_fragments=False)
+        try:
+            parts = urlsplit("store" + rest, allow_fragments=False)
+        except ValueError:
+            raise unreadable_host(scheme) from None
         pairs = parse_qsl(parts.query, keep_blank_values=True)
         query = dict(pairs)
         if len(query) < len(pairs):
@@ -94,6 +97,14 @@ class StoreUrl:
     def safe(self) -> str:
         """The URL without credentials and without its query: for logs and errors."""
         return f"{self.scheme}://{self.netloc.rpartition('@')[2]}{self.path}"
+
+
+def unreadable_host(scheme: str) -> StoreConfigError:
+    """Without what was given: a password may be in it, and be what cannot be read."""
+    return StoreConfigError(
+        f"{scheme}://…: its host or port cannot be read. Write the characters / # ? @ [ ] of a password as "
+        "%2F %23 %3F %40 %5B %5D."
+    )
 
 
 class StoreOptions(BaseModel):

@@ -23,13 +23,13 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.domain.ports import SEALED, Commit, Put, Record, Store
 from tealagents.stores.base import StoreConfigError, check_commit
 
 __all__ = ["EncryptedStore"]
 
 #: what a sealed value begins with, before the key's id, the nonce and what AES-GCM makes
-_MARK: Final = b"TEAL1"
+_MARK: Final = SEALED
 _ID_BYTES: Final = 4
 _NONCE_BYTES: Final = 12
 _HEAD_BYTES: Final = len(_MARK) + _ID_BYTES + _NONCE_BYTES

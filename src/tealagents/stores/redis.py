@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
 from redis.crc import key_slot
@@ -30,6 +31,7 @@ from tealagents.stores.base import (
     check_keys,
     check_scan,
     scan_bounds,
+    unreadable_host,
 )
 from tealagents.stores.redis_nodes import ConnectionBroke, Nodes
 
@@ -74,7 +76,12 @@ class RedisOptions(StoreOptions):
                 f"{url.scheme}://…: it must be {url.scheme}://host:port/number. In a user name or password, "
                 "write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
             )
-        return {"address": SecretStr(f"{url.scheme}://{url.netloc}{url.path}")}
+        address = f"{url.scheme}://{url.netloc}{url.path}"
+        try:
+            _ = urlsplit(address).port
+        except ValueError:
+            raise unreadable_host(url.scheme) from None
+        return {"address": SecretStr(address)}
 
 
 class RedisStore(BaseStore):

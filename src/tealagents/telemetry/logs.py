@@ -3,7 +3,10 @@
 import json
 import logging
 import sys
+import traceback
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 from tealagents.domain.current import current_ids
 
@@ -34,7 +37,24 @@ class Ids(logging.Filter):
         return True
 
 
-class JsonLines(logging.Formatter):
+class _Lines(logging.Formatter):
+    """Unless `content` is allowed, an exception is told by its type and where it was raised: its text may
+    quote a message, or an argument of a tool."""
+
+    def __init__(self, *, content: bool) -> None:
+        super().__init__()
+        self._content = content
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if self._content else "".join(_raised(ei[1])).rstrip()
+
+    def said(self, record: logging.LogRecord) -> str:
+        """The message; of what asyncio says of a lost exception only that there was one."""
+        message = record.getMessage()
+        return message if self._content or record.name != "asyncio" else message.partition("\n")[0]
+
+
+class JsonLines(_Lines):
     """A record as one line of JSON, for machines."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -42,7 +62,7 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": self.said(record),
             **getattr(record, "ids", {}),
         }
         if record.exc_info:
@@ -50,15 +70,32 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-class Readable(logging.Formatter):
+class Readable(_Lines):
     """A record as a line for a person."""
 
     def format(self, record: logging.LogRecord) -> str:
         ids = getattr(record, "ids", {})
         about = f"  [{ids['request_id']}]" if "request_id" in ids else ""
         at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
-        line = f"{at} {record.levelname:<7} {record.getMessage()}{about}"
+        line = f"{at} {record.levelname:<7} {self.said(record)}{about}"
         return line + "\n" + self.formatException(record.exc_info) if record.exc_info else line
+
+
+def _raised(error: BaseException | None, known: frozenset[int] = frozenset()) -> Iterator[str]:
+    """An exception and what led to it, without their texts."""
+    if error is None or id(error) in known:
+        return
+    known |= {id(error)}
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        yield from _raised(before, known)
+        yield "which led to\n"
+    yield from traceback.format_tb(error.__traceback__)
+    yield f"{type(error).__module__}.{type(error).__qualname__}\n".removeprefix("builtins.")
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield "of which one is\n"
+            yield from _raised(each, known)
 
 
 def configure_logs(level: str, *, content: bool) -> None:
@@ -69,7 +106,7 @@ def configure_logs(level: str, *, content: bool) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler.formatter, JsonLines | Readable) for handler in root.handlers):
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(Readable() if sys.stderr.isatty() else JsonLines())
+        handler.setFormatter((Readable if sys.stderr.isatty() else JsonLines)(content=content))
         handler.addFilter(Ids())
         root.addHandler(handler)
     root.setLevel(level)

@@ -98,6 +98,8 @@ class Catalogue(BaseModel):
             document = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ToolsetError(f"The catalogue {path} cannot be read: {error}") from error
+        except RecursionError as error:
+            raise ToolsetError(f"The catalogue {path} is nested too deeply.") from error
         except json.JSONDecodeError as error:
             raise ToolsetError(
                 f"The catalogue {path} is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."

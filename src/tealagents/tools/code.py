@@ -133,13 +133,13 @@ def _imported(file: Path) -> ModuleType:
     try:
         with semantic_kernel.earlier_framework():
             spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ToolsetError(_import_failure(file, error)) from error
     return module
 
 
-def _import_failure(file: Path, error: Exception) -> str:
+def _import_failure(file: Path, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         hint = semantic_kernel.missing_package(error.name)
         if hint:

@@ -336,7 +336,8 @@ class MCPServer:
         if _is_without_answer(error):
             return ToolFailed(
                 f"{name} gave no answer: {error.message}. Whether the call was carried out is unknown; "
-                "find out before it is made again."
+                "find out before it is made again.",
+                unknown=True,
             )
         if error.code in (UNAUTHORIZED, SESSION_LOST):
             return ToolFailed(f"{name} refused the call: {error.message}. Nothing was done.")

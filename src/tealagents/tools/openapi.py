@@ -126,7 +126,8 @@ class _Service:
                 f"{shown(self._url)} cannot be reached: {error or type(error).__name__}. Nothing was done."
             ) from error
         except (httpx.HTTPError, TimeoutError) as error:
-            raise ToolFailed(self._lost(operation.method, place, error)) from error
+            unknown = operation.method not in _SAFE
+            raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error
 
     async def _authorization(self, context: ToolContext) -> dict[str, str]:
         """The user's token, only where the plugin's entry, or the catalogue, says so."""

@@ -42,11 +42,12 @@ class Threads:
             error: BaseException | None = None
             try:
                 result = context.run(function)
-            except (StopIteration, SystemExit, KeyboardInterrupt) as raised:
-                # a future cannot carry the first, and the others would end the process
-                error = RuntimeError(f"it raised {type(raised).__name__}")
-            except BaseException as raised:  # noqa: BLE001 - carried to the caller, whatever it is
+            except StopIteration:
+                error = RuntimeError("it raised StopIteration")  # which a future cannot carry
+            except Exception as raised:  # noqa: BLE001 - carried to the caller, whatever it is
                 error = raised
+            except BaseException as raised:  # noqa: BLE001 - it would end the request, or the process
+                error = RuntimeError(f"it raised {type(raised).__name__}")
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(finish, result, error)
 

@@ -1,0 +1,45 @@
+"""What the log tells of exceptions."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from tealagents.telemetry.logs import JsonLines, Readable
+
+SECRET = "canary-argument"
+
+
+def failing() -> None:
+    try:
+        raise KeyError(SECRET)
+    except KeyError as error:
+        raise ExceptionGroup(SECRET, [ValueError(SECRET)]) from error
+
+
+def record() -> logging.LogRecord:
+    try:
+        failing()
+    except ExceptionGroup:
+        return logging.LogRecord("tool", logging.ERROR, __file__, 1, "tool %s raised", ("a",), sys.exc_info())
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [JsonLines, Readable])
+def test_the_text_of_an_exception_is_not_logged(kind: type[JsonLines | Readable]) -> None:
+    """It may quote what a user said: type and place are told, of causes and members, too. covers: APP-5"""
+    told = kind(content=False).format(record())
+    assert SECRET not in told
+    for name in ("KeyError", "ExceptionGroup", "ValueError", "in failing", "test_telemetry_logs.py"):
+        assert name in told
+    assert SECRET in kind(content=True).format(record())
+
+
+def test_what_asyncio_says_of_a_lost_exception_is_cut() -> None:
+    """Its message quotes the exception."""
+    message = f"Task exception was never retrieved\nfuture: <Task exception=ValueError('{SECRET}')>"
+    lost = logging.LogRecord("asyncio", logging.ERROR, __file__, 1, message, (), None)
+    assert (
+        json.loads(JsonLines(content=False).format(lost))["message"] == "Task exception was never retrieved"
+    )
