@@ -8,6 +8,7 @@ import pytest
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.ports import Store
+from tealagents.state.codec import unseal
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
@@ -147,3 +148,10 @@ def test_a_key_that_is_too_short() -> None:
     with pytest.raises(StoreConfigError, match="openssl rand") as refused:
         EncryptedStore(open_store("memory://"), "hunter2")
     assert "hunter2" not in str(refused.value)
+
+
+async def test_a_forgotten_key_is_what_is_told(plain: Store) -> None:
+    """Without its key a sealed record is not called damaged beyond that."""
+    await put(EncryptedStore(plain, KEY), PARTITION, {"key": b"{}"})
+    with pytest.raises(CorruptState, match="is encrypted: set TA_ENCRYPTION_KEY"):
+        unseal(PARTITION, "key", await stored(plain, "key"), dict)

@@ -38,6 +38,8 @@ def test_summary_says_what_differs(tmp_path: Path) -> None:
         "TA_API_KEY": "canary",
         "TA_BASE_URL": "https://me:canary@llm.example.com/v1",
         "TA_ENCRYPTION_KEY": "canary",
+        "TA_TELEMETRY_ENABLED": "true",
+        "TA_OTEL_ENDPOINT": "http://me:canary@collector:4318",
         "TA_ENTRA_TENANT_ID": "contoso.example.com",
         "TA_ENTRA_AUDIENCE": "api://app",
     }

@@ -101,16 +101,20 @@ async def test_a_canceled_request_still_cancels_its_tools() -> None:
 
 
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
-    """A lone surrogate, from a file's name or a model's slip, fails nothing. covers: STATE-4"""
+    """A lone surrogate or a NUL, from a file's name or a model's slip, fails nothing, and the task can be
+    exported and imported. covers: STATE-4"""
     model = Scripted(
-        calls(ToolCall("c\ud800", "Odd-tool", '{"a": "\udc80"}')), says("so: ", "\udc80\ud83d\ude00")
+        calls(ToolCall("c\ud800", "Odd-tool", '{"a": "\udc80"}')), says("so:\0 ", "\udc80\ud83d\ude00")
     )
-    async with process(None, model, Function("Odd-tool", lambda _: "caf\udce9.txt")) as here:
+    async with process(None, model, Function("Odd-tool", lambda _: "caf\udce9\0.txt")) as here:
         request = await here.ask(streamed=True)
         assert request.status == "Completed"
-        assert (request.content or {})["output"] == "so: \ufffd\U0001f600"
-        assert told(list(await here.followed(request.request_id)))["output"] == "caf\ufffd.txt"
+        assert (request.content or {})["output"] == "so:\ufffd \ufffd\U0001f600"
+        assert told(list(await here.followed(request.request_id)))["output"] == "caf\ufffd\ufffd.txt"
         assert (await here.ask("again", request.task_id)).status == "Completed"
+        document = await here.transfer.export(here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        assert (await here.transfer.import_(ADA, document)).task_id == request.task_id
 
 
 @pytest.mark.parametrize("governed", [False, True])

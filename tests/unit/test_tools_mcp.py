@@ -238,8 +238,9 @@ async def test_modern_server_tells_of_changes_to_those_who_listen() -> None:
 async def test_server_that_dies_in_a_call_is_told_and_started_again(tmp_path: Path) -> None:
     """Whether the call was carried out is unknown; it is not repeated; the next call finds a new process."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
-        with pytest.raises(ToolFailed, match=r"Whether the call was carried out is unknown"):
+        with pytest.raises(ToolFailed, match=r"Whether the call was carried out is unknown") as told:
             await call(server, "die")
+        assert told.value.unknown
         assert json.loads(await call(server, "echo", again=True)) == {"again": True}
         assert lines(tmp_path, "calls") == ["die", "echo"]
         assert len(lines(tmp_path, "processes")) == 2
