@@ -244,6 +244,49 @@ async def test_a_provider_that_fails_is_told_of_and_done_without(
     assert failed.output == {"error": why}
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("be nice", "invoking gave back str"),
+        (Context(messages=("hi",)), "not all messages are of the class Message"),  # type: ignore[arg-type]
+        (Context(instructions=5), "the instructions are no text"),  # type: ignore[arg-type]
+        (Context(tools=("x",)), "not all tools have a ToolSpec"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_provider_that_adds_nonsense_is_one_that_fails(
+    store: CountedStore, given: object, why: str
+) -> None:
+    """What could not be told to a model is no part of the request. covers: THREAD-10"""
+
+    class Odd(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context | None:
+            return given  # type: ignore[return-value]
+
+    async with Engine(store, ScriptedModel(), providers=Providers([Odd()])) as engine:
+        record = await engine.say("hello")
+        (failed,) = [step for step in await engine.steps(record.task_id) if step.is_error]
+    assert record.status == "Completed"
+    assert why in str(failed.output)
+
+
+async def test_where_a_required_provider_fails_the_others_have_ended(store: CountedStore) -> None:
+    """Nobody goes on for a request that is over."""
+    ended = []
+
+    class Slow(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context | None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(self.name)
+            return None
+
+    providers = Providers([Slow(), Broken("invoking", required=True)])
+    async with Engine(store, ScriptedModel(), providers=providers) as engine:
+        assert (await engine.say("hello")).status == "Failed"
+        assert ended == ["Slow"]
+
+
 @pytest.mark.parametrize("where", ["invoking", "invoked", "slow"])
 async def test_a_required_provider_takes_the_request_down(store: CountedStore, where: str) -> None:
     """With a text that names it; the task goes on. covers: THREAD-10"""

@@ -16,10 +16,11 @@ group `tealagents.context`, or as `module:Class`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
-from typing import ClassVar, Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tealagents.domain import ids
 from tealagents.domain.errors import ContextProviderFailed
 from tealagents.domain.models import Item, Json, Message, User
-from tealagents.domain.ports import Model, Tool
+from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.registry import Registry
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Remembered
@@ -194,10 +195,10 @@ class Providers:
             invocations={each: begin(each, deepcopy(states.get(each) or {})) for each in self.names}
         )
         asked = [
-            _watched(each, "invoking", each.invoking(gathered.invocations[each.name]))
+            _watched(each, "invoking", partial(_context, each, gathered.invocations[each.name]))
             for each in self._providers
         ]
-        for context, report in await asyncio.gather(*asked):
+        for context, report in await _all(asked):
             if context is not None:
                 gathered.instructions += [context.instructions] if context.instructions else []
                 gathered.messages += context.messages
@@ -220,13 +221,13 @@ class Providers:
             _watched(
                 each,
                 "invoked",
-                each.invoked(gathered.invocations[each.name], response, error),
+                partial(each.invoked, gathered.invocations[each.name], response, error),
                 error,
                 most_seconds,
             )
             for each in self._providers
         ]
-        reports = [report for _, report in await asyncio.gather(*told) if report.is_error]
+        reports = [report for _, report in await _all(told) if report.is_error]
         return reports + self._dropped_states(gathered)
 
     @staticmethod
@@ -257,10 +258,37 @@ def _unkeepable(state: Json) -> str | None:
     return f"it has {size} bytes, more than {MOST_STATE}" if size > MOST_STATE else None
 
 
+async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Side by side; where one fails the others are canceled, and have ended when it is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _context(provider: ContextProvider, invocation: Invocation) -> Context | None:
+    """What a provider adds; `TypeError` where that is nothing that could be told to a model."""
+    context: object = await provider.invoking(invocation)
+    if context is None:
+        return None
+    if not isinstance(context, Context):
+        raise TypeError(f"invoking gave back {type(context).__name__}, and not a Context or None")
+    if not isinstance(context.instructions, str):
+        raise TypeError("the instructions are no text")
+    if not all(isinstance(message, Message) for message in context.messages):
+        raise TypeError("not all messages are of the class Message")
+    if not all(isinstance(getattr(tool, "spec", None), ToolSpec) for tool in context.tools):
+        raise TypeError("not all tools have a ToolSpec")
+    return context
+
+
 async def _watched(
     provider: ContextProvider,
     what: str,
-    work: Awaitable[T],
+    work: Callable[[], Awaitable[T]],
     earlier: BaseException | None = None,
     most_seconds: float | None = None,
 ) -> tuple[T | None, Report]:
@@ -273,7 +301,7 @@ async def _watched(
     result: T | None = None
     try:
         async with asyncio.timeout(seconds):
-            result = await work
+            result = await work()
     except TimeoutError:
         failed = f"took longer than {seconds:g} seconds"
     except Exception as error:
