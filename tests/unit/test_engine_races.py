@@ -326,8 +326,37 @@ async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
         assert (again.replayed, again.request.request_id) == (True, second.request_id)
 
 
-async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() -> None:
-    """Its model calls count, and its end is a step of the trace. covers: REQUEST-8"""
+@pytest.mark.parametrize("how", ["cancel", "interrupt"])
+async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
+    """Ended from another replica it holds what was shown, and the numbers of its events rise by one.
+    covers: TASK-5"""
+    store, never = shared(), asyncio.Event()
+    model = Scripted(waits(never, "one ", "two"), says("newer"))
+    async with (
+        process(store, model, concurrency="interrupt") as here,
+        process(store, model, concurrency="interrupt") as there,
+    ):
+        sent = await here.send(streamed=True)
+        request_id = sent.request.request_id
+        while not model.calls:
+            await asyncio.sleep(0.005)
+        if how == "cancel":
+            await there.service.cancel(there.partition(), request_id, "mock.ada")
+        else:
+            assert (await there.ask("newer", sent.request.task_id)).status == "Completed"
+        ended = await there.request(request_id)
+        assert ended.status == "Canceled"
+        assert (ended.content or {})["output"] == "one "
+        found = await there.followed(request_id)
+        assert [event.id for event in found] == list(range(1, len(found) + 1))
+        assert found[-1].name == "error"
+
+
+async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where its process does not answer: its model calls count, and its end is a step of the trace.
+    covers: REQUEST-8"""
     store, never = MemoryStore(), asyncio.Event()
 
     async def counted(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
@@ -338,6 +367,7 @@ async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() ->
 
     model = Scripted(counted, waits(never, "late"))
     async with process(store, model, noting([], "Shell-look")) as here, process(store) as there:
+        monkeypatch.setattr(here.service.lease, "_busy", lambda: False)  # it does not listen
         sent = await here.send()
         while len(model.calls) < 2:
             await asyncio.sleep(0.005)

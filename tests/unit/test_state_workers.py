@@ -113,8 +113,12 @@ async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> No
         await other.lease._renew()
         partition = keys.signals("Tester", here.lease.worker_id)
         await damage(store, partition, f"signal/{random_id()}")
-        assert await other.tasks.cancel(here.partition(), sent.request.request_id, "ada")
-        await pass_by(clock, 2)
+        canceling = asyncio.create_task(
+            other.tasks.cancel(here.partition(), sent.request.request_id, "mock.ada")
+        )
+        while not canceling.done():
+            await pass_by(clock, 1)
+        assert (await other.request(sent.request.request_id)).status == "Canceled"
         run = here.service.run_of(sent.request.request_id)
         assert run is None
         assert await store.scan(partition, "signal/") == []

@@ -22,7 +22,6 @@ from tealagents.engine.loop import Resumption
 from tealagents.engine.run import Recall, Run
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turns import Turns
-from tealagents.state import keys
 from tealagents.state.beginning import (
     Beginning,
     BusyElsewhere,
@@ -35,7 +34,7 @@ from tealagents.state.ledger import Ledger
 from tealagents.state.owners import Directory
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SERVICE, SUPERSEDED, Tasks
 from tealagents.state.tenure import Tenure
-from tealagents.state.workers import Lease
+from tealagents.state.workers import Lease, Word
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class Service:
         self._runs: dict[str, Run] = {}
         self._lines = Lines(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
-        lease.attach(on_lost=self._drop_all, on_signal=self._look_again, busy=lambda: bool(self._runs))
+        lease.attach(on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs))
 
     def run_of(self, request_id: str) -> Run | None:
         """The run of a request, where it runs in this process."""
@@ -258,16 +257,13 @@ class Service:
             await self.tasks.cancel(partition, request_id, actor)
             self._lines.look(found.task_id)
 
-    async def _look_again(self, request_id: str) -> None:
-        """Another process has decided something of a request that runs here."""
-        run = self._runs.get(request_id)
-        if run is None:
-            if self.tasks.begun_here[request_id]:
-                self.tasks.ended_early.add(request_id)
-            return
-        record = await self.ledger.get(run.partition, keys.request(request_id), RequestRecord)
-        if record is None or record.value.status != "Running":
-            run.cancel(CANCELED, "service")
+    async def _end_as_asked(self, word: Word) -> None:
+        """Another process asks to end a request that runs here, or has ended it."""
+        run = self._runs.get(word.request_id)
+        if run is not None:
+            run.cancel(SUPERSEDED if word.superseded else CANCELED, word.actor)
+        elif self.tasks.begun_here[word.request_id]:
+            self.tasks.ended_early.add(word.request_id)
 
     # --- the process -----------------------------------------------------------------------------
 

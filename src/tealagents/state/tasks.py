@@ -44,7 +44,7 @@ from tealagents.state.history import History
 from tealagents.state.ledger import Ledger, Stored
 from tealagents.state.owners import Directory
 from tealagents.state.streams import JUMP, KEPT_SECONDS, StreamLog
-from tealagents.state.workers import Lease
+from tealagents.state.workers import Lease, Word
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,11 @@ WAITED_TOO_LONG: Ending = (
     "request_timeout",
     "The request waited its turn past the request timeout. Send it again when the task is idle.",
 )
+
+
+#: seconds that the process which runs a request gets to end it, before it is ended from outside; and between
+#: two looks whether it has
+ASKED_SECONDS, ASKED_LOOK_SECONDS = 1.5, 0.05
 
 
 class Tasks:
@@ -379,7 +384,12 @@ class Tasks:
     # --- cancel ----------------------------------------------------------------------------------
 
     async def cancel(self, partition: str, request_id: str, actor: str, ending: Ending = CANCELED) -> bool:
-        """Ends a request that runs on another replica, is paused or waits. False: it had ended already."""
+        """Ends a request that runs on another replica, is paused or waits. False: it had ended already.
+
+        Whoever runs it is asked first: the end that it writes holds all that was shown so far.
+        """
+        word = Word(request_id=request_id, actor=actor, superseded=ending is SUPERSEDED)
+        asked = ending not in (CANCELED, SUPERSEDED)
         while True:
             request = (await self.request(partition, request_id)).value
             if request.status in ENDED:
@@ -388,11 +398,27 @@ class Tasks:
             head = stored.value
             if not _knows(head, request_id):
                 continue
-            worker = head.running.worker_id if head.running else None
+            worker = head.running.worker_id if _occupies(head, request_id) and head.running else None
+            elsewhere = worker if worker != self.lease.worker_id else None
+            if elsewhere is not None and not asked:
+                asked = True
+                await self.lease.signal(elsewhere, word)
+                await self._ends(partition, request_id, ASKED_SECONDS)
+                continue
             if await self.end(partition, stored, request_id, ending, actor):
-                if worker is not None and worker != self.lease.worker_id:
-                    await self.lease.signal(worker, request_id)
+                if elsewhere is not None:
+                    await self.lease.signal(elsewhere, word)
                 return True
+
+    async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
+        """Waits until a request has ended, and no longer than that."""
+        clock = self.ledger.clock
+        deadline = clock.monotonic() + seconds
+        while clock.monotonic() < deadline:
+            await clock.sleep(ASKED_LOOK_SECONDS)
+            found = await self.ledger.get(partition, keys.request(request_id), RequestRecord)
+            if found is None or found.value.status in ENDED:
+                return
 
     # --- answers ---------------------------------------------------------------------------------
 

@@ -16,9 +16,10 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain import ids
-from tealagents.domain.errors import Conflict, PersistenceUnavailable, TealError
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, TealError
 from tealagents.domain.models import Worker
 from tealagents.state import keys
+from tealagents.state.codec import unseal
 from tealagents.state.ledger import Ledger, Stored
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,20 @@ SIGNAL_SECONDS = 0.5
 #: seconds after which a dead or retired worker's record is forgotten by the store
 FORGET_SECONDS = 7 * 86400.0
 
-SignalHandler = Callable[[str], Awaitable[None]]
 LostHandler = Callable[[], None]
+
+
+class Word(Struct, frozen=True, kw_only=True):
+    """`signal/{request_id}`: what another process asks of the one that runs a request: to end it."""
+
+    request_id: str
+    #: who asks
+    actor: str
+    #: for a newer message
+    superseded: bool = False
+
+
+SignalHandler = Callable[[Word], Awaitable[None]]
 
 
 class Glance(Struct, frozen=True):
@@ -231,11 +244,11 @@ class Lease:
 
     # --- signals ---------------------------------------------------------------------------------
 
-    async def signal(self, worker_id: str, request_id: str) -> None:
-        """Leaves word for a worker that something was decided of a request it runs."""
-        key = f"signal/{request_id}"
+    async def signal(self, worker_id: str, word: Word) -> None:
+        """Leaves word for a worker of a request it runs."""
+        key = f"signal/{word.request_id}"
         await self._ledger.commit(
-            keys.signals(self._ledger.agent, worker_id), witness=key, put={key: request_id}, ttl={key: 3600}
+            keys.signals(self._ledger.agent, worker_id), witness=key, put={key: word}, ttl={key: 3600}
         )
 
     async def _listen_for_ever(self) -> None:
@@ -250,7 +263,12 @@ class Lease:
 
     async def _listen(self) -> None:
         partition = keys.signals(self._ledger.agent, self.worker_id)
-        for key, _ in await self._ledger.store.scan(partition, "signal/"):
-            if self._on_signal is not None:
-                await self._on_signal(keys.last_segment(key))
+        for key, record in await self._ledger.store.scan(partition, "signal/"):
+            try:
+                word = unseal(partition, key, record.value, Word)
+            except CorruptState as error:
+                log.warning("a signal from another process cannot be read: %s", error)
+            else:
+                if self._on_signal is not None:
+                    await self._on_signal(word)
             await self._ledger.delete(partition, (key,))

@@ -432,6 +432,56 @@ class StoreContract:
             await watching
         assert sum(map(amount, await values(store, partition, names))) == 500
 
+    async def test_a_commit_of_ten_large_records_is_seen_whole(self, store: Store, partition: str) -> None:
+        """Five that are put where five others are deleted: at no moment fewer or more are there."""
+        sides = ([f"a/{n}" for n in range(5)], [f"b/{n}" for n in range(5)])
+        large = b"x" * 60_000
+        await put(store, partition, dict.fromkeys(sides[0], large))
+
+        async def swap() -> None:
+            for n in range(8):
+                old, new = sides[n % 2], sides[1 - n % 2]
+                await store.commit(partition, commit(put=dict.fromkeys(new, large), delete=old))
+
+        async def watch(begin: int) -> None:
+            await ticks(begin)
+            while not swapping.done():
+                found = await values(store, partition, [*sides[0], *sides[1]])
+                if self.reads_are_snapshots:
+                    assert sum(value is not None for value in found) == 5
+                await asyncio.sleep(0)
+
+        swapping = asyncio.create_task(swap())
+        await asyncio.gather(swapping, *map(watch, range(4)))
+
+    async def test_ten_records_of_one_commit_have_one_version(self, store: Store, partition: str) -> None:
+        """Each commit writes all of them, or none, while others do the same."""
+        names = [f"key/{n}" for n in range(10)]
+
+        async def write() -> None:
+            for n in range(6):
+                await store.commit(partition, commit(put=dict.fromkeys(names, b"%d" % n)))
+
+        async def watch(begin: int) -> None:
+            await ticks(begin)
+            while not writing.done():
+                versions = {record and record.version for record in await store.read(partition, names)}
+                assert len(versions) == 1 or not self.reads_are_snapshots
+                await asyncio.sleep(0)
+
+        writing = asyncio.gather(write(), write())
+        await asyncio.gather(writing, *map(watch, range(4)))
+        assert len({record and record.version for record in await store.read(partition, names)}) == 1
+
+    async def test_each_of_ten_expectations_counts(self, store: Store, partition: str) -> None:
+        """Whichever does not hold, nothing is written."""
+        names = [f"key/{n}" for n in range(10)]
+        for wrong in names:
+            expect = {**dict.fromkeys(names), wrong: operation_id()}
+            with pytest.raises(Conflict):
+                await store.commit(partition, commit(expect=expect, put={names[0]: b""}))
+        assert await values(store, partition, names) == [None] * 10
+
     async def test_partitions_do_not_hinder_each_other(self, store: Store, partition: str) -> None:
         """Commits to many partitions at once all go through."""
         names = [f"{partition}/{n}" for n in range(40)]
