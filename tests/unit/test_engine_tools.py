@@ -100,6 +100,27 @@ async def test_a_canceled_request_still_cancels_its_tools() -> None:
         assert len(here.model.calls) == 1
 
 
+async def test_a_canceled_tool_lets_go_before_its_request_has_ended() -> None:
+    """What it uses may be closed then. covers: HITL-1"""
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def works(_: Json) -> str:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+        return "done"
+
+    model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("never"))
+    async with process(None, model, Function("Odd-tool", works)) as here:
+        sent = await here.send()
+        await started.wait()
+        await here.service.cancel(here.partition(), sent.request.request_id, "ada")
+        assert ended.is_set()
+
+
 async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
     """A lone surrogate or a NUL, from a file's name or a model's slip, fails nothing, and the task can be
     exported and imported. covers: STATE-4"""

@@ -138,6 +138,28 @@ async def test_deleting_takes_the_whole_chain_and_can_be_repeated(model: Any) ->
     await model.delete_remote(second.response_id)
 
 
+async def test_a_delete_that_broke_off_can_be_repeated(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until all is gone the rest is found from its end."""
+    names: list[str] = []
+    for turn in range(3):
+        earlier = names[-1] if names else None
+        names.append((await done(model, message("user", f"{turn}"), remote_id=earlier)).response_id or "")
+    delete, tries = model._delete, iter([True, False])
+
+    async def stumbling(path: str, remote_id: str) -> None:
+        if not next(tries, True):
+            raise ModelFailed("The model service is away.")
+        await delete(path, remote_id)
+
+    monkeypatch.setattr(model, "_delete", stumbling)
+    with pytest.raises(ModelFailed):
+        await model.delete_remote(names[-1])
+    await model.delete_remote(names[-1])
+    for name in names:
+        with pytest.raises(RemoteThreadLost):
+            await model.list_remote(name)
+
+
 async def test_a_response_is_forked_by_continuing_it_twice(model: Any) -> None:
     """Two futures of one past; a conversation has only one. covers: THREAD-6"""
     past = await done(model, message("user", "My name is Ada."))

@@ -379,6 +379,9 @@ async def test_local_becomes_remote_on_request(make: MakeAgent, service: Offline
         assert len(service.requests[-1]["body"]["input"]) == 1
         back = await agent.to_local(remote)
         assert texts(back.messages)[:3] == ["My name is Ada.", "Nice to meet you, Ada.", "What is my name?"]
+        remote.rewind()
+        assert texts(await agent.list_messages(remote)) == texts(local.messages)
+        assert (await agent.run("What is my name?", remote)).text == "Your name is Ada."
 
 
 # --- forks, copies, editing -----------------------------------------------------------------------

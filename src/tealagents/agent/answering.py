@@ -196,7 +196,8 @@ class Answering:
         if isinstance(thread, RemoteThread):
             told = "\n\n".join(filter(None, [system, *notes]))
             standing = [model.encode_system(told)] if told else []
-            return RemotePrompt(model, standing, [*map(model.encode, thread.beginning), *new])
+            unsent = thread.beginning if thread.remote_id is None else ()
+            return RemotePrompt(model, standing, [*map(model.encode, unsent), *new])
         assert isinstance(thread, LocalThread)
         parts = thread.parts()
         if self._setup.view is not None:

@@ -245,6 +245,10 @@ def _told_apart(calls: Sequence[ToolCall], talk: Talk) -> tuple[ToolCall, ...]:
     return tuple(unique)
 
 
+#: seconds that canceled calls get to clean up, before the request goes on to its end
+UNWIND_SECONDS = 1.0
+
+
 async def _make_calls(
     talk: Talk, decided: Resumption, deferred: list[Deferred], *, announce: bool
 ) -> AsyncGenerator[Calling | Called | RoundDone, None]:
@@ -270,6 +274,8 @@ async def _make_calls(
     finally:
         for future in pending:
             future.cancel()
+        if pending:  # what they let go of is let go before anything they use is closed
+            await asyncio.wait(pending, timeout=UNWIND_SECONDS)
     order = {call_id: n for n, call_id in enumerate(decided.order)}
     deferred.sort(key=lambda item: order[item.call.id])
     messages = [*decided.rejected, *(_result_message(talk, result) for result in results.values())]

@@ -126,15 +126,18 @@ class OpenAIResponses:
         if remote_id.startswith(_CONVERSATION):
             await self._delete(f"/conversations/{_safe(remote_id)}", remote_id)
             return
+        chain: list[str] = []
         following: str | None = remote_id
         while following is not None:
-            path = f"/responses/{_safe(following)}"
             try:
-                earlier = _read_kept(await self._get(path, following)).previous_response_id
+                kept = _read_kept(await self._get(f"/responses/{_safe(following)}", following))
             except RemoteThreadLost:
-                return
-            await self._delete(path, following)
-            following = earlier
+                break
+            chain.append(following)
+            following = kept.previous_response_id
+        # the oldest first: where this breaks off, what is left can still be found from its end
+        for response_id in reversed(chain):
+            await self._delete(f"/responses/{_safe(response_id)}", response_id)
 
     async def fork_remote(self, remote_id: str) -> str | None:
         """A response can be continued many times, so its id is the fork's too. A conversation cannot be

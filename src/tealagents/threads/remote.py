@@ -37,8 +37,8 @@ class RemoteThread(AgentThread):
         beginning: Sequence[Message] = (),
         thread_id: str | None = None,
     ) -> None:
-        """`beginning` is what was said before it became remote: sent with the first message, then dropped.
-        `service` is the model's client, by which it is deleted."""
+        """`beginning` is what was said before it became remote: sent with the first message, and again where
+        the thread goes back to before that. `service` is the model's client, by which it is deleted."""
         super().__init__(thread_id=thread_id)
         if remote_id is not None and beginning:
             raise InvalidRequest("beginning", "is for a conversation that the service does not keep yet")
@@ -49,7 +49,6 @@ class RemoteThread(AgentThread):
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
         """The service has kept them; here is nothing to do."""
         await self.create()
-        self.beginning = ()
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -81,7 +80,8 @@ class RemoteThread(AgentThread):
     def copy(self) -> Self:
         """Both continue what there is now, each for itself; two copies of a conversation share it."""
         self._check_there()
-        copied = type(self)(self.remote_id, service=self.service, beginning=self.beginning)
+        copied = type(self)(self.remote_id, service=self.service)
+        copied.beginning = self.beginning
         copied._like(self)
         return copied
 
@@ -121,4 +121,6 @@ class RemoteThread(AgentThread):
                 document.get("thread_id"),
             )
         beginning = msgspec.convert(document["beginning"], tuple[Message, ...])
-        return cls(msgspec.convert(document["remote_id"], str | None), beginning=beginning)
+        thread = cls(msgspec.convert(document["remote_id"], str | None))
+        thread.beginning = beginning
+        return thread
