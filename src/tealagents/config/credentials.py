@@ -18,6 +18,8 @@ _SHAPES = re.compile(
     re.VERBOSE,
 )
 _SCHEME = re.compile(r"(?i)(?:bearer|basic)\s+\S{8,}")
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.+)", re.DOTALL)
+_HEADER = re.compile(r"(?i)[\w-]*authorization\s*:\s*\S.{7,}")
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.+))?", re.DOTALL)
 
 #: Settings that the service itself reads, by the last part of the key.
@@ -52,6 +54,7 @@ def _is_meant_as_credential(path: KeyPath, text: str, previous: Any) -> bool:
         names_credential(_last_name(path))
         or ("headers" in path and _SCHEME.fullmatch(text) is not None)
         or _is_option_of_credential(text, previous)
+        or ("args" in path and _is_passed_on(text))
     )
 
 
@@ -66,6 +69,12 @@ def _is_option_of_credential(text: str, previous: Any) -> bool:
         return names_credential(option["name"])
     before = _OPTION.fullmatch(previous) if isinstance(previous, str) else None
     return bool(before and not before["value"] and names_credential(before["name"]) and not option)
+
+
+def _is_passed_on(text: str) -> bool:
+    """`API_KEY=abc` or `Authorization: Bearer abc`, as programs pass to others."""
+    given = _ASSIGNMENT.fullmatch(text)
+    return bool(given and names_credential(given["name"])) or _HEADER.fullmatch(text) is not None
 
 
 def _advice(path: KeyPath) -> str:

@@ -28,7 +28,14 @@ _CREDENTIAL_PAIRS = {
 def names_credential(key: str) -> bool:
     """Whether a value under this key is meant to be secret: api_key, clientSecret, X-Auth-Token."""
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", key)]
-    return bool(words) and (words[-1] in _CREDENTIAL_WORDS or " ".join(words[-2:]) in _CREDENTIAL_PAIRS)
+    return (
+        bool(words)
+        and (
+            words[-1] in _CREDENTIAL_WORDS
+            or words[-1].endswith(("password", "secret"))  # PGPASSWORD
+            or " ".join(words[-2:]) in _CREDENTIAL_PAIRS
+        )
+    )
 
 
 def secrets_of(url: str) -> list[str]:
