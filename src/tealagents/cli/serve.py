@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -122,18 +122,32 @@ def _run(config: ServiceConfig, host: str, port: int, workers: int, *, reload: b
         "lifespan": "on",
         "http": "tealagents.cli.protocol:BoundedProtocol",
     }
-    if workers == 1 and not reload:
-        uvicorn.run(build_or_exit(config), **options)  # type: ignore[arg-type]
-    else:
+    if reload:
         uvicorn.run(
             "tealagents.cli.serve:worker_app",
             factory=True,
-            workers=workers,
-            reload=reload,
-            reload_dirs=[str(config.source.parent)] if reload else None,
-            reload_includes=["*.yaml", "*.yml", "*.py"] if reload else None,
+            reload=True,
+            reload_dirs=[str(config.source.parent)],
+            reload_includes=["*.yaml", "*.yml", "*.py"],
             **options,  # type: ignore[arg-type]
         )
+    elif workers > 1:
+        _run_workers(workers, options)
+    else:
+        uvicorn.run(build_or_exit(config), **options)  # type: ignore[arg-type]
+
+
+def _run_workers(workers: int, options: dict[str, Any]) -> None:
+    """As `uvicorn.run` does, which exits with 0 where none of them could start."""
+    from uvicorn import Config
+    from uvicorn.config import STARTUP_FAILURE
+    from uvicorn.supervisors import Multiprocess
+
+    config = Config("tealagents.cli.serve:worker_app", factory=True, workers=workers, **options)
+    supervisor = Multiprocess(config, sockets=[config.bind_socket()])
+    supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise SystemExit(STARTUP_FAILURE)
 
 
 def worker_app() -> "ASGIApp":
