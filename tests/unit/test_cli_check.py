@@ -60,6 +60,13 @@ def test_a_plugin_is_made_as_it_is_when_the_service_starts(folder: Path) -> None
     assert checked.exit_code == 0, checked.output
 
 
+def test_what_would_hinder_the_start_is_said(folder: Path) -> None:
+    """Before it is tried."""
+    checked = check(folder, TA_AUDIT_KEY="short")
+    assert checked.exit_code == 2, checked.output
+    assert "TA_AUDIT_KEY is shorter than 16 characters" in checked.output
+
+
 def test_servers_are_not_asked(folder: Path) -> None:
     """An MCP server that cannot be started is no mistake of the file."""
     config = folder / "config.yaml"

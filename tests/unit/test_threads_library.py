@@ -1,5 +1,6 @@
 """The library: an agent and its threads, without the service."""
 
+import asyncio
 import subprocess
 import sys
 import warnings
@@ -239,6 +240,16 @@ async def test_context_providers_serve_the_library(
     assert service.requests[-1]["body"]["messages"][-2]["content"] == "here 2, ever 3"
     if entered:
         await agent.__aexit__(None, None, None)
+
+
+async def test_calls_at_once_share_what_is_remembered(make: MakeAgent, tmp_path: Path) -> None:
+    """Of an agent that is not opened the first opens the store and the last closes it. covers: THREAD-10"""
+    agent = make(persistence=f"sqlite:///{tmp_path}/memory.db", context_providers=Wisher())
+    await asyncio.gather(*(agent.run(f"wish {n}", agent.new_thread()) for n in range(6)))
+    answer = await agent.run("wish", agent.new_thread())
+    assert [step.output for step in answer.steps if step.is_error] == []
+    [told] = [step for step in answer.steps if step.kind == "context"]
+    assert "ever 6" in str(told.output)
 
 
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:

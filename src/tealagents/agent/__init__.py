@@ -16,6 +16,7 @@ The same loop, views, context providers and tools as in the service. What is kep
 what only a service does (authentication, leases, audit) is not done here.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hashlib import sha256
@@ -87,7 +88,9 @@ class Agent:
         self._own_providers = context_providers
         self._providers()  # what is wrong with them is said now
         self._store: Store = store_of(config)
-        self._store_is_open = False
+        #: calls that have opened the store; one in memory is not closed, and these count on
+        self._store_users = 0
+        self._opening = asyncio.Lock()
         self._open: Opened | None = None
         self._stack = AsyncExitStack()
 
@@ -144,16 +147,25 @@ class Agent:
         providers = self._providers()
         async with AsyncExitStack() as stack:
             if providers:
-                await self._open_store(stack)
+                await stack.enter_async_context(self._store_open())
             yield await stack.enter_async_context(opened(self.config, self._store, providers, self._clock))
 
-    async def _open_store(self, stack: AsyncExitStack) -> None:
-        """Opens what providers remember of the user. One in memory stays open: it would forget."""
-        if self._store.durable:
-            await stack.enter_async_context(self._store)
-        elif not self._store_is_open:
-            await self._store.__aenter__()
-            self._store_is_open = True
+    @asynccontextmanager
+    async def _store_open(self) -> AsyncIterator[None]:
+        """What providers remember of the user, opened by the first of several calls at once and closed by the
+        last. One in memory stays open: it would forget."""
+        async with self._opening:
+            if not self._store_users:
+                await self._store.__aenter__()
+            self._store_users += 1
+        try:
+            yield
+        finally:
+            if self._store.durable:
+                async with self._opening:
+                    self._store_users -= 1
+                    if not self._store_users:
+                        await self._store.__aexit__(None, None, None)
 
     # --- threads ---------------------------------------------------------------------------------
 

@@ -24,12 +24,14 @@ def check_command(
     Every mistake is shown with its file, line and key; exit status 2 if there is one. The plugin file and
     OpenAPI documents that are files are loaded, too; no store, no model service and no tool server is asked.
     """
-    from tealagents.bootstrap import START_ERRORS
+    from tealagents.bootstrap import START_ERRORS, problems_at_start
     from tealagents.cli.serve import build_or_exit
     from tealagents.tooling import offered
 
     checked = load_or_exit(config)
     build_or_exit(checked)
+    if reasons := problems_at_start(checked, "127.0.0.1", workers=1):
+        raise fail(*reasons)
     try:
         tools = asyncio.run(offered(checked))
     except START_ERRORS as error:
