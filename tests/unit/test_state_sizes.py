@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from engine_setup import ADA, Function, Scripted, calls, fails, names, noting, process, says, waits
+from engine_setup import ADA, Function, Process, Scripted, calls, fails, names, noting, process, says, waits
 
+from tealagents.domain.errors import RequestInProgress
 from tealagents.domain.lifecycle import MAX_EFFECTS_BYTES, remembering
-from tealagents.domain.models import Effects, Item, Json, RequestRecord, ToolCall, ToolOutcome
+from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
 from tealagents.domain.ports import Store, ToolContext
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
-from tealagents.state.beginning import NewMessage
+from tealagents.state.beginning import Key, NewMessage
 from tealagents.stores import open_store
 
 MEGABYTES = 3_000_000
@@ -146,3 +148,25 @@ def test_a_head_remembers_what_there_is_room_for() -> None:
     assert len(many) == 1
     assert many[0].tools[-1].call_id == "c4999"
     assert sum(len(repr(tool)) for tool in many[0].tools) < 2 * MAX_EFFECTS_BYTES
+
+
+async def test_a_message_that_lost_a_race_leaves_nothing(tmp_path: Path) -> None:
+    """Of twelve large ones under one key one is stored, and goes with its task. covers: TASK-7"""
+    async with (
+        open_store(f"sqlite:///{tmp_path}/state.db") as store,
+        process(store) as here,
+        process(store) as there,
+    ):
+        key = Key("k", "d")
+
+        async def send(process: Process) -> None:
+            with suppress(RequestInProgress):
+                await process.ask("x" * 400_000, key=key)
+
+        await asyncio.gather(*(send(each) for each in (here, there) * 6))
+        page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
+        [task] = page.items
+        assert isinstance(task, Head)
+        await here.eraser.delete_task(here.partition(), task.task_id)
+        left = await names(store, here.partition())
+        assert [name for name in left if name.startswith(("blob/", "log/", "request/"))] == []

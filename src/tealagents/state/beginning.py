@@ -155,6 +155,8 @@ class Beginning:
                         caller, partition, message, key, plan, announced=announced
                     )
             except Conflict:
+                if not message.task_id:  # the bodies of a task that will never be
+                    await self._ledger.erase_log(partition, plan.head.task_id)
                 continue
             except PersistenceUnavailable as error:
                 raise error.with_ids(

@@ -250,6 +250,12 @@ class Ledger:
             kept.append(body)
         return kept
 
+    async def erase_log(self, partition: str, task_id: str) -> None:
+        """Removes the entries and bodies of a task that nobody can see."""
+        for prefix in (keys.logs(task_id), keys.blobs(task_id)):
+            while left := await self.store.scan(partition, prefix, limit=MOST_RECORDS):
+                await self.delete(partition, [name for name, _ in left])
+
     async def put_blob(self, partition: str, task_id: str, data: bytes) -> BlobRef:
         """Stores `data` in pieces named by its digest. Storing it twice is harmless."""
         digest = hashlib.sha256(data).hexdigest()

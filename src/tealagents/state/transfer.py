@@ -114,7 +114,7 @@ class Copy:
         after all stays."""
         if self._finished:
             return
-        await erase_log(self._ledger, self._partition, self.head.task_id)
+        await self._ledger.erase_log(self._partition, self.head.task_id)
         for start in range(0, len(self._written), 10):
             await self._ledger.delete(self._partition, self._written[start : start + 10])
 
@@ -145,13 +145,6 @@ class Copy:
             self._finished = False
             raise
         return head
-
-
-async def erase_log(ledger: Ledger, partition: str, task_id: str) -> None:
-    """Removes the entries and bodies of a task that nobody can see."""
-    for prefix in (keys.logs(task_id), keys.blobs(task_id)):
-        while left := await ledger.store.scan(partition, prefix, limit=10):
-            await ledger.delete(partition, [name for name, _ in left])
 
 
 class Importing(Struct, frozen=True):
@@ -442,7 +435,7 @@ class Transfer:
             log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
 
     async def _clear(self, partition: str, document: ExportedTask) -> None:
-        await erase_log(self._ledger, partition, document.task.task_id)
+        await self._ledger.erase_log(partition, document.task.task_id)
         for request in document.requests:
             await self._ledger.delete(partition, [keys.request(request.request_id)])
 
