@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tealagents.domain.errors import (
     RemoteThreadLost,
     TaskBusy,
 )
-from tealagents.domain.models import Item, ToolCall
+from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import agent_config
 from tealagents.threads import (
@@ -240,6 +240,44 @@ async def test_context_providers_serve_the_library(
     assert service.requests[-1]["body"]["messages"][-2]["content"] == "here 2, ever 3"
     if entered:
         await agent.__aexit__(None, None, None)
+
+
+class Listener(ContextProvider):
+    """Hears how requests end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    async def invoked(
+        self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
+    ) -> None:
+        self.heard.append(type(error).__name__)
+
+
+async def test_providers_hear_of_every_end(make: MakeAgent, service: OfflineModel) -> None:
+    """Where nobody reads on, where the caller is canceled, where `approve` raises. covers: THREAD-10"""
+
+    async def raising(_: Any) -> bool:
+        raise ZeroDivisionError
+
+    listener = Listener()
+    plugins = {"agent": {"plugins": ["Shell"]}}
+    async with make(context_providers=listener, approve=raising, **plugins) as agent:
+        stream = agent.run_stream("pieces-30", agent.new_thread())
+        async for _ in stream:
+            break
+        await stream.aclose()
+        service.clear()
+        running = asyncio.create_task(agent.run("pieces-500", agent.new_thread()))
+        while not service.requests:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(ZeroDivisionError):
+            await agent.run("call Shell-delete {}", agent.new_thread())
+    assert listener.heard == ["GeneratorExit", "CancelledError", "ZeroDivisionError"]
 
 
 async def test_calls_at_once_share_what_is_remembered(make: MakeAgent, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tealagents.agent.answers import Answer, Update
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.events import Piece, Refused
 from tealagents.domain.models import Item, Json, Message, Step, ToolCall, Usage, User
 from tealagents.domain.ports import Clock, Model
@@ -146,7 +146,9 @@ class Answering:
                     break
                 resumption = await self._decided(needed)
             context, reports = await turn.completed(self._response)
-        except TealError as error:
+        except (
+            BaseException
+        ) as error:  # a cancel, a stream that nobody reads to its end, an `approve` that raised
             await turn.failed(self._response, error)
             raise
         self._note(steps_of(reports, self._request_id))
