@@ -71,6 +71,7 @@ def test_an_unknown_provider_lists_the_known_ones() -> None:
         ("no_such_module:Class", "no_such_module"),
         (f"{__name__}:Nobody", "no 'Nobody'"),
         (f"{__name__}:not_a_class", "not a class"),
+        ("json:JSONEncoder", "has no authenticate, resource_metadata"),
     ],
 )
 def test_a_provider_that_is_none(provider: str, told: str) -> None:

@@ -159,6 +159,10 @@ async def test_a_thread_has_one_writer(make: MakeAgent, service: OfflineModel) -
         await anext(stream)
         with pytest.raises(TaskBusy):
             await agent.run("hello", thread)
+        with pytest.raises(TaskBusy):
+            thread.rewind()
+        with pytest.raises(TaskBusy):
+            await thread.delete()
         await agent.run("hello", agent.new_thread())
         async for _ in stream:
             pass

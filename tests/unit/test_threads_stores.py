@@ -230,6 +230,18 @@ async def test_messages_added_to_a_file_at_once_are_all_kept(tmp_path: Path) -> 
     assert texts(await store.list_messages()) == ["edited", *(["q", "a"] * 100)]
 
 
+def test_a_key_that_can_be_written_can_be_read(tmp_path: Path) -> None:
+    """And one that could not is refused at once."""
+    for key in ("user_42", "user:1", "ada@example.com", "é"):
+        store = FileMessages(tmp_path, key)
+        again = FileMessages(tmp_path)
+        again.update_from_state(store.serialize())
+        assert again.path == store.path
+    for key in ("a/b", "../a", ".a", "a b"):
+        with pytest.raises(ValueError, match="a key has letters"):
+            FileMessages(tmp_path, key)
+
+
 def test_a_key_is_no_path(tmp_path: Path) -> None:
     """What a document says of a store cannot name files elsewhere."""
     with pytest.raises(CorruptState):

@@ -36,6 +36,10 @@ PROVIDERS = Registry(
 )
 
 
+#: what a provider can do
+_PORT = ("authenticate", "resource_metadata", "__aenter__", "__aexit__")
+
+
 def open_auth(provider: str, options: Mapping[str, Any], clock: Clock) -> Authenticator:
     """The provider of this name, or this ``module:Class``; enter its async context to open it.
 
@@ -44,5 +48,7 @@ def open_auth(provider: str, options: Mapping[str, Any], clock: Clock) -> Authen
     found = PROVIDERS.find(provider)
     if not isinstance(found, type):
         raise AuthConfigError(f"The auth provider {provider!r} is not a class.")
+    if lacking := [name for name in _PORT if not callable(getattr(found, name, None))]:
+        raise AuthConfigError(f"The auth provider {provider!r} has no {', '.join(lacking)}.")
     opened: Authenticator = found(PROVIDERS.options(provider, found, options), clock)
     return opened

@@ -109,8 +109,8 @@ class AgentThread(ABC):
         """The same thread once more, under an id of its own; what is done to one is not done to the other."""
 
     async def delete(self) -> None:
-        """Erases it, wherever it is kept. This cannot be undone."""
-        self._check_there()
+        """Erases it, wherever it is kept. This cannot be undone. `TaskBusy` while a message is answered."""
+        self._check_free()
         self._deleted = True
         self._checkpoints.clear()
         self.context = {}
@@ -124,14 +124,17 @@ class AgentThread(ABC):
     @contextmanager
     def taken(self) -> Iterator[None]:
         """One writer: within it nobody else can take it. `TaskBusy` where somebody has."""
-        self._check_there()
-        if self._taken:
-            raise TaskBusy("A message is being answered on this thread. Wait for it, or use another thread.")
+        self._check_free()
         self._taken = True
         try:
             yield
         finally:
             self._taken = False
+
+    def _check_free(self) -> None:
+        self._check_there()
+        if self._taken:
+            raise TaskBusy("A message is being answered on this thread. Wait for it, or use another thread.")
 
     def _check_there(self) -> None:
         if self._deleted:
@@ -184,7 +187,7 @@ class AgentThread(ABC):
 
     def check_way_back(self) -> None:
         """Raises where `rollback` and `rewind` would; changes nothing."""
-        self._check_there()
+        self._check_free()
 
     def _line(self) -> list[Checkpoint]:
         """The checkpoints that led to the current one, oldest first."""

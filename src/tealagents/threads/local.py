@@ -77,7 +77,7 @@ class LocalThread(AgentThread):
         self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
 
     async def delete(self) -> None:
-        self._check_there()
+        self._check_free()
         if self._store is not None:
             await self._store.clear()
         await super().delete()
@@ -104,6 +104,7 @@ class LocalThread(AgentThread):
     async def edit(self, message_id: str, text: str) -> Message:
         """Replaces what a message says. `NotFound` where there is none; `InvalidRequest` for a store that
         cannot, whose thread is edited by forking before the message."""
+        self._check_free()
         await self.create()
         if message_id not in self._order() or message_id not in self._known:
             raise self._unknown(message_id)

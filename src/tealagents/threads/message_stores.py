@@ -94,7 +94,7 @@ class FileMessages:
 
     def __init__(self, folder: str | Path, key: str | None = None) -> None:
         self._folder = Path(folder)
-        self._key = key or ids.random_id()
+        self._key = _new_key(key)
         self._turn = threading.Lock()
 
     @property
@@ -167,9 +167,22 @@ def _whole(file: Any) -> int:
 
 
 def _plain(key: object) -> str:
-    if not isinstance(key, str) or not key.replace("-", "").isalnum():
+    if not _is_key(key):
         raise CorruptState(str(key), "is no key of a message store")
-    return key
+    return str(key)
+
+
+def _is_key(key: object) -> bool:
+    """Whether it can be part of a file's name, and of a name in Redis."""
+    return (
+        isinstance(key, str) and key[:1].isalnum() and all(each.isalnum() or each in "-_.:@" for each in key)
+    )
+
+
+def _new_key(key: str | None) -> str:
+    if key is not None and not _is_key(key):
+        raise ValueError("a key has letters, digits and - _ . : @, and begins with a letter or digit")
+    return key or ids.random_id()
 
 
 def _replaced(messages: Sequence[Message], new: Message) -> list[Message]:
@@ -211,7 +224,7 @@ class RedisMessages:
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be at least 1")
         self._url = url
-        self._key = key or ids.random_id()
+        self._key = _new_key(key)
         self._prefix = prefix
         self._most = max_messages
         self._ttl = ttl_seconds

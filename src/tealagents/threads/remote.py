@@ -87,6 +87,7 @@ class RemoteThread(AgentThread):
 
     async def delete(self) -> None:
         """Erases the conversation at the service: all responses that led to it. Forks share them."""
+        self._check_free()
         if self.remote_id is not None:
             if self.service is None:
                 raise RemoteUnsupported(

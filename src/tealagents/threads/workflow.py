@@ -181,7 +181,7 @@ class WorkflowThread(AgentThread):
         return copied
 
     async def delete(self) -> None:
-        self._check_there()
+        self._check_free()
         for key in list(self._threads):
             await self.delete_sub_thread(key)
         await super().delete()
