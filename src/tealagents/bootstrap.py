@@ -17,7 +17,7 @@ from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
 from tealagents.domain.errors import PersistenceUnavailable, TealError, ToolFailed
 from tealagents.domain.models import Json
-from tealagents.domain.ports import Authenticator, Clock, Model, Store
+from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store
 from tealagents.engine.agent import Agent, Limits
 from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service
@@ -26,6 +26,7 @@ from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
+from tealagents.state import keys
 from tealagents.state.ledger import Ledger, SystemClock
 from tealagents.state.owners import Directory
 from tealagents.state.tasks import Rules, Tasks
@@ -224,6 +225,7 @@ class Wiring:
         async with AsyncExitStack() as stack:
             stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
             await stack.enter_async_context(self.store)
+            await self._check_key()
             if self.credential is not None:
                 await stack.enter_async_context(self.credential)
             await stack.enter_async_context(self.model)
@@ -238,6 +240,16 @@ class Wiring:
             self._say_hello()
             await self._resume_erasing()
             yield
+
+    async def _check_key(self) -> None:
+        """Without its key a store that was encrypted is not served: what is new would lie in the clear."""
+        if self.config.encryption_key is not None:
+            return
+        found = await self.store.scan(keys.workers(self.config.name), "worker/", reverse=True)
+        if any(record.value.startswith(SEALED) for _, record in found):
+            raise StoreConfigError(
+                "The store holds encrypted records: set TA_ENCRYPTION_KEY to the key they were stored with."
+            )
 
     async def _resume_erasing(self) -> None:
         try:

@@ -14,9 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from wire import JSON, text
 
+from tealagents.bootstrap import application
+from tealagents.config import load
 from tealagents.llm.offline import OfflineModel
+from tealagents.stores import StoreConfigError
 from tealagents.testing.authority import SERVICE_ID, LocalAuthority
 from tealagents.testing.service import ServiceProcess, agent_config, free_port
 
@@ -231,6 +235,23 @@ def test_encrypted_state_holds_nothing_that_can_be_read(tmp_path: Path) -> None:
     assert stored
     for name in ("message", "metadata", "encryption key", "api key"):
         assert not any(form in stored + log for form in _forms(canary(name))), name
+
+
+async def test_an_encrypted_store_is_not_served_without_its_key(tmp_path: Path) -> None:
+    """What is new would lie beside the rest in the clear. covers: STATE-1"""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config(persistence=f"sqlite:///{tmp_path}/state.db")))
+    env = {"TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "any", "TA_AUTH": "mock"}
+
+    async def start(**more: str) -> None:
+        app = application(load(path, env=env | more, dotenv=None))
+        async with app.router.lifespan_context(app):
+            pass
+
+    await start(TA_ENCRYPTION_KEY=canary("encryption key"))
+    with pytest.raises(StoreConfigError, match="set TA_ENCRYPTION_KEY to the key they were stored with"):
+        await start()
+    await start(TA_ENCRYPTION_KEY=canary("encryption key"))
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
