@@ -17,6 +17,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Caller, Head, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.exported import ExportedTask
 from tealagents.state.ledger import SystemClock
 from tealagents.state.transfer import Copy
 from tealagents.stores.memory import MemoryStore
@@ -167,6 +168,27 @@ async def test_an_import_that_failed_can_be_made_by_another_process() -> None:
             await here.transfer.import_(ADA, wrong)
         assert await store.scan(here.partition(), "importing/") == []
         assert (await other.transfer.import_(ADA, document)).task_id == request.task_id
+
+
+async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one of the same document was quicker, between two looks. covers: TASK-5"""
+    store = MemoryStore()
+    async with process(store) as here, process(store) as other:
+        request = await here.ask("one")
+        document = await here.transfer.export(here.partition(), request.task_id)
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        guarded = here.transfer._guarded
+
+        async def late(partition: str, exported: ExportedTask) -> dict[str, str | None]:
+            await other.transfer.import_(ADA, document)
+            return await guarded(partition, exported)
+
+        monkeypatch.setattr(here.transfer, "_guarded", late)
+        with pytest.raises(AlreadyExists):
+            await here.transfer.import_(ADA, document)
+        assert await store.scan(here.partition(), "importing/") == []
+        assert await other.transfer.export(here.partition(), request.task_id)
+        assert (await other.ask("on", request.task_id)).status == "Completed"
 
 
 async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:

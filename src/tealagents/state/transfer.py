@@ -412,11 +412,17 @@ class Transfer:
         await self._check_new(caller, partition, document)
         guard = await self._guarded(partition, document)
         try:
+            if await self._is_there(partition, document):
+                raise _exists(document.task.task_id)
             return await self._written(caller, value, document, partition, guard)
         except Exception:
-            # whatever it was, the caller is told
             await self._give_up(partition, document, guard)
             raise
+
+    async def _is_there(self, partition: str, document: ExportedTask) -> bool:
+        """Whether another import of the document has ended before this one took the right to write it."""
+        (head,) = await self._ledger.store.read(partition, [keys.task(document.task.task_id)])
+        return head is not None
 
     async def _give_up(self, partition: str, document: ExportedTask, guard: Mapping[str, str | None]) -> None:
         """Removes what a failed import has written, so that it can be tried anew, by any replica.
@@ -428,7 +434,8 @@ class Transfer:
             version = await self._ledger.commit(
                 partition, witness=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
             )
-            await self._clear(partition, document)
+            if not await self._is_there(partition, document):
+                await self._clear(partition, document)
             await self._ledger.commit(partition, witness=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # somebody else has gone on with it, or will, once this worker is gone
