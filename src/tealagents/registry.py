@@ -38,7 +38,7 @@ class Registry(Struct, frozen=True, kw_only=True):
         """What a name stands for."""
         module, colon, attribute = self._reference(name).partition(":")
         if not colon:
-            known = "".join(f"{each}, " for each in self.known()).removesuffix(", ")
+            known = ", ".join(self.known())
             choice = (
                 f"Known: {known}; or name a class as module:Class." if known else "Name one as module:Class."
             )

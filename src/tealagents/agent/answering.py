@@ -146,9 +146,8 @@ class Answering:
                     break
                 resumption = await self._decided(needed)
             context, reports = await turn.completed(self._response)
-        except (
-            BaseException
-        ) as error:  # a cancel, a stream that nobody reads to its end, an `approve` that raised
+        except BaseException as error:
+            # a cancel, a stream that nobody reads to its end and an `approve` that raised are told of, too
             await turn.failed(self._response, error)
             raise
         self._note(steps_of(reports, self._request_id))

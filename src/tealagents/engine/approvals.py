@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from tealagents.domain.errors import (
@@ -30,11 +29,10 @@ from tealagents.engine.loop import Resumption, tool_message
 from tealagents.engine.run import Past
 from tealagents.engine.service import Sent, Service
 from tealagents.state import keys
+from tealagents.state.chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
 from tealagents.state.ledger import Stored
 from tealagents.state.tenure import Tenure
-
-_in_order = msgspec.json.Encoder(order="sorted")
 
 Action = Literal["approve", "reject"]
 
@@ -247,7 +245,7 @@ def _decision(n: int, decision: CallDecision, default: str | None) -> Decision:
     if decision.arguments is not None and action == "reject":
         raise InvalidRequest(f"decisions.{n}.arguments", "cannot be edited for a call that is rejected")
     # in one order, so that the same decision sent again is known as such
-    edited = None if decision.arguments is None else _in_order.encode(decision.arguments).decode()
+    edited = None if decision.arguments is None else canonical(decision.arguments).decode()
     return Decision(id=decision.id, action="approve" if action == "approve" else "reject", arguments=edited)
 
 

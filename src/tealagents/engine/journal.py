@@ -27,7 +27,7 @@ from tealagents.engine.turns import steps_of
 from tealagents.state.chain import Draft, draft
 from tealagents.state.decisions import intent_draft
 from tealagents.state.history import ARGUMENTS_SHOWN
-from tealagents.state.tasks import SERVICE
+from tealagents.state.tasks import SERVICE, error_draft
 from tealagents.state.tenure import Tenure
 from tealagents.threads.views import Report
 
@@ -173,18 +173,7 @@ class Journal:
 
     def failed(self, error: TealError) -> None:
         """The request ends without an answer."""
-        self._step(
-            "error",
-            Step(
-                step_id=ids.random_id(),
-                request_id=self._request_id,
-                kind="error",
-                name=error.code,
-                started_at=self._clock.now(),
-                output={"detail": error.detail},
-                is_error=True,
-            ),
-        )
+        self._drafts.append(error_draft(self._request_id, error.code, error.detail, self._clock.now()))
 
     @property
     def _request_id(self) -> str:

@@ -120,7 +120,7 @@ class Toolbox:
 
     def with_tools(self, tools: Sequence[Tool]) -> "Toolbox":
         """This toolbox as it is now, with some tools more, for one request."""
-        extended = Toolbox(self._model, self._timeout)
+        extended = Toolbox(self._model, self._timeout, self._govern)
         extended._toolsets = self._toolsets
         extended._tools = {**{tool.spec.name: tool for tool in self._govern(tools)}, **self._tools}
         extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])

@@ -265,16 +265,7 @@ class Tasks:
         if occupies:
             first = (head.running or head.pending).first_seq  # type: ignore[union-attr]
             tools, usage = await self.history.produced(partition, head.task_id, first, head.tail_seq)
-            step = Step(
-                step_id=ids.random_id(),
-                request_id=request_id,
-                kind="error",
-                name=code,
-                started_at=now,
-                output={"detail": detail},
-                is_error=True,
-            )
-            drafts.append(draft("error", SERVICE, request_id, StepBody(step)))
+            drafts.append(error_draft(request_id, code, detail, now))
         drafts.append(
             self.ending_draft(request_id, status, code, head, tools, actor, queued=not occupies, now=now)
         )
@@ -437,6 +428,20 @@ class Tasks:
             },
             "extra_data": extra_data or None,
         }
+
+
+def error_draft(request_id: str, code: str, detail: str, now: datetime) -> Draft:
+    """The step that a request without an answer ends with."""
+    step = Step(
+        step_id=ids.random_id(),
+        request_id=request_id,
+        kind="error",
+        name=code,
+        started_at=now,
+        output={"detail": detail},
+        is_error=True,
+    )
+    return draft("error", SERVICE, request_id, StepBody(step))
 
 
 def _occupies(head: Head, request_id: str) -> bool:

@@ -44,7 +44,7 @@ from tealagents.state import keys
 from tealagents.state.chain import Draft, canonical, draft
 from tealagents.state.exported import FORMAT, ExportedEntry, ExportedTask, read
 from tealagents.state.history import Logged
-from tealagents.state.ledger import BATCH_BYTES, Ledger, Stored
+from tealagents.state.ledger import BATCH_BYTES, MOST_RECORDS, Ledger, Stored
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -115,8 +115,8 @@ class Copy:
         if self._finished:
             return
         await self._ledger.erase_log(self._partition, self.head.task_id)
-        for start in range(0, len(self._written), 10):
-            await self._ledger.delete(self._partition, self._written[start : start + 10])
+        for start in range(0, len(self._written), MOST_RECORDS):
+            await self._ledger.delete(self._partition, self._written[start : start + MOST_RECORDS])
 
     async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
         """Makes the copy visible. `Conflict` where its session was deleted or its id taken meanwhile."""

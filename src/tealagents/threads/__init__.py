@@ -14,7 +14,7 @@
 `context`          context providers: what the agent is told besides, and what learns
 `providers`        those that come along: `user_preferences`, `facts`
 `mem0`             the one on Mem0
-`components`       reducers and providers by name
+`components`       what a config says of reducers and providers, and the one error of it
 =================  =====================================================================================
 
 Imports `domain` and `state`; used by `engine`, and by `tealagents.agent`, the library's front. Tasks of the

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +21,7 @@ from tealagents.domain.models import Caller, Item, Json, RequestRecord
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.engine.service import Sent
 from tealagents.state.beginning import Key, NewMessage
+from tealagents.state.chain import canonical
 from tealagents.state.changes import MOST_METADATA, check_metadata
 from tealagents.state.codec import encode_json
 
@@ -30,7 +30,6 @@ Way = Literal["json", "sse", "background"]
 #: characters of the longest idempotency key
 LONGEST_KEY = 255
 _IDEMPOTENCY_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
-_in_order = msgspec.json.Encoder(order="sorted")
 _RESPOND_ASYNC = re.compile(r"(?:^|[,;\s])respond-async(?:$|[,;\s])", re.IGNORECASE)
 
 SEND = """Sends a message to the agent and returns its answer.
@@ -293,7 +292,7 @@ def _key(request: Request, value: Any) -> Key | None:
             "Idempotency-Key", f"must be one text of 1 to {LONGEST_KEY} printable ASCII characters"
         )
     name = hashlib.sha256(given[0].encode()).hexdigest()
-    return Key(name, hashlib.sha256(_in_order.encode(_by_value(value))).hexdigest())
+    return Key(name, hashlib.sha256(canonical(_by_value(value))).hexdigest())
 
 
 def _by_value(value: Any) -> Any:
