@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 
-pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_places"]
+pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_stores"]
 
 for name in [name for name in os.environ if name.startswith("TA_")]:
     del os.environ[name]

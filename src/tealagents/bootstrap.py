@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from tealagents import telemetry
 from tealagents.api.v1alpha1.app import AppV3
-from tealagents.api.v1alpha1.context import Api, Surface
+from tealagents.api.v1alpha1.context import Api, ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
 from tealagents.domain.errors import PersistenceUnavailable, TealError, ToolFailed
@@ -27,8 +27,8 @@ from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state import keys
-from tealagents.state.ledger import Ledger, SystemClock
-from tealagents.state.owners import Directory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, open_store
@@ -122,10 +122,10 @@ def credential_of(config: ServiceConfig) -> AzureCredential | None:
     return AzureCredential(options) if options is not None else None
 
 
-def ledger_of(config: ServiceConfig, store: Store, clock: Clock) -> Ledger:
-    """The config's ledger over an opened store."""
+def ledger_of(config: ServiceConfig, store: Store, clock: Clock) -> RecordStore:
+    """The config's records over an opened store."""
     key = config.audit_key.get_secret_value().encode() if config.audit_key else b""
-    return Ledger(store, config.name, clock, audit_key=key)
+    return RecordStore(store, config.name, clock, audit_key=key)
 
 
 def rules_of(config: ServiceConfig) -> Rules:
@@ -147,15 +147,15 @@ class Wiring:
         self.credential = credential_of(config)
         self.model = model_of(config, self.credential)
         self.auth: Authenticator = open_auth(config.auth.provider, config.auth.provider_options, clock)
-        ledger = ledger_of(config, self.store, clock)
-        self.tooling = Tooling(config, ledger, clock)
+        records = ledger_of(config, self.store, clock)
+        self.tooling = Tooling(config, records, clock)
         self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds, self.tooling.govern)
         self.providers = providers_of(config)
-        self.lease = Lease(ledger, config.limits.lease_seconds)
-        directory = Directory(ledger)
+        self.lease = Lease(records, config.limits.lease_seconds)
+        directory = Directory(records)
         source = f"{config.name}:{config.version}"
-        tasks = Tasks(ledger, self.lease, directory, rules_of(config), source)
-        self.service = Service(self._agent(), ledger, self.lease, directory, tasks)
+        tasks = Tasks(records, self.lease, directory, rules_of(config), source)
+        self.service = Service(self._agent(), records, self.lease, directory, tasks)
         self.api = Api(self.service, self.auth, self._surface())
 
     def app(self) -> FastAPI:
@@ -199,9 +199,9 @@ class Wiring:
             observer=self._observer(),
         )
 
-    def _surface(self) -> Surface:
+    def _surface(self) -> ApiSettings:
         config, limits = self.config, self.config.limits
-        return Surface(
+        return ApiSettings(
             prefix=config.prefix,
             description=config.description or config.metadata.description or config.name,
             max_body_bytes=limits.max_body_bytes,

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 from tealagents.auth.options import EntraOptions
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Delegation, Tool, Toolset, ToolSpec
-from tealagents.state.ledger import Ledger
-from tealagents.state.vault import Vault
+from tealagents.state.records import RecordStore
+from tealagents.state.secret_store import SecretStore
 from tealagents.tools import Consents, Sources, govern, open_toolsets, tools_at_hand
 
 
@@ -34,7 +34,7 @@ def _sources(config: ServiceConfig) -> Sources:
 class Tooling:
     """Opens every toolset of a config, and what acts for users downstream."""
 
-    def __init__(self, config: ServiceConfig, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, config: ServiceConfig, records: RecordStore, clock: Clock) -> None:
         self._sources = _sources(config)
         self._stack = AsyncExitStack()
         self.delegation: Delegation | None = None
@@ -46,9 +46,9 @@ class Tooling:
             self._entra = EntraOptions(**config.auth.provider_options)
             self.delegation = open_delegation(self._entra, clock)
         callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
-        vault = Vault(ledger) if config.encryption_key is not None else None
+        secrets = SecretStore(records) if config.encryption_key is not None else None
         #: asks users to authorize tool servers, and takes what the browser brings back
-        self.consents = Consents(callback, vault=vault)
+        self.consents = Consents(callback, secrets=secrets)
 
     async def open(self, changed: Callable[[], None]) -> Sequence[Toolset]:
         """The toolsets, open until `close`. `changed` is called when an MCP server lists other tools."""

@@ -617,7 +617,7 @@ def test_a_tool_that_needs_consent_pauses_with_where_to_give_it(
     pause = paused(ada, call("Work-enter", file=str(file), consent=str(consent)))
     assert pause["authorizations"] == []
     asked = approve(ada, pause)["content"]
-    place = {"server": "vault", "url": "https://vault.example/consent", "scopes": ["vault.open"]}
+    place = {"server": "secrets", "url": "https://secrets.example/consent", "scopes": ["secrets.open"]}
     assert asked["authorizations"] == [place]
     assert asked["tool_calls"] == pause["tool_calls"]
     # the link is the owner's: whoever else decides has no business there
@@ -652,13 +652,13 @@ def test_a_pause_that_its_task_knows_nothing_of_is_damage(
 ) -> None:
     """State that contradicts itself is told as such, and nothing runs. covers: STATE-4"""
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
-    ledger = service.app.state.api.service.ledger
-    partition = ledger.partition(User("mock", "ada"))
+    records = service.app.state.api.service.records
+    partition = records.partition(User("mock", "ada"))
     key = keys.task(pause["task_id"])
 
     async def forget() -> None:
-        head = (await ledger.get(partition, key, Head)).value
-        await ledger.commit(partition, witness=key, put={key: replace(head, pending=None)})
+        head = (await records.get(partition, key, Head)).value
+        await records.commit(partition, marker=key, put={key: replace(head, pending=None)})
 
     in_service(service, forget())
     problem(decide(ada, pause, action="approve"), 500, "corrupt_state")

@@ -24,7 +24,7 @@ from tealagents.api.problems import RETRY_AFTER, STATUSES
 from tealagents.domain import ids
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
-from tealagents.state.ledger import SystemClock
+from tealagents.state.records import SystemClock
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.service import (
     ServiceProcess,

@@ -158,7 +158,7 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
 def test_a_health_check_tells_no_address(tmp_path: Path) -> None:
     """Who may ask without a token does not learn where the store is. covers: APP-4"""
     with offline_service() as (service, _), service.client(None) as nobody:
-        store = service.app.state.api.service.ledger.store
+        store = service.app.state.api.service.records.store
 
         async def away() -> None:
             raise store.unavailable("ConnectionError: db.internal:5432 refused")

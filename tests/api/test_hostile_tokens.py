@@ -13,7 +13,7 @@ from hostile_tokens import HOSTILE, Forge
 from wire import NOBODYS, Json, events, operations, problem, records, store_of, text
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.state.ledger import SystemClock
+from tealagents.state.records import SystemClock
 from tealagents.testing.authority import APP_ID_URI, SCOPE, TENANT, LocalAuthority, object_id
 from tealagents.testing.service import ServiceThread, agent_config
 

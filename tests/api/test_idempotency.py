@@ -15,7 +15,7 @@ from wire import JSON, Json, events, problem, text
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.forking import Nursery
-from tealagents.testing.pytest_places import DURABLE, Place
+from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, offline_service
 
 REPLAYED = "idempotent-replayed"

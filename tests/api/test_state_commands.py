@@ -22,7 +22,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.state import codec, keys
 from tealagents.state.erasing import Tombstone
 from tealagents.stores import open_store
-from tealagents.testing.pytest_places import DURABLE, Place
+from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, agent_config
 
 PLUGINS = Path(__file__).parent / "custom_plugins.py"

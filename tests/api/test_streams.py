@@ -28,7 +28,7 @@ from tealagents.client import AsyncClient, Final, Piece, Request, Retry, StreamE
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
-from tealagents.state.ledger import SystemClock
+from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceThread, agent_config

@@ -13,9 +13,9 @@ import pytest
 from wire import text
 
 from tealagents.domain.models import Entry
-from tealagents.state.chain import GENESIS, Chain
+from tealagents.state.audit_chain import GENESIS, AuditChain
+from tealagents.testing.digest_model import recount
 from tealagents.testing.forking import ForkedService, Nursery
-from tealagents.testing.recounting import recount
 from tealagents.testing.service import agent_config
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ def services(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[list[For
     )
     config = agent_config(
         persistence=url,
-        agent={"client": "tealagents.testing.recounting:RecountingModel", "model": "recount-5ms"},
+        agent={"client": "tealagents.testing.digest_model:RecountingModel", "model": "recount-5ms"},
         thread={"context_providers": [{"name": "facts", "tools": False}]},
     )
     env = {"TA_AUTH": "mock"}
@@ -153,5 +153,5 @@ async def check(world: World, task: str) -> None:
     before = GENESIS
     for seq, document in enumerate(await everything(client, f"/tasks/{task}/audit"), 1):
         entry = msgspec.convert(document, Entry)
-        assert Chain().fault(entry, seq, before) is None
+        assert AuditChain().fault(entry, seq, before) is None
         before = entry.hash

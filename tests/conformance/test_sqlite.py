@@ -101,12 +101,12 @@ async def test_commits_that_wait_share_a_sync(store: Store, file: Path) -> None:
 
 async def test_a_relaxed_commit_is_made_at_once_or_waits_its_turn(store: Store, file: Path) -> None:
     """It needs no thread while nobody writes; where somebody does it is queued. It conflicts as any other."""
-    await store.commit("p", commit(put={"a": b"1"}, expect={"a": None}, relaxed=True))
+    await store.commit("p", commit(put={"a": b"1"}, expect={"a": None}, unsynced=True))
     with pytest.raises(Conflict):
-        await store.commit("p", commit(put={"a": b"2"}, expect={"a": None}, relaxed=True))
+        await store.commit("p", commit(put={"a": b"2"}, expect={"a": None}, unsynced=True))
     with closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
-        waiting = asyncio.ensure_future(store.commit("p", commit(put={"a": b"3"}, relaxed=True)))
+        waiting = asyncio.ensure_future(store.commit("p", commit(put={"a": b"3"}, unsynced=True)))
         await asyncio.sleep(0.03)
         assert not waiting.done()
         other.execute("ROLLBACK")
@@ -122,7 +122,7 @@ from tealagents.testing.stores import commit
 async def main(url):
     async with open_store(url) as store:
         for number in range(20):
-            await store.commit("p", commit(put={f"key/{number:02}": b""}, relaxed=True))
+            await store.commit("p", commit(put={f"key/{number:02}": b""}, unsynced=True))
         os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(sys.argv[1]))
@@ -148,21 +148,21 @@ class Unsyncable:
 
 async def test_after_a_failed_sync_nothing_rests_on_the_log(store: SqliteStore, file: Path) -> None:
     """What it may have lost is written anew before anything more is acknowledged. covers: STATE-4"""
-    await store.commit("p", commit(put={"a": b"1"}, relaxed=True))
+    await store.commit("p", commit(put={"a": b"1"}, unsynced=True))
     store._finish(cast("sqlite3.Connection", Unsyncable()), [])
     log = file.with_name("state.db-wal")
     with closing(sqlite3.connect(file, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM records").fetchone()
-        for relaxed in (False, True):
+        for unsynced in (False, True):
             with pytest.raises(PersistenceUnavailable, match="sync has failed"):
-                await store.commit("p", commit(put={"b": b"2"}, relaxed=relaxed))
+                await store.commit("p", commit(put={"b": b"2"}, unsynced=unsynced))
     await store.commit("p", commit(put={"b": b"2"}))
     copied = file.with_name("copy.db")
     copied.write_bytes(file.read_bytes())  # without its log
     assert by_hand(copied, "SELECT key FROM records WHERE partition = 'p'") == [("a",)]
     assert log.stat().st_size < 100_000
-    await store.commit("p", commit(put={"c": b"3"}, relaxed=True))
+    await store.commit("p", commit(put={"c": b"3"}, unsynced=True))
     assert await values(store, "p", ["a", "b", "c"]) == [b"1", b"2", b"3"]
 
 
@@ -220,8 +220,8 @@ async def test_damaged_pages(file: Path) -> None:
 async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContextManager[None]]) -> None:
     """Where nothing more can be written a commit is refused whole; reading works. covers: STATE-4"""
     await put(store, "p", {"a": b"1"})
-    for relaxed in (False, True):
-        too_much = commit(put={"a": b"2", "b": b"x" * 200_000}, relaxed=relaxed)
+    for unsynced in (False, True):
+        too_much = commit(put={"a": b"2", "b": b"x" * 200_000}, unsynced=unsynced)
         with small_disk(), pytest.raises(PersistenceUnavailable, match="disk"):
             await store.commit("p", too_much)
     assert await values(store, "p", ["a", "b"]) == [b"1", None]
@@ -261,8 +261,8 @@ async def test_use_after_closing(file: Path) -> None:
     """A commit after the store was closed is refused, and does not wait for ever."""
     async with open_store(f"sqlite:///{file}") as store:
         await put(store, "p", {"a": b"1"})
-    relaxed = store.commit("p", commit(put={"a": b"2"}, relaxed=True))
-    for attempt in (put(store, "p", {"a": b"2"}), relaxed, store.read("p", ["a"])):
+    unsynced = store.commit("p", commit(put={"a": b"2"}, unsynced=True))
+    for attempt in (put(store, "p", {"a": b"2"}), unsynced, store.read("p", ["a"])):
         with pytest.raises(PersistenceUnavailable, match="closed"):
             await attempt
 

@@ -18,7 +18,7 @@ import pytest
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.history import Correspondent, History, check
-from tealagents.testing.pytest_places import DURABLE, Place
+from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import agent_config
 
 PROCESSES, CLIENTS, TASKS = 3, 32, 20
@@ -92,7 +92,7 @@ def running(place: Place, nursery: Nursery) -> Iterator[list[ForkedService]]:
     config = agent_config(
         concurrency=CONCURRENCY[place.name],
         limits={"lease_seconds": LEASE, "request_timeout_seconds": 20},
-        agent={"client": "tealagents.testing.recounting:RecountingModel", "model": "recount-5ms"},
+        agent={"client": "tealagents.testing.digest_model:RecountingModel", "model": "recount-5ms"},
     )
     with ExitStack() as stack:
         yield [stack.enter_context(nursery.service(config, place.env)) for _ in range(PROCESSES)]
@@ -109,7 +109,7 @@ async def clients(
                 await stack.enter_async_context(services[0].async_client("ada")),
                 [service.url for service in services],
                 random.Random(rng.random()),
-                patience=PATIENCE,
+                deadlines=PATIENCE,
             )
             for _ in range(CLIENTS)
         ]

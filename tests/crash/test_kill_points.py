@@ -23,7 +23,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.history import events_of, everything, reader
 from tealagents.testing.killing import killing_url
-from tealagents.testing.pytest_places import DURABLE, LOCAL, Place
+from tealagents.testing.pytest_stores import DURABLE, LOCAL, Place
 from tealagents.testing.service import agent_config
 
 Json = dict[str, Any]
@@ -164,8 +164,8 @@ async def kill_everywhere(place: Place, scenario: Scenario, nursery: Nursery, fo
         assert len(points) > 12
         points = points[len(place.name) % STRIDE :: STRIDE]
         told = await in_lanes(world.killed_at(point, scenario, f"user-{n}") for n, point in enumerate(points))
-        async with entered(world.witness()) as witness:
-            await in_lanes(world.look(point, f"user-{n}", told[n], witness) for n, point in enumerate(points))
+        async with entered(world.marker()) as marker:
+            await in_lanes(world.look(point, f"user-{n}", told[n], marker) for n, point in enumerate(points))
     print(f"\n{place.name}, {scenario.__name__}: killed at {len(points)} points")
 
 
@@ -205,7 +205,7 @@ class World:
             "TOOL_LOG": str(self._effects),
         }
 
-    def witness(self) -> ForkedService:
+    def marker(self) -> ForkedService:
         return self._nursery.service(self._config, self._env)
 
     def mortal(self, **more: str) -> ForkedService:
@@ -231,9 +231,9 @@ class World:
             assert service.process.poll() == -9, f"{point} was not reached\n{service.log()}"
         return told
 
-    async def look(self, point: str, user: str, told: Told, witness: ForkedService) -> None:
+    async def look(self, point: str, user: str, told: Told, marker: ForkedService) -> None:
         """What is left, and that it goes on."""
-        async with witness.async_client(user) as client:
+        async with marker.async_client(user) as client:
             await self._look(point, user, told, client)
 
     async def _look(self, point: str, user: str, told: Told, client: httpx.AsyncClient) -> None:

@@ -1,6 +1,6 @@
 """Stores behind a network that fails, and servers that die: nothing acknowledged is lost or done twice.
 
-Writers append to one log by compare-and-set, as the ledger does. What each of them was told is compared with
+Writers append to one log by compare-and-set, as the records does. What each of them was told is compared with
 what the log holds in the end, entry by entry.
 """
 
@@ -54,7 +54,7 @@ class Writer:
         return False
 
     async def _applied(self, commit: Commit, position: int) -> bool:
-        """Sends a commit until its fate is certain, as the ledger does: under its own operation id."""
+        """Sends a commit until its fate is certain, as the records does: under its own operation id."""
         in_doubt = False
         while True:
             try:

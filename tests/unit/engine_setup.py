@@ -25,12 +25,12 @@ from tealagents.engine.agent import Agent, Limits
 from tealagents.engine.approvals import Approvals
 from tealagents.engine.service import Sent, Service
 from tealagents.engine.toolbox import Toolbox
-from tealagents.state.beginning import Key, NewMessage
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
-from tealagents.state.ledger import Ledger, SystemClock
-from tealagents.state.owners import Directory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.submission import Key, NewMessage
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.transfer import Transfer
 from tealagents.state.workers import Lease
@@ -231,9 +231,9 @@ class Process:
     ) -> None:
         self.store = store
         self.model = model
-        self.ledger = Ledger(store, AGENT, clock or SystemClock())
-        self.lease = Lease(self.ledger, lease_seconds)
-        self.tasks = Tasks(self.ledger, self.lease, Directory(self.ledger), Rules(**rules), f"{AGENT}:0.1")
+        self.records = RecordStore(store, AGENT, clock or SystemClock())
+        self.lease = Lease(self.records, lease_seconds)
+        self.tasks = Tasks(self.records, self.lease, Directory(self.records), Rules(**rules), f"{AGENT}:0.1")
         toolbox = Toolbox(model, 120)
         toolbox.load([Tools(*tools)])
         self.service = Service(
@@ -246,19 +246,19 @@ class Process:
                 limits=Limits(**(limits or {})),
                 **(agent or {}),
             ),
-            self.ledger,
+            self.records,
             self.lease,
             self.tasks.directory,
             self.tasks,
         )
         self.approvals = Approvals(self.service)
-        self.catalog = Catalog(self.ledger, self.tasks)
+        self.catalog = Catalog(self.records, self.tasks)
         self.changes = Changes(self.tasks)
-        self.eraser = Eraser(self.ledger, self.tasks)
-        self.transfer = Transfer(self.ledger, self.tasks)
+        self.eraser = Eraser(self.records, self.tasks)
+        self.transfer = Transfer(self.records, self.tasks)
 
     def partition(self, caller: Caller = ADA) -> str:
-        return self.ledger.partition(caller.user)
+        return self.records.partition(caller.user)
 
     async def send(
         self,

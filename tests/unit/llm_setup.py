@@ -38,7 +38,7 @@ def result(call_id: str, output: str) -> Message:
 
 
 def client(base_url: str, name: str = "openai-chat", **options: Any) -> Model:
-    """A client that waits for nothing long, as a test's patience is short."""
+    """A client that waits for nothing long, as a test's deadlines is short."""
     given = {"model": "gpt-4o", "api_key": KEY, "retry_delay_seconds": 0.0, **options}
     return open_model(name, base_url=base_url, **given)
 

@@ -24,7 +24,7 @@ from tools_setup import served
 Json = dict[str, Any]
 
 
-class Vault:
+class SecretStore:
     """Secrets in memory, shared by whoever is given it."""
 
     def __init__(self) -> None:

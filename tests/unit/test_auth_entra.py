@@ -183,15 +183,15 @@ async def test_only_listed_clients_may_call(authority: LocalAuthority, clock: Fa
 
 async def test_an_application_with_the_roles_may_call(authority: LocalAuthority, clock: FakeClock) -> None:
     """Where application tokens are allowed, one with all roles is taken; another lacks a role."""
-    options = {"allow_app_tokens": True, "app_roles": "Run Talk"}
+    options = {"allow_app_tokens": True, "app_roles": "Run LoopState"}
     async with entra(authority, clock, **options) as service:
-        caller = await service.authenticate(authority.app_token("a daemon", roles=["Run", "Talk"]))
+        caller = await service.authenticate(authority.app_token("a daemon", roles=["Run", "LoopState"]))
         assert caller.user == User(TENANT, object_id("a daemon"))
-        unsaid = authority.app_token("a daemon", roles=["Run", "Talk"], idtyp=None)
+        unsaid = authority.app_token("a daemon", roles=["Run", "LoopState"], idtyp=None)
         assert (await service.authenticate(unsaid)).user == caller.user
         with pytest.raises(InsufficientScope) as refused:
             await service.authenticate(authority.app_token(roles=["Run"]))
-        assert refused.value.required == "Run Talk"
+        assert refused.value.required == "Run LoopState"
         assert (await service.authenticate(authority.token("alice"))).user == ALICE
 
 

@@ -38,7 +38,7 @@ def everything(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def leaked(log: pytest.LogCaptureFixture, *secrets: str) -> list[str]:
-    """Lines of the log, tracebacks included, that hold a secret or one of a token's segments."""
+    """WaitQueues of the log, tracebacks included, that hold a secret or one of a token's segments."""
     parts = {part for secret in secrets for part in (secret, *secret.split(".")) if len(part) > 8}
     return [line for line in log.text.splitlines() if any(part in line for part in parts)]
 

@@ -35,7 +35,7 @@ def service() -> Iterator[ContractServer]:
         yield server
 
 
-class Talk:
+class LoopState:
     """Runs `chat` with lines said one after the other; `saw` is what the screen showed."""
 
     def __init__(self, service: ContractServer) -> None:
@@ -68,8 +68,8 @@ class Talk:
 
 
 @pytest.fixture
-def talk(service: ContractServer) -> Talk:
-    return Talk(service)
+def talk(service: ContractServer) -> LoopState:
+    return LoopState(service)
 
 
 def interrupt() -> str:
@@ -77,7 +77,7 @@ def interrupt() -> str:
     raise KeyboardInterrupt
 
 
-def test_conversation(talk: Talk) -> None:
+def test_conversation(talk: LoopState) -> None:
     """A message is answered, the next one continues its task, and leaving is no failure."""
     assert talk("hello **you**", "and more", "", "/quit", "never said") == 0
     assert "hello you" in talk.saw
@@ -87,7 +87,7 @@ def test_conversation(talk: Talk) -> None:
     assert len(set(talk.ids("request"))) == 2
 
 
-def test_new_history_fork_and_rollback(talk: Talk) -> None:
+def test_new_history_fork_and_rollback(talk: LoopState) -> None:
     """Tasks are begun, shown, rolled back and forked by command."""
     assert talk("one", "two", "/rollback", "2", "/history", "/fork", "three", "/new", "four", "/fork 1") == 0
     assert "* 1" in talk.saw
@@ -99,7 +99,7 @@ def test_new_history_fork_and_rollback(talk: Talk) -> None:
     assert len(set(talk.ids("session"))) == 1
 
 
-def test_commands_that_cannot_be(talk: Talk) -> None:
+def test_commands_that_cannot_be(talk: LoopState) -> None:
     """A wrong command says what is right, and the conversation goes on."""
     assert talk("/history", "/nonsense", "/help", "hello", "/rollback 7", "/decide", interrupt, "hello") == 0
     for said in ("There is no task yet", "no command /nonsense", "/rollback [N]", "no checkpoint 7"):
@@ -108,7 +108,7 @@ def test_commands_that_cannot_be(talk: Talk) -> None:
     assert "Ctrl-D leaves" in talk.saw
 
 
-def test_approving(talk: Talk, service: ContractServer) -> None:
+def test_approving(talk: LoopState, service: ContractServer) -> None:
     """An approval shows the call in full; approved, its call and result are shown, and the answer."""
     assert talk("delete /data/x", "?", "a") == 0
     assert 'Shell-delete {"path": "/data/x"}' in talk.saw
@@ -117,7 +117,7 @@ def test_approving(talk: Talk, service: ContractServer) -> None:
     assert [run.tool_runs for run in service.runs.values()] == [["/data/x"]]
 
 
-def test_rejecting_and_editing(talk: Talk, service: ContractServer) -> None:
+def test_rejecting_and_editing(talk: LoopState, service: ContractServer) -> None:
     """A rejection carries a reason; arguments can be edited, and must be an object."""
     assert talk("delete /data/x", "r", "not that", "delete /data/y", "e", "{", "7", '{"path": "/tmp/z"}') == 0
     assert "I was told not to: not that" in talk.saw
@@ -126,7 +126,7 @@ def test_rejecting_and_editing(talk: Talk, service: ContractServer) -> None:
     assert [run.tool_runs for run in service.runs.values()] == [[], ["/tmp/z"]]
 
 
-def test_second_pause_is_asked_for_again(talk: Talk, service: ContractServer) -> None:
+def test_second_pause_is_asked_for_again(talk: LoopState, service: ContractServer) -> None:
     """Every pause of a request is a question of its own."""
     assert talk("delete twice", "a", "a") == 0
     (run,) = service.runs.values()
@@ -135,14 +135,14 @@ def test_second_pause_is_asked_for_again(talk: Talk, service: ContractServer) ->
 
 
 @pytest.mark.parametrize("leave", ["l", interrupt], ids=["later", "interrupted"])
-def test_deciding_later(talk: Talk, service: ContractServer, leave: str | Callable[[], str]) -> None:
+def test_deciding_later(talk: LoopState, service: ContractServer, leave: str | Callable[[], str]) -> None:
     """A pause can wait; the next message asks what to do about it, and it can be sent in its place."""
     assert talk("delete /a", leave, "hello", "d", "a", "delete /b", leave, "instead", "s") == 0
     first, second, third = service.runs.values()
     assert (first.tool_runs, second.status, third.output) == (["/a"], "Canceled", "instead ")
 
 
-def test_coming_back_to_a_paused_task(talk: Talk, service: ContractServer) -> None:
+def test_coming_back_to_a_paused_task(talk: LoopState, service: ContractServer) -> None:
     """Continuing a task that waits for a decision asks for it at once; later is possible too."""
     talk("delete /a", "l")
     (task,) = set(talk.ids("task"))
@@ -153,14 +153,14 @@ def test_coming_back_to_a_paused_task(talk: Talk, service: ContractServer) -> No
     assert "No such task" in talk.saw
 
 
-def test_given_session(talk: Talk) -> None:
+def test_given_session(talk: LoopState) -> None:
     """A session of one's own can be named."""
     session = str(uuid.uuid4())
     talk("hello", session=session)
     assert talk.ids("session") == [session]
 
 
-def test_failures_are_sentences(talk: Talk, service: ContractServer) -> None:
+def test_failures_are_sentences(talk: LoopState, service: ContractServer) -> None:
     """What goes wrong is told in the service's words, with its code, and the conversation goes on."""
     assert talk("fail", "hello") == 0
     assert "The model service broke off." in talk.saw
@@ -169,7 +169,7 @@ def test_failures_are_sentences(talk: Talk, service: ContractServer) -> None:
     assert "Traceback" not in talk.saw
 
 
-def test_refused_token(talk: Talk, service: ContractServer) -> None:
+def test_refused_token(talk: LoopState, service: ContractServer) -> None:
     """A token that is refused leads to how one is given."""
 
     def with_a_refusal() -> str:

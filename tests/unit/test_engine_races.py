@@ -28,9 +28,9 @@ from tealagents.domain.ports import Commit, ModelCall
 from tealagents.engine import histories
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
-from tealagents.state import keys, ledger, tasks, workers
-from tealagents.state.beginning import Key
-from tealagents.state.ledger import SystemClock
+from tealagents.state import keys, records, tasks, workers
+from tealagents.state.records import SystemClock
+from tealagents.state.submission import Key
 from tealagents.stores.memory import MemoryStore
 from tealagents.threads.views import Part, Upcoming, View
 
@@ -159,7 +159,7 @@ async def test_tools_that_ran_before_a_pause_are_told_however_the_decision_ends(
 
 async def test_a_begin_whose_fate_was_not_told_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that made it ends it, so that others need not wait for its lease. covers: STATE-3"""
-    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
     inner = shared()
     store = Faulty(inner)

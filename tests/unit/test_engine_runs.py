@@ -27,9 +27,9 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
 from tealagents.engine.approvals import Command
-from tealagents.state import keys, ledger
-from tealagents.state.beginning import Key
-from tealagents.state.chain import GENESIS
+from tealagents.state import keys, records
+from tealagents.state.audit_chain import GENESIS
+from tealagents.state.submission import Key
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.threads.reducers import open_view
@@ -65,7 +65,7 @@ async def converse(here: Process) -> list[str]:
 
 
 async def tasks_of(here: Process) -> list[str]:
-    found = await here.ledger.store.scan(here.partition(), "tasks/")
+    found = await here.records.store.scan(here.partition(), "tasks/")
     return [keys.last_segment(key) for key, _ in found]
 
 
@@ -93,7 +93,7 @@ async def check_log(here: Process, task_id: str) -> None:
     before, once, requests = GENESIS, [], set()
     path = ((1, head.tail_seq),)
     async for logged in here.tasks.history.forwards(here.partition(), task_id, path):
-        assert here.ledger.chain.fault(logged.entry, logged.seq, before) is None
+        assert here.records.chain.fault(logged.entry, logged.seq, before) is None
         before = logged.entry.hash
         if isinstance(logged.body, MessageBody):
             once.append(logged.body.message.message_id)
@@ -127,7 +127,7 @@ async def test_an_outage_at_any_commit(verdict: str, seconds: float, monkeypatch
 
     covers: TASK-5, STATE-4, SESSION-7
     """
-    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.02)
+    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.02)
     at = 0
     while True:
         at += 1
@@ -425,23 +425,23 @@ async def test_what_a_client_has_heard_of_is_not_left_to_a_later_sync(streamed: 
     a tool call that is about to run, nor the beginning of a stream, whose ids are sent at once, nor one under
     a key, which must not make the model answer twice."""
 
-    relaxed = []
+    unsynced = []
 
     class Noting(MemoryStore):
         async def commit(self, partition: str, commit: Commit) -> None:
             if "/user/" in partition:
-                relaxed.append(commit.relaxed)
+                unsynced.append(commit.unsynced)
             await super().commit(partition, commit)
 
     async with process(Noting(), Scripted(calls(LOOK), says("I see.")), noting([], "Shell-look")) as here:
         assert (await here.ask(streamed=streamed)).status == "Completed"
-        first, *later = relaxed
+        first, *later = unsynced
         assert first is not streamed
         assert len(later) >= 2
         assert not any(later)
-        relaxed.clear()
+        unsynced.clear()
         await here.ask(streamed=streamed, key=Key("k", "d"))
-        assert not any(relaxed)
+        assert not any(unsynced)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -9,7 +9,7 @@ import pytest
 from tealagents.testing.history import Correspondent, History, Look, Verdict, check
 from tealagents.testing.service import ServiceThread, agent_config
 
-MODEL = {"client": "tealagents.testing.recounting:RecountingModel", "model": "recount"}
+MODEL = {"client": "tealagents.testing.digest_model:RecountingModel", "model": "recount"}
 
 
 class World:
@@ -120,7 +120,7 @@ async def test_a_task_that_does_not_end_is_stuck(world: World) -> None:
     with ServiceThread(slow, {"TA_AUTH": "mock"}) as service:
         async with service.async_client() as http:
             history = History()
-            correspondent = Correspondent(history, http, [service.url], random.Random(1), patience=0.2)
+            correspondent = Correspondent(history, http, [service.url], random.Random(1), deadlines=0.2)
             operation = await correspondent.send(None)
             assert operation.outcome == "unknown"
             operation.task_id = (await http.get("/tasks")).json()["items"][0]["task_id"]

@@ -39,7 +39,7 @@ def turns(transcript: str) -> list[tuple[list[str], list[str]]]:
     return found
 
 
-class Talk:
+class LoopState:
     """One conversation, streamed; the answers are written as the page writes them."""
 
     def __init__(self, client: AsyncOpenAI) -> None:
@@ -128,7 +128,7 @@ async def test_a_transcript_is_what_is_said(script: str, transcript: str) -> Non
     async with OfflineModel(script) as model:
         client = AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0, timeout=1.0)
         async with client:
-            talk = Talk(client)
+            talk = LoopState(client)
             for sent, answered in turns(transcript):
                 assert (sent, await talk.send(sent)) == (sent, answered)
 

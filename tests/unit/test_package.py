@@ -29,7 +29,7 @@ NEED_AN_EXTRA = {
     "tealagents.stores.postgres",
     "tealagents.stores.redis",
     "tealagents.stores.redis_nodes",
-    "tealagents.testing.pytest_places",
+    "tealagents.testing.pytest_stores",
     "tealagents.testing.pytest_servers",
     "tealagents.testing.stores",
     "tealagents.tools.mcp",

@@ -14,8 +14,8 @@ from tealagents.domain.models import Batch, Entry, Head, Note, User
 from tealagents.domain.ports import Commit, Put
 from tealagents.state import codec, keys
 from tealagents.state.audit import Verified, verify
-from tealagents.state.chain import GENESIS, Chain, draft
-from tealagents.state.ledger import Ledger, SystemClock
+from tealagents.state.audit_chain import GENESIS, AuditChain, draft
+from tealagents.state.records import RecordStore, SystemClock
 from tealagents.stores.memory import MemoryStore
 
 ADA = User("tenant", "ada")
@@ -29,10 +29,10 @@ LARGE = "x" * 300_000
 class Log:
     """A task's log in a store that anybody can write to."""
 
-    def __init__(self, ledger: Ledger, task_id: str = TASK) -> None:
-        self.ledger = ledger
+    def __init__(self, records: RecordStore, task_id: str = TASK) -> None:
+        self.records = records
         self.task_id = task_id
-        self.partition = ledger.partition(ADA)
+        self.partition = records.partition(ADA)
 
     async def write(self) -> None:
         now = datetime.now(UTC)
@@ -49,12 +49,12 @@ class Log:
                 draft("message.added", "service", OTHER, Note(LARGE if size == 1 else f"{n}"))
                 for n in range(size)
             ]
-            head, key, batch = await self.ledger.append(self.partition, head, drafts)
+            head, key, batch = await self.records.append(self.partition, head, drafts)
             await self.put(key, batch)
         await self.put(keys.task(self.task_id), head)
 
     async def verified(self) -> Verified:
-        found = await verify(self.ledger, self.partition, self.task_id)
+        found = await verify(self.records, self.partition, self.task_id)
         assert found is not None
         return found
 
@@ -62,22 +62,22 @@ class Log:
 
     async def put(self, key: str, record: object) -> None:
         value = codec.seal(self.partition, key, record)
-        await self.ledger.store.commit(
+        await self.records.store.commit(
             self.partition, Commit(operation=ids.operation_id(), put={key: Put(value)})
         )
 
     async def batches(self) -> list[tuple[str, Batch]]:
-        return await self.ledger.scan(self.partition, keys.logs(self.task_id), Batch)
+        return await self.records.scan(self.partition, keys.logs(self.task_id), Batch)
 
     async def head(self) -> Head:
-        found = await self.ledger.get(self.partition, keys.task(self.task_id), Head)
+        found = await self.records.get(self.partition, keys.task(self.task_id), Head)
         assert found is not None
         return found.value
 
     async def rewrite(self, entries: Sequence[tuple[Entry, msgspec.Raw]]) -> None:
         """The same entries and bodies as one batch, in place of all batches."""
         for key, _ in await self.batches():
-            await self.ledger.delete(self.partition, [key])
+            await self.records.delete(self.partition, [key])
         batch = Batch(entries=tuple(e for e, _ in entries), bodies=tuple(b for _, b in entries))
         await self.put(keys.log(self.task_id, 1), batch)
 
@@ -88,7 +88,7 @@ class Log:
             for pair in zip(batch.entries, batch.bodies, strict=True)
         ]
 
-    async def forge(self, entries: Sequence[tuple[Entry, msgspec.Raw]], chain: Chain) -> None:
+    async def forge(self, entries: Sequence[tuple[Entry, msgspec.Raw]], chain: AuditChain) -> None:
         """A log that is consistent in itself, its head too, as made with `chain`."""
         before, made = GENESIS, []
         for seq, (entry, body) in enumerate(entries, 1):
@@ -109,7 +109,7 @@ class Log:
 @asynccontextmanager
 async def log(key: bytes) -> AsyncIterator[Log]:
     async with MemoryStore() as store:
-        written = Log(Ledger(store, "Tester", SystemClock(), audit_key=key))
+        written = Log(RecordStore(store, "Tester", SystemClock(), audit_key=key))
         await written.write()
         yield written
 
@@ -130,8 +130,8 @@ async def test_a_log_as_it_was_written_verifies(written: Log) -> None:
 
 async def test_a_task_that_is_gone_is_not_judged(written: Log) -> None:
     """There is nothing to say of it."""
-    await written.ledger.delete(written.partition, [keys.task(TASK)])
-    assert await verify(written.ledger, written.partition, TASK) is None
+    await written.records.delete(written.partition, [keys.task(TASK)])
+    assert await verify(written.records, written.partition, TASK) is None
 
 
 @pytest.mark.parametrize("seq", range(1, 7))
@@ -162,7 +162,7 @@ async def test_a_changed_body_is_named(written: Log, seq: int) -> None:
 
 async def test_a_body_stored_apart_that_is_changed_is_named(written: Log) -> None:
     """Its pieces are named by its digest, and must have it."""
-    [(key, _), *_] = await written.ledger.scan(written.partition, keys.blobs(TASK), str)
+    [(key, _), *_] = await written.records.scan(written.partition, keys.blobs(TASK), str)
     await written.put(key, "y" * 131_072)
     fault = (await written.verified()).fault
     assert fault is not None
@@ -185,7 +185,7 @@ async def test_a_dropped_entry_is_named(written: Log, seq: int) -> None:
 async def test_a_dropped_batch_is_named(written: Log, number: int) -> None:
     """A whole record that is missing, the last one too."""
     batches = await written.batches()
-    await written.ledger.delete(written.partition, [batches[number][0]])
+    await written.records.delete(written.partition, [batches[number][0]])
     fault = (await written.verified()).fault
     assert fault is not None
     assert fault.seq == batches[number][1].entries[0].seq
@@ -207,7 +207,7 @@ async def test_entries_in_another_order_are_named(written: Log, first: int) -> N
 async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
     """Somebody has added one to the log, and not told the task."""
     head = await written.head()
-    _, key, batch = await written.ledger.append(written.partition, head, [draft("a", "b", None, Note(""))])
+    _, key, batch = await written.records.append(written.partition, head, [draft("a", "b", None, Note(""))])
     await written.put(key, batch)
     fault = (await written.verified()).fault
     assert fault is not None
@@ -217,10 +217,10 @@ async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
 async def test_a_record_that_does_not_match_its_checksum_is_named(written: Log) -> None:
     """Damage by accident."""
     key, _ = (await written.batches())[1]
-    [record] = await written.ledger.store.read(written.partition, [key])
+    [record] = await written.records.store.read(written.partition, [key])
     assert record is not None
     broken = Put(record.value.replace(b"message.added", b"message.eaten"))
-    await written.ledger.store.commit(
+    await written.records.store.commit(
         written.partition, Commit(operation=ids.operation_id(), put={key: broken})
     )
     fault = (await written.verified()).fault
@@ -239,7 +239,7 @@ async def test_a_recomputed_log_is_found_by_its_key(seq: int) -> None:
         entries = await written.entries()
         entry, body = entries[seq - 1]
         entries[seq - 1] = (replace(entry, actor="somebody else"), body)
-        await written.forge(entries, Chain())
+        await written.forge(entries, AuditChain())
         fault = (await written.verified()).fault
         assert fault is not None
         assert (fault.seq, fault.reason) == (1, "does not match its hash")
@@ -250,7 +250,7 @@ async def test_without_a_key_a_recomputed_log_verifies() -> None:
     async with log(b"") as written:
         entries = await written.entries()
         entries[0] = (replace(entries[0][0], actor="somebody else"), entries[0][1])
-        await written.forge(entries, Chain())
+        await written.forge(entries, AuditChain())
         assert (await written.verified()).fault is None
 
 
@@ -271,11 +271,11 @@ async def test_a_log_cut_short_with_its_head_is_found_by_its_key(kept: int) -> N
 async def test_the_log_of_another_task_is_found_by_its_key() -> None:
     """Copied over whole, with its end."""
     async with log(b"an audit key") as written:
-        other = Log(written.ledger, OTHER)
+        other = Log(written.records, OTHER)
         await other.write()
         for key, batch in await written.batches():
             await other.put(key.replace(TASK, OTHER), batch)
-        for key, piece in await written.ledger.scan(written.partition, keys.blobs(TASK), str):
+        for key, piece in await written.records.scan(written.partition, keys.blobs(TASK), str):
             await other.put(key.replace(TASK, OTHER), piece)
         await other.put(keys.task(OTHER), replace(await written.head(), task_id=OTHER))
         fault = (await other.verified()).fault
@@ -286,8 +286,8 @@ async def test_the_log_of_another_task_is_found_by_its_key() -> None:
 async def test_another_key_verifies_nothing() -> None:
     """A log that was written under one key is not good under another."""
     async with log(b"an audit key") as written:
-        ledger = Ledger(written.ledger.store, "Tester", SystemClock(), audit_key=b"another")
-        found = await verify(ledger, written.partition, TASK)
+        records = RecordStore(written.records.store, "Tester", SystemClock(), audit_key=b"another")
+        found = await verify(records, written.partition, TASK)
         assert found is not None
         assert found.fault is not None
         assert found.fault.seq == 1

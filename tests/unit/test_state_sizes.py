@@ -14,7 +14,7 @@ from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, T
 from tealagents.domain.ports import Store, ToolContext
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
-from tealagents.state.beginning import Key, NewMessage
+from tealagents.state.submission import Key, NewMessage
 from tealagents.stores import open_store
 
 MEGABYTES = 3_000_000

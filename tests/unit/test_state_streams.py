@@ -21,7 +21,7 @@ def piece(number: int, text: str = "x") -> StreamEvent:
 async def begun(here: Process) -> tuple[RequestRecord, str]:
     """A request whose model says nothing yet, and the version of its record."""
     sent = await here.send(streamed=True)
-    stored = await here.ledger.get(sent.partition, keys.request(sent.request.request_id), RequestRecord)
+    stored = await here.records.get(sent.partition, keys.request(sent.request.request_id), RequestRecord)
     assert stored is not None
     return stored.value, stored.version
 

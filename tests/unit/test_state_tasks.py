@@ -9,7 +9,7 @@ from tealagents.domain.errors import CorruptState, NotFound
 from tealagents.domain.ids import operation_id, owner_tag
 from tealagents.domain.models import Head
 from tealagents.domain.ports import Commit, Put
-from tealagents.state import keys, ledger
+from tealagents.state import keys, records
 from tealagents.state.catalog import Damaged
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
@@ -83,7 +83,7 @@ async def test_a_damaged_index_of_owners_keeps_nobody_out() -> None:
 
 async def test_a_waiting_request_begins_although_the_reply_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turn is taken by a commit nobody answered; it is found to have it, and runs. covers: TASK-5"""
-    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.1)
     store = Faulty(MemoryStore())
     gate = asyncio.Event()
     async with process(store, Scripted(waits(gate), says("second")), concurrency="enqueue") as here:

@@ -17,8 +17,8 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Caller, Head, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
-from tealagents.state.exported import ExportedTask
-from tealagents.state.ledger import SystemClock
+from tealagents.state.records import SystemClock
+from tealagents.state.task_document import ExportedTask
 from tealagents.state.transfer import Copy
 from tealagents.stores.memory import MemoryStore
 
@@ -145,11 +145,11 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
 
     async with process(store) as here:
         first = await here.ask("one")
-        clock, here.ledger.clock = here.ledger.clock, Impatient()
+        clock, here.records.clock = here.records.clock, Impatient()
         store.fault = lost
         with pytest.raises(PersistenceUnavailable):
             await here.transfer.fork(here.partition(), first.task_id, ADA.user)
-        store.fault, store.unreadable, here.ledger.clock = (lambda _, __: None), False, clock
+        store.fault, store.unreadable, here.records.clock = (lambda _, __: None), False, clock
         page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
         forks = [item for item in page.items if isinstance(item, Head) and item.task_id != first.task_id]
         assert (await here.ask("on", forks[0].task_id)).status == "Completed"
@@ -230,7 +230,7 @@ async def test_an_import_continues_no_conversation_at_the_model_service() -> Non
         document["requests"][0]["remote_id"] = "resp_of_somebody_else"
         head = await here.transfer.import_(ADA, document)
         assert "resp_of_somebody_else" not in str(to_builtins(head))
-        stored = await here.ledger.get(here.partition(), keys.request(request.request_id), RequestRecord)
+        stored = await here.records.get(here.partition(), keys.request(request.request_id), RequestRecord)
         assert stored is not None
         assert stored.value.remote_id is None
 

@@ -9,7 +9,7 @@ from engine_setup import Faulty, Process, Scripted, damage, process, says, waits
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.ids import random_id
 from tealagents.domain.ports import Commit
-from tealagents.state import keys, ledger
+from tealagents.state import keys, records
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 
@@ -67,7 +67,7 @@ async def test_a_beat_whose_reply_is_lost_does_not_end_what_runs(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is found as it was left, and goes on. covers: TASK-5"""
-    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr(records, "RESOLVE_SECONDS", 1.0)
     store = Faulty(SharedMemory(clock))
     gate = asyncio.Event()
     async with process(store, Scripted(waits(gate)), clock=clock) as here:

@@ -151,7 +151,7 @@ async def test_state_is_kept_in_the_thread(store: CountedStore) -> None:
         await engine.say("three", task_id)
         assert "This is turn 3." in last_sent(model)
         user = engine.caller.user
-        transfer = Transfer(engine.tasks.ledger, engine.tasks)
+        transfer = Transfer(engine.tasks.records, engine.tasks)
         fork = await transfer.fork(engine.partition, task_id, user)
         await Changes(engine.tasks).rollback(engine.partition, task_id, user, second.request_id)
         await engine.say("three again", task_id)
@@ -325,7 +325,7 @@ async def test_what_was_learned_goes_with_its_task(store: CountedStore) -> None:
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
         tea = await engine.say("I prefer tea.")
         await engine.say("I prefer milk.")
-        await Eraser(engine.tasks.ledger, engine.tasks).delete_task(engine.partition, tea.task_id)
+        await Eraser(engine.tasks.records, engine.tasks).delete_task(engine.partition, tea.task_id)
         await engine.say("hello")
     assert last_sent(model)[1].endswith("\n- milk")
     assert "tea" not in last_sent(model)[1]
@@ -376,7 +376,7 @@ def test_what_counts_as_a_fact() -> None:
 async def test_memories_are_bounded(store: CountedStore) -> None:
     """The oldest go first, an equal one is made the newest, and texts are cut."""
     async with Engine(store, ScriptedModel()) as engine:
-        memory = Memory(engine.tasks.ledger, engine.partition, "p", "s", "t")
+        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t")
         for n in range(MOST_MEMORIES + 3):
             await memory.remember(f"fact {n}")
         await memory.remember("fact 10")
@@ -391,7 +391,7 @@ async def test_memories_are_bounded(store: CountedStore) -> None:
 async def test_memories_added_at_once_are_all_kept(store: CountedStore) -> None:
     """From several requests of one user side by side."""
     async with Engine(store, ScriptedModel()) as engine:
-        memory = Memory(engine.tasks.ledger, engine.partition, "p", "s", "t")
+        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t")
         await asyncio.gather(*(memory.remember(f"fact {n}") for n in range(20)))
         assert len(await memory.recall()) == 20
         assert not search(await memory.recall(), "the of and", 5)

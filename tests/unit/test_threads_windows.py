@@ -168,7 +168,7 @@ async def test_a_checkpoint_has_its_own_summary(store: CountedStore) -> None:
         task_id = (await engine.say("message 0")).task_id
         requests = [await engine.say(f"message {n}", task_id) for n in range(1, 9)]
         late = last_sent(model)[1]
-        changes, transfer = Changes(engine.tasks), Transfer(engine.tasks.ledger, engine.tasks)
+        changes, transfer = Changes(engine.tasks), Transfer(engine.tasks.records, engine.tasks)
         user = engine.caller.user
         await changes.rollback(engine.partition, task_id, user, requests[1].request_id)
         await engine.say("early", task_id)
@@ -190,7 +190,7 @@ async def test_a_fork_in_the_middle_of_a_round_remembers_what_was_before(store: 
         task_id = await talk(engine, 4)
         head = (await engine.tasks.head(engine.partition, task_id)).value
         messages, _ = await engine.tasks.history.messages(engine.partition, task_id, head.path, limit=100)
-        transfer = Transfer(engine.tasks.ledger, engine.tasks)
+        transfer = Transfer(engine.tasks.records, engine.tasks)
         fork = await transfer.fork(
             engine.partition, task_id, engine.caller.user, message_id=messages[-2].message_id
         )

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from oauth_setup import Provider, Vault, protected
+from oauth_setup import Provider, SecretStore, protected
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -200,8 +200,8 @@ async def test_answer_of_another_server_is_refused() -> None:
 
 async def test_token_is_renewed_where_there_is_a_vault() -> None:
     """An access token that ends is renewed with the stored refresh token, by one of many calls."""
-    provider, vault, now = Provider(), Vault(), [1000.0]
-    consents = Consents(CALLBACK, vault=vault, now=lambda: now[0])
+    provider, secrets, now = Provider(), SecretStore(), [1000.0]
+    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
     with protected(provider) as url:
         async with opened(url, consents) as server:
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
@@ -227,8 +227,8 @@ async def test_token_is_asked_for_again_where_there_is_no_vault() -> None:
 
 async def test_restart_and_replicas_share_the_vault() -> None:
     """A link made by one process is completed by another, once; a third needs no consent."""
-    provider, vault = Provider(), Vault()
-    one, two, three = (Consents(CALLBACK, vault=vault) for _ in range(3))
+    provider, secrets = Provider(), SecretStore()
+    one, two, three = (Consents(CALLBACK, secrets=secrets) for _ in range(3))
     with protected(provider) as url:
         async with opened(url, one) as server:
             brought = await visited(provider, "Alice", (await asked_by(server, Context())).url)
@@ -238,13 +238,13 @@ async def test_restart_and_replicas_share_the_vault() -> None:
         async with opened(url, three) as server:
             assert await call(server, Context()) == "Alice"
     assert provider.granted == ["code", "refresh"]
-    assert [key for key, _ in vault.secrets] == ["contoso.alice"]
+    assert [key for key, _ in secrets.secrets] == ["contoso.alice"]
 
 
 async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
     """A 401 for a token that should hold: renewed if it can be, else the user is asked again."""
-    provider, vault = Provider(), Vault()
-    consents = Consents(CALLBACK, vault=vault)
+    provider, secrets = Provider(), SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
     with protected(provider) as url:
         async with opened(url, consents) as server:
             await agreed(provider, consents, "Alice", await asked_by(server, Context()))
@@ -255,13 +255,13 @@ async def test_token_that_was_revoked_is_renewed_or_asked_for() -> None:
             provider.access.clear()
             provider.refresh.clear()
             await asked_by(server, Context())
-            assert "contoso.alice" not in {user for user, _ in vault.secrets}
+            assert "contoso.alice" not in {user for user, _ in secrets.secrets}
 
 
 async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An authorization server that is away, or busy, is asked again later. covers: HITL-3"""
-    provider, vault, now = Provider(), Vault(), [1000.0]
-    consents = Consents(CALLBACK, vault=vault, now=lambda: now[0])
+    provider, secrets, now = Provider(), SecretStore(), [1000.0]
+    consents = Consents(CALLBACK, secrets=secrets, now=lambda: now[0])
 
     async def away(*_: object) -> tuple[int, Json]:
         return 503, {"error": "temporarily_unavailable"}
@@ -279,9 +279,9 @@ async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytes
 
 
 async def test_a_grant_that_another_replica_renewed_is_taken_up() -> None:
-    """A refresh token that was good for one use is refused; the newer one in the vault is not thrown away."""
+    """A refresh token that was good for one use is refused; the newer stored one is kept."""
 
-    class Late(Vault):
+    class Late(SecretStore):
         """Gives what it had before, once."""
 
         before: str | None = None
@@ -290,23 +290,23 @@ async def test_a_grant_that_another_replica_renewed_is_taken_up() -> None:
             before, self.before = self.before, None
             return before or await super().get(user_key, server)
 
-    provider, vault, now = Provider(), Late(), [1000.0]
-    one, other = (Consents(CALLBACK, vault=vault, now=lambda: now[0]) for _ in range(2))
+    provider, secrets, now = Provider(), Late(), [1000.0]
+    one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
     with protected(provider) as url:
         async with opened(url, one) as first, opened(url, other) as second:
             await agreed(provider, one, "Alice", await asked_by(first, Context()))
             now[0] += 3590
-            stale = await vault.get(*next(iter(vault.secrets)))
+            stale = await secrets.get(*next(iter(secrets.secrets)))
             assert await call(first, Context()) == "Alice"
-            vault.before = stale
+            secrets.before = stale
             assert await call(second, Context()) == "Alice"
     assert provider.granted == ["code", "refresh", "refresh"]
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Tokens, codes and verifiers are in no log line, at debug."""
-    provider, vault = Provider(), Vault()
-    consents = Consents(CALLBACK, vault=vault)
+    provider, secrets = Provider(), SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
     with caplog.at_level(logging.DEBUG), protected(provider) as url:
         async with opened(url, consents) as server:
             asked = await asked_by(server, Context())
@@ -400,7 +400,7 @@ async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender:
     assert (await Consents(CALLBACK).ask(Context(), server)).scopes == ("a",)
     challenge = Challenge.of('Bearer error="insufficient_scope", scope="b c"')
     assert (await Consents(CALLBACK).ask(Context(), server, challenge)).scopes == ("a", "b", "c")
-    with_vault = await Consents(CALLBACK, vault=Vault()).ask(Context(), server)
+    with_vault = await Consents(CALLBACK, secrets=SecretStore()).ask(Context(), server)
     assert with_vault.scopes == ("a", "offline_access")
 
 
@@ -461,8 +461,8 @@ async def test_missing_metadata_and_dead_servers_are_told(pretender: Pretender) 
 async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretender) -> None:
     """A server that is configured with another URL or authorization server starts without tokens."""
     pretender.publish()
-    vault = Vault()
-    consents = Consents(CALLBACK, vault=vault)
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
     server = ProtectedServer(
         name="x", resource="http://127.0.0.1:1/mcp", issuer=pretender.url, client_id="me"
     )
@@ -471,7 +471,7 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
     plain = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
     asked = await consents.ask(Context(), plain)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
-    fresh = Consents(CALLBACK, vault=vault)
+    fresh = Consents(CALLBACK, secrets=secrets)
     assert await fresh.token(Context(), plain) == "a"
     for other in (
         ProtectedServer(name="x", issuer="https://other.example", scopes=("a",), client_id="me"),

@@ -23,9 +23,9 @@ from tealagents.engine.agent import Agent
 from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
-from tealagents.state.beginning import NewMessage
-from tealagents.state.ledger import Ledger, SystemClock
-from tealagents.state.owners import Directory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.submission import NewMessage
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores.base import BaseStore
@@ -187,20 +187,20 @@ class Engine:
     """One process's engine over a store that is open, for one user."""
 
     def __init__(self, store: Store, model: Model, **agent: Any) -> None:
-        ledger = Ledger(store, "Tester", SystemClock())
-        self.lease = Lease(ledger, 15)
-        directory = Directory(ledger)
-        self.tasks = Tasks(ledger, self.lease, directory, Rules(), "Tester:0.1")
+        records = RecordStore(store, "Tester", SystemClock())
+        self.lease = Lease(records, 15)
+        directory = Directory(records)
+        self.tasks = Tasks(records, self.lease, directory, Rules(), "Tester:0.1")
         toolbox = Toolbox(model, 5)
         self.service = Service(
             Agent(name="Tester", version="0.1", system_prompt=SYSTEM, model=model, toolbox=toolbox, **agent),
-            ledger,
+            records,
             self.lease,
             directory,
             self.tasks,
         )
         self.caller = Caller(user=User("t", "ada"))
-        self.partition = ledger.partition(self.caller.user)
+        self.partition = records.partition(self.caller.user)
 
     async def __aenter__(self) -> "Engine":
         await self.lease.start()

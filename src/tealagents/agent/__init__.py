@@ -32,7 +32,7 @@ from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Clock, RemoteConversations, Store
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
-from tealagents.state.ledger import SystemClock
+from tealagents.state.records import SystemClock
 from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, kind_of
 from tealagents.threads.context import ContextProvider, Providers
 from tealagents.threads.local import LocalThread
@@ -300,7 +300,7 @@ class Agent:
                 await thread.create()
                 side = await working.side(kind)
                 answering = Answering(
-                    self._setup, working.ledger, side, working.providers, thread, message, user_context or {}
+                    self._setup, working.records, side, working.providers, thread, message, user_context or {}
                 )
                 async with aclosing(answering.answering(streamed=streamed)) as updates:
                     async for update in updates:

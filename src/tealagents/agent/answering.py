@@ -18,10 +18,10 @@ from tealagents.engine.loop import (
     Calling,
     HumanNeeded,
     LoopEvent,
+    LoopState,
     Noted,
     Resumption,
     RoundDone,
-    Talk,
     converse,
     tool_message,
 )
@@ -29,8 +29,8 @@ from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.toolbox import CallContext, Toolbox
 from tealagents.engine.turns import Turn, steps_of
-from tealagents.state.ledger import Ledger
 from tealagents.state.memories import Memory
+from tealagents.state.records import RecordStore
 from tealagents.threads.base import AgentThread
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.local import LocalThread
@@ -72,7 +72,7 @@ class Answering:
     def __init__(
         self,
         setup: Setup,
-        ledger: Ledger,
+        records: RecordStore,
         side: Side,
         providers: Providers,
         thread: AgentThread,
@@ -80,7 +80,7 @@ class Answering:
         user_context: Mapping[str, str],
     ) -> None:
         self._setup = setup
-        self._ledger = ledger
+        self._records = records
         self._side = side
         self._providers = providers
         self._thread = thread
@@ -119,7 +119,7 @@ class Answering:
         turn = await self._turn()
         self._steps += steps_of(turn.reports, self._request_id)
         remote = self._thread if isinstance(self._thread, RemoteThread) else None
-        talk = Talk(
+        state = LoopState(
             model=self._side.model,
             toolbox=turn.toolbox,
             call_tool=lambda call: turn.toolbox.call(call, self._tools),
@@ -137,7 +137,7 @@ class Answering:
             resumption: Resumption | None = None
             while True:
                 needed: HumanNeeded | None = None
-                async with aclosing(converse(talk, resumption)) as events:
+                async with aclosing(converse(state, resumption)) as events:
                     async for event in events:
                         needed = event if isinstance(event, HumanNeeded) else None
                         for update in self._taken(event):
@@ -151,7 +151,7 @@ class Answering:
             await turn.failed(self._response, error)
             raise
         self._note(steps_of(reports, self._request_id))
-        await self._keep(context or {}, talk.remote_id)
+        await self._keep(context or {}, state.remote_id)
         yield self._answer()
 
     async def _keep(self, context: Json, remote_id: str | None) -> None:
@@ -219,7 +219,7 @@ class Answering:
         user, thread = self._setup.user, self._thread
         if not self._providers:
             return Gathered()
-        partition = self._ledger.partition(user)
+        partition = self._records.partition(user)
 
         def begin(provider: str, state: Json) -> Invocation:
             return Invocation(
@@ -229,7 +229,7 @@ class Answering:
                 task_id=thread.thread_id,
                 request_id=self._request_id,
                 model=self._side.model,
-                memory=Memory(self._ledger, partition, provider, thread.thread_id, thread.thread_id),
+                memory=Memory(self._records, partition, provider, thread.thread_id, thread.thread_id),
                 state=state,
             )
 

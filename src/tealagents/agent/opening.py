@@ -9,7 +9,7 @@ from tealagents.agent.answering import Side
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Tool, Toolset
 from tealagents.engine.toolbox import Toolbox
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 from tealagents.threads.context import Providers
 
 Kind = Literal["local", "remote"]
@@ -26,12 +26,12 @@ class Opened:
     def __init__(
         self,
         config: ServiceConfig,
-        ledger: Ledger,
+        records: RecordStore,
         providers: Providers,
         toolsets: Sequence[Toolset],
         govern: Callable[[Sequence[Tool]], Sequence[Tool]],
     ) -> None:
-        self.ledger = ledger
+        self.records = records
         self.providers = providers
         self._config = config
         self._toolsets = toolsets
@@ -67,7 +67,7 @@ async def opened(
     from tealagents.bootstrap import ledger_of
     from tealagents.tooling import Tooling
 
-    ledger = ledger_of(config, store, clock)
+    records = ledger_of(config, store, clock)
     working: list[Opened] = []
 
     def changed() -> None:
@@ -75,9 +75,9 @@ async def opened(
             each.reload()
 
     async with AsyncExitStack() as stack:
-        tooling = Tooling(config, ledger, clock)
+        tooling = Tooling(config, records, clock)
         stack.push_async_callback(tooling.close)
-        working.append(Opened(config, ledger, providers, await tooling.open(changed), tooling.govern))
+        working.append(Opened(config, records, providers, await tooling.open(changed), tooling.govern))
         stack.push_async_callback(working[0].close)
         await stack.enter_async_context(providers)
         yield working[0]

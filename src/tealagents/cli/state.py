@@ -28,12 +28,12 @@ from tealagents.config import ServiceConfig
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.domain.models import User
 from tealagents.state.audit import Fault, verify
+from tealagents.state.dump import Exporter, Importer, Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Inventory
-from tealagents.state.ledger import Ledger, SystemClock
-from tealagents.state.moving import Exporter, Importer, Refused
-from tealagents.state.owners import Directory
+from tealagents.state.owner_directory import Directory
 from tealagents.state.pruning import Departure, Pruning
+from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, open_store
@@ -57,12 +57,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 class Opened:
     """An agent's state, and what works on it."""
 
-    def __init__(self, config: ServiceConfig, ledger: Ledger, rules: Rules) -> None:
-        self.ledger = ledger
-        self.directory = Directory(ledger)
-        lease = Lease(ledger, config.limits.lease_seconds)
-        tasks = Tasks(ledger, lease, self.directory, rules, f"{config.name}:{config.version}")
-        self.eraser = Eraser(ledger, tasks)
+    def __init__(self, config: ServiceConfig, records: RecordStore, rules: Rules) -> None:
+        self.records = records
+        self.directory = Directory(records)
+        lease = Lease(records, config.limits.lease_seconds)
+        tasks = Tasks(records, lease, self.directory, rules, f"{config.name}:{config.version}")
+        self.eraser = Eraser(records, tasks)
         #: how long the idempotency key of a request is kept that has not ended
         self.key_seconds = tasks.key_seconds
 
@@ -116,7 +116,7 @@ def stats_command(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for machines.")] = False,
 ) -> None:
     """Count users, sessions, tasks and log entries. Reads every task's head."""
-    found = _run(config, lambda opened: Inventory(opened.ledger).count())
+    found = _run(config, lambda opened: Inventory(opened.records).count())
     counted = {
         "users": found.users,
         "sessions": found.sessions,
@@ -158,7 +158,7 @@ def export_command(
         raise fail(f"{file} exists already; nothing is overwritten")
 
     async def work(opened: Opened) -> Exporter:
-        exporter = Exporter(opened.ledger)
+        exporter = Exporter(opened.records)
         with _progress("users") as told, _written(file) as output:
             async for line in exporter.lines(told):
                 output.write(line)
@@ -203,13 +203,13 @@ def import_command(
     async def work(opened: Opened) -> Importer:
         with _seekable(file) as lines:
             size = _size(lines)
-            checking = Importer(opened.ledger, key_seconds=opened.key_seconds)
+            checking = Importer(opened.records, key_seconds=opened.key_seconds)
             with _progress("bytes checked") as told:
                 await checking.compare(lines, lambda row: told(lines.tell(), size))
             if dry_run:
                 return checking
             lines.seek(0)
-            importer = Importer(opened.ledger, key_seconds=opened.key_seconds)
+            importer = Importer(opened.records, key_seconds=opened.key_seconds)
             with _progress("bytes imported") as told:
                 await importer.write(lines, lambda row: told(lines.tell(), size))
             return importer
@@ -260,9 +260,9 @@ def prune_command(
     age = _duration(older_than) if older_than is not None else None
 
     async def work(opened: Opened) -> tuple[dict[str, int], Pruning, int]:
-        clock, counts = opened.ledger.clock, {"task": 0, "session": 0}
+        clock, counts = opened.records.clock, {"task": 0, "session": 0}
         before = clock.now() - age if age is not None else None
-        pruning = Pruning(opened.ledger, opened.eraser, before=before)
+        pruning = Pruning(opened.records, opened.eraser, before=before)
         resumed = 0 if dry_run else await opened.eraser.resume_all()
         with _progress("users") as told:
             async for due in pruning.due(told):
@@ -323,7 +323,7 @@ def delete_user_command(
 
 
 def _departure(opened: Opened, whom: User) -> Departure:
-    return Departure(opened.ledger, opened.eraser, opened.directory, whom)
+    return Departure(opened.records, opened.eraser, opened.directory, whom)
 
 
 def _user(text: str) -> User:
@@ -349,7 +349,7 @@ def verify_command(
 
     async def work(opened: Opened) -> tuple[int, int, list[Fault], list[str]]:
         tasks, entries, faults = 0, 0, list[Fault]()
-        inventory = Inventory(opened.ledger)
+        inventory = Inventory(opened.records)
         owners = await inventory.owners()
         with _progress("users") as told:
             for done, owner in enumerate(owners):
@@ -357,7 +357,7 @@ def verify_command(
                 async for found in inventory.tasks(owner):
                     if task is not None and found.task_id != task.lower():
                         continue
-                    verified = await verify(opened.ledger, found.partition, found.task_id)
+                    verified = await verify(opened.records, found.partition, found.task_id)
                     if verified is None:
                         continue
                     tasks, entries = tasks + 1, entries + verified.entries

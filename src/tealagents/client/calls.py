@@ -58,7 +58,7 @@ def message(content: Content, options: MessageOptions) -> Call:
         method="POST",
         body=_present(body),
         headers={IDEMPOTENCY_KEY: options.get("idempotency_key") or str(uuid.uuid4())},
-        patience="answer",
+        deadlines="answer",
         repeatable=True,
     )
 
@@ -78,7 +78,7 @@ def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call
         path=f"/requests/{segment(request_id)}/resume",
         query=_present({"approval_id": approval_id}),
         body=_present(body),
-        patience="answer",
+        deadlines="answer",
         repeatable=True,
     )
 
@@ -91,7 +91,7 @@ def as_stream(call: Call) -> Call:
         query=call.query,
         body=call.body,
         headers={**call.headers, "Accept": EVENT_STREAM},
-        patience="silence",
+        deadlines="silence",
         repeatable=call.repeatable,
     )
 
@@ -113,7 +113,7 @@ def follow(request_id: str, after: int) -> Call:
         method="GET",
         path=f"/requests/{segment(request_id)}/events",
         headers=headers,
-        patience="silence",
+        deadlines="silence",
         repeatable=True,
     )
 

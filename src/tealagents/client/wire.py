@@ -66,7 +66,7 @@ class Call:
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     #: which of the timeouts bounds the wait for bytes
-    patience: Literal["call", "answer", "silence"] = "call"
+    deadlines: Literal["call", "answer", "silence"] = "call"
     #: making it again does no harm even if the first was carried out
     repeatable: bool = False
 
@@ -204,7 +204,9 @@ def build_request(
         params=dict(call.query) or None,
         headers=headers,
         content=content,
-        timeout=httpx.Timeout(timeouts.call, connect=timeouts.connect, read=getattr(timeouts, call.patience)),
+        timeout=httpx.Timeout(
+            timeouts.call, connect=timeouts.connect, read=getattr(timeouts, call.deadlines)
+        ),
     )
 
 

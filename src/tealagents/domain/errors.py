@@ -17,7 +17,7 @@
     │   └── ContextProviderFailed    └── ViewFailed
     ├── CorruptState                 stored data that is not what was written
     ├── PersistenceUnavailable       the store does not answer
-    └── StoreError                   between a store and the ledger; never reaches a user
+    └── StoreError                   between a store and the records; never reaches a user
         ├── Conflict                 └── Unknown
 
 `code` is the contract's word; the api's table turns it into a status. `detail` says what to do.
@@ -243,7 +243,7 @@ class PersistenceUnavailable(TealError):
 
 
 class StoreError(Exception):
-    """Between a store and the ledger."""
+    """Between a store and the records."""
 
 
 class Conflict(StoreError):

@@ -65,7 +65,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     delete: Collection[str] = ()
     #: True where nothing is acknowledged before a later commit: it must outlive the process as any other, and
     #: can be read at once, but a store may leave it to that later commit to make both outlive a power cut
-    relaxed: bool = False
+    unsynced: bool = False
 
 
 class Store(Protocol):
@@ -95,7 +95,7 @@ class Store(Protocol):
 
         One round trip, strongly consistent: it sees every commit acknowledged before it was called.
         Records of one commit may be seen apart only where the store cannot read several at once
-        (DynamoDB reads them in one transaction-free batch); the ledger copes by reading the head last.
+        (DynamoDB reads them in one transaction-free batch); the records copes by reading the head last.
         """
         ...
 

@@ -3,7 +3,7 @@
 ============  ==========================================================================
 `service`     the front the api talks to: send, resume, cancel, follow
 `run`         one request in flight, owned by the app and not by a connection
-`journal`     what a run writes down: messages, steps, what its tools may have done
+`recorder`    what a run writes down: messages, steps, what its tools may have done
 `publishing`  what a run shows: its events, to followers at once and to the log in batches
 `loop`        model call, tool round, model call, … as one generator that persists nothing
 `toolbox`     the tools one agent has, and how one call is made safely
@@ -12,7 +12,7 @@
 `approvals`   decisions on pauses
 `following`   the events of a request, from memory or from the log
 `admission`   how many requests at once, and draining
-`lines`       requests that wait for their task
+`wait_queue`  requests that wait for their task
 `agent`       what a config file says an agent is
 ============  ==========================================================================
 

@@ -29,10 +29,10 @@ from tealagents.engine.loop import Resumption, tool_message
 from tealagents.engine.run import Past
 from tealagents.engine.service import Sent, Service
 from tealagents.state import keys
-from tealagents.state.chain import canonical
+from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
-from tealagents.state.ledger import Stored
-from tealagents.state.tenure import Tenure
+from tealagents.state.records import Stored
+from tealagents.state.task_writer import TaskWriter
 
 Action = Literal["approve", "reject"]
 
@@ -63,7 +63,7 @@ class Approvals:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._tasks = service.tasks
-        self._ledger = service.ledger
+        self._records = service.records
 
     async def resume(self, caller: Caller, request_id: str, command: Command, *, streamed: bool) -> Sent:
         """Carries a decision out, or answers with what became of the same decision made before.
@@ -84,16 +84,16 @@ class Approvals:
             if stored.value.awaits_another(caller.user):
                 _approved_already(stored.value, wanted)
                 return Sent(record, partition, replayed=True, after=stored.value.event_id)
-            tenure = await self._take(caller, partition, stored, wanted)
-            if tenure is not None:
-                self._run(caller, tenure, wanted, streamed=streamed)
-                return Sent(tenure.request, partition, after=stored.value.event_id)
+            writer = await self._take(caller, partition, stored, wanted)
+            if writer is not None:
+                self._run(caller, writer, wanted, streamed=streamed)
+                return Sent(writer.request, partition, after=stored.value.event_id)
         key = keys.approval(stored.value.approval_id)
         raise CorruptState(key, "is pending, but its task does not wait for it").with_ids(**_ids(record))
 
     async def _take(
         self, caller: Caller, partition: str, stored: Stored[Approval], wanted: Approval
-    ) -> Tenure | None:
+    ) -> TaskWriter | None:
         """The task, taken to carry the decision out, within the limits; None where another was quicker."""
         approval = stored.value
         if digest_of(approval.calls) != approval.digest:
@@ -102,25 +102,25 @@ class Approvals:
         user = caller.user.key
         self._service.admission.check(user)
         self._service.admission.enter(user)
-        tenure: Tenure | None = None
+        writer: TaskWriter | None = None
         try:
-            tenure = await resume(self._tasks, partition, stored, wanted, caller.user)
+            writer = await resume(self._tasks, partition, stored, wanted, caller.user)
         finally:
-            if tenure is None:
+            if writer is None:
                 self._service.admission.leave(user)
-        return tenure
+        return writer
 
     async def partition(self, caller: Caller, request_id: str) -> str:
         """Where the request is: the caller's own, or another's of the tenant for an approver."""
-        own = self._ledger.partition(caller.user)
-        (record,) = await self._ledger.store.read(own, [keys.request(request_id)])
+        own = self._records.partition(caller.user)
+        (record,) = await self._records.store.read(own, [keys.request(request_id)])
         if record is not None:
             return own
         owner = await self._service.directory.owner_of(request_id, keys.request(request_id))
         if owner is None:
             raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
         if caller.approver and owner.tid == caller.user.tid:
-            return self._ledger.partition(owner)
+            return self._records.partition(owner)
         raise NotOwner(f"The request {request_id} belongs to another user.")
 
     # --- which pause -----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Approvals:
         return showing[0] if showing else approvals[-1]
 
     async def _approval(self, partition: str, approval_id: str) -> Stored[Approval]:
-        found = await self._ledger.get(partition, keys.approval(approval_id), Approval)
+        found = await self._records.get(partition, keys.approval(approval_id), Approval)
         if found is None:
             raise NotFound(f"There is no pause {approval_id}.", approval_id=approval_id)
         return found
@@ -186,7 +186,7 @@ class Approvals:
             raise InvalidRequest(
                 "action", f"is needed for the calls that decisions omits: {', '.join(sorted(missing))}"
             )
-        now = self._ledger.clock.now()
+        now = self._records.clock.now()
         return decide(approval, now, actor, command.action, command.reason, list(decisions.values()))
 
     def _check_edited(self, n: int, tool: str, arguments: Json) -> None:
@@ -198,9 +198,9 @@ class Approvals:
 
     # --- carrying it out -------------------------------------------------------------------------
 
-    def _run(self, caller: Caller, tenure: Tenure, decided: Approval, *, streamed: bool) -> None:
+    def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
         """Runs what was approved: exactly the calls that were shown."""
-        now = self._ledger.clock.now()
+        now = self._records.clock.now()
         text = _rejection(decided.reason)
         rejected = tuple(
             tool_message(decided.request_id, call, text, now, is_error=True)
@@ -208,12 +208,12 @@ class Approvals:
         )
         order = tuple(call.id for call in decided.calls)
         resumption = Resumption(approved_calls(decided), rejected, order)
-        self._service.resume_run(caller, tenure, resumption, lambda: self._past(tenure), streamed=streamed)
+        self._service.resume_run(caller, writer, resumption, lambda: self._past(writer), streamed=streamed)
 
-    async def _past(self, tenure: Tenure) -> Past:
+    async def _past(self, writer: TaskWriter) -> Past:
         """What the request said and did before; its log of events is kept as long as if it began now."""
-        head, partition = tenure.head, tenure.partition
-        await self._tasks.streams.keep(partition, tenure.request)
+        head, partition = writer.head, writer.partition
+        await self._tasks.streams.keep(partition, writer.request)
         running = head.running
         if running is None:
             raise ValueError("a resumed task is running")

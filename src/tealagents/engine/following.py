@@ -66,7 +66,7 @@ async def follow(
             continue
         if runner.closed:
             return
-        await tasks.ledger.clock.sleep(LOOK_SECONDS)
+        await tasks.records.clock.sleep(LOOK_SECONDS)
 
 
 def nothing_left(record: RequestRecord, after: int) -> bool:
@@ -77,7 +77,7 @@ def nothing_left(record: RequestRecord, after: int) -> bool:
 def check_kept(tasks: Tasks, record: RequestRecord) -> None:
     """`NotFound` where the log has been forgotten."""
     kept = timedelta(seconds=KEPT_SECONDS)
-    if record.ended_at is not None and record.ended_at + kept < tasks.ledger.clock.now():
+    if record.ended_at is not None and record.ended_at + kept < tasks.records.clock.now():
         raise NotFound(
             "The events of a request are kept for 24 hours after its end. Read the request for its result.",
             request_id=record.request_id,

@@ -95,7 +95,7 @@ class Histories:
         self._size += grown
         self._shrink()
 
-    def witnesses(self, task_id: str) -> tuple[str, tuple[int, ...]]:
+    def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
         """The batches whose records a turn that builds on a kept history reads again, and of whose log."""
         kept = self._kept.get(task_id)
         return (kept.log_id, kept.batches) if kept is not None else ("", ())

@@ -95,7 +95,7 @@ class Resumption(Struct, frozen=True):
     order: tuple[str, ...]
 
 
-class Talk(Struct, kw_only=True):
+class LoopState(Struct, kw_only=True):
     """What one request's conversation works with."""
 
     model: Model
@@ -116,21 +116,21 @@ class Talk(Struct, kw_only=True):
     call_ids: set[str] = set()
 
 
-async def converse(talk: Talk, resumption: Resumption | None = None) -> AsyncGenerator[LoopEvent, None]:
+async def converse(state: LoopState, resumption: Resumption | None = None) -> AsyncGenerator[LoopEvent, None]:
     """The events of one request, from its message or from the decision of a pause.
 
     After a pause, the assistant's message and earlier results are in the prompt already.
     """
     if resumption is not None:
         deferred: list[Deferred] = []
-        async for made in _make_calls(talk, resumption, deferred, announce=False):
+        async for made in _make_calls(state, resumption, deferred, announce=False):
             yield made
         if deferred:
             yield _human_needed((), deferred)
             return
     while True:
         answered: Answered | None = None
-        async with aclosing(_ask(talk)) as said:
+        async with aclosing(_ask(state)) as said:
             async for event in said:
                 if isinstance(event, Answered):
                     answered = event
@@ -141,18 +141,18 @@ async def converse(talk: Talk, resumption: Resumption | None = None) -> AsyncGen
         if not calls:
             yield Finished(answered.done.finish_reason, answered.done.response_id)
             return
-        talk.rounds += 1
-        if talk.rounds > talk.max_rounds:
+        state.rounds += 1
+        if state.rounds > state.max_rounds:
             raise ToolRoundsExceeded(
-                f"The model asked for tools {talk.rounds} times in a row without an answer. Raise "
+                f"The model asked for tools {state.rounds} times in a row without an answer. Raise "
                 "`limits.max_tool_rounds` or ask for less at once."
             )
-        talk.prompt.add(answered.message)
-        governed = tuple(call for call in calls if talk.toolbox.governed(call))
+        state.prompt.add(answered.message)
+        governed = tuple(call for call in calls if state.toolbox.governed(call))
         free = [call for call in calls if call not in governed]
         deferred = []
         whole = Resumption(tuple(free), (), tuple(call.id for call in free))
-        async for made in _make_calls(talk, whole, deferred, announce=True):
+        async for made in _make_calls(state, whole, deferred, announce=True):
             yield made
         if governed or deferred:
             yield _human_needed(governed, deferred)
@@ -167,26 +167,26 @@ def _human_needed(governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) 
     )
 
 
-async def _ask(talk: Talk) -> AsyncGenerator[Piece | Refused | Noted | Answered, None]:
+async def _ask(state: LoopState) -> AsyncGenerator[Piece | Refused | Noted | Answered, None]:
     """One model call."""
-    composed = await talk.prompt.compose()
+    composed = await state.prompt.compose()
     if composed.reports:
         yield Noted(tuple(composed.reports))
-    started_at, started = talk.clock.now(), time.perf_counter()
+    started_at, started = state.clock.now(), time.perf_counter()
     first = 0.0
     text: list[str] = []
     refusal = False
     done: ModelDone | None = None
-    watch = talk.observer.model_call(talk.model.name, talk.model.provider, streamed=talk.stream)
+    watch = state.observer.model_call(state.model.name, state.model.provider, streamed=state.stream)
     call = ModelCall(
         prompt=composed.parts,
-        tools=talk.toolbox.encoded,
-        stream=talk.stream,
-        remote_id=talk.remote_id,
-        headers={**talk.headers, **watch.headers()},
+        tools=state.toolbox.encoded,
+        stream=state.stream,
+        remote_id=state.remote_id,
+        headers={**state.headers, **watch.headers()},
     )
     try:
-        async with aclosing(talk.model.stream(call)) as events:
+        async with aclosing(state.model.stream(call)) as events:
             async for event in events:
                 if isinstance(event, ModelDone):
                     done = event
@@ -207,17 +207,17 @@ async def _ask(talk: Talk) -> AsyncGenerator[Piece | Refused | Noted | Answered,
         watch.failed(error)
         raise
     watch.done(done, "".join(text))
-    talk.prompt.sent()
-    if talk.remote and not (talk.remote_id or "").startswith("conv_"):
-        talk.remote_id = done.response_id
+    state.prompt.sent()
+    if state.remote and not (state.remote_id or "").startswith("conv_"):
+        state.remote_id = done.response_id
     said = "".join(text)
     message = Message(
         message_id=ids.random_id(),
-        request_id=talk.request_id,
+        request_id=state.request_id,
         role="assistant",
-        created_at=talk.clock.now(),
+        created_at=state.clock.now(),
         items=(Item("text", said),) if said or not done.tool_calls else (),
-        tool_calls=_told_apart(done.tool_calls, talk),
+        tool_calls=_told_apart(done.tool_calls, state),
     )
     yield Answered(
         message=message,
@@ -230,18 +230,18 @@ async def _ask(talk: Talk) -> AsyncGenerator[Piece | Refused | Noted | Answered,
     )
 
 
-def _told_apart(calls: Sequence[ToolCall], talk: Talk) -> tuple[ToolCall, ...]:
+def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, ...]:
     """The calls with ids unique within the request, whatever the model did, and with their plugins."""
     unique = []
     for call in calls:
         given = storable(call.id[:LONGEST_NAME]) or "call"
         name, n = given, 1
-        while name in talk.call_ids:
+        while name in state.call_ids:
             n += 1
             name = f"{given}-{n}"
-        talk.call_ids.add(name)
+        state.call_ids.add(name)
         tool = storable(call.tool[:LONGEST_NAME])
-        unique.append(ToolCall(name, tool, storable(call.arguments), talk.toolbox.plugin_of(tool)))
+        unique.append(ToolCall(name, tool, storable(call.arguments), state.toolbox.plugin_of(tool)))
     return tuple(unique)
 
 
@@ -250,14 +250,14 @@ UNWIND_SECONDS = 1.0
 
 
 async def _make_calls(
-    talk: Talk, decided: Resumption, deferred: list[Deferred], *, announce: bool
+    state: LoopState, decided: Resumption, deferred: list[Deferred], *, announce: bool
 ) -> AsyncGenerator[Calling | Called | RoundDone, None]:
     """Makes calls concurrently, tells of each as it finishes, and of all in order at the end."""
     calls = decided.approved
     if calls and announce:
         yield Calling(calls)
     results: dict[str, ToolResult] = {}
-    pending = {asyncio.ensure_future(talk.call_tool(call)) for call in calls}
+    pending = {asyncio.ensure_future(state.call_tool(call)) for call in calls}
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -278,17 +278,17 @@ async def _make_calls(
             await asyncio.wait(pending, timeout=UNWIND_SECONDS)
     order = {call_id: n for n, call_id in enumerate(decided.order)}
     deferred.sort(key=lambda item: order[item.call.id])
-    messages = [*decided.rejected, *(_result_message(talk, result) for result in results.values())]
+    messages = [*decided.rejected, *(_result_message(state, result) for result in results.values())]
     messages.sort(key=lambda message: order[message.tool_call_id or ""])
     for message in messages:
-        talk.prompt.add(message)
+        state.prompt.add(message)
     if messages:
         yield RoundDone(tuple(messages))
 
 
-def _result_message(talk: Talk, result: ToolResult) -> Message:
+def _result_message(state: LoopState, result: ToolResult) -> Message:
     return tool_message(
-        talk.request_id, result.call, result.output, talk.clock.now(), is_error=result.is_error
+        state.request_id, result.call, result.output, state.clock.now(), is_error=result.is_error
     )
 
 

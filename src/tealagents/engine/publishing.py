@@ -10,8 +10,8 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.events import TERMINAL, EventName, StreamEvent
 from tealagents.domain.models import RequestRecord, Status
 from tealagents.state.streams import BATCH_EVENTS, portion
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
-from tealagents.state.tenure import Tenure
 
 #: seconds for which events are gathered before they are written to the log
 GATHER_SECONDS = 0.05
@@ -25,12 +25,12 @@ Persist = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 class Publisher:
     """Numbers, shows and stores the events of one stretch of a request: from its start or a decision on."""
 
-    def __init__(self, tasks: Tasks, tenure: Tenure) -> None:
+    def __init__(self, tasks: Tasks, writer: TaskWriter) -> None:
         self._tasks = tasks
-        self._tenure = tenure
-        begins = tenure.message is not None
+        self._writer = writer
+        begins = writer.message is not None
         #: the id of the last event before this stretch
-        self.base = 0 if begins else tenure.request.last_event
+        self.base = 0 if begins else writer.request.last_event
         self._events: list[StreamEvent] = []
         #: the id of the last event that is in the log; the very first is made from the record instead
         self._written = 1 if begins else self.base
@@ -38,7 +38,7 @@ class Publisher:
         self._wakers: set[asyncio.Future[None]] = set()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._writer: asyncio.Task[None] | None = None
+        self._writing_behind: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[None] | None = None
 
     @property
@@ -54,8 +54,8 @@ class Publisher:
         self._wake()
         if event_id > 1:
             self._drained.clear()
-            if self._writer is None or self._writer.done():
-                self._writer = asyncio.create_task(self._write_behind())
+            if self._writing_behind is None or self._writing_behind.done():
+                self._writing_behind = asyncio.create_task(self._write_behind())
 
     def end(self, request: RequestRecord) -> None:
         """Shows the event that ends the stream, as the record says; it is not in the log."""
@@ -127,7 +127,7 @@ class Publisher:
     def stop(self) -> asyncio.Task[None] | None:
         """Writes nothing more behind; what did is returned, canceled."""
         # not kept: its traceback names this publisher, which would stay until a full collection
-        writer, self._writer = self._writer, None
+        writer, self._writing_behind = self._writing_behind, None
         if writer is not None:
             writer.cancel()
         return writer
@@ -141,7 +141,7 @@ class Publisher:
         """Writes events to the log in batches until there are none left."""
         pause = GATHER_SECONDS
         while self.last_event > self._written:
-            await self._tasks.ledger.clock.sleep(pause)
+            await self._tasks.records.clock.sleep(pause)
             self._writing = asyncio.ensure_future(self._write_batch())
             try:
                 await asyncio.shield(self._writing)
@@ -156,10 +156,10 @@ class Publisher:
         self._drained.set()
 
     async def _write_batch(self) -> None:
-        tenure = self._tenure
+        writer = self._writer
         if batch := self._unwritten():
             self._written = await self._tasks.streams.write(
-                tenure.partition, tenure.request.request_id, tenure.request_version, batch
+                writer.partition, writer.request.request_id, writer.request_version, batch
             )
 
 

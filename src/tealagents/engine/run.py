@@ -33,26 +33,26 @@ from tealagents.domain.models import (
     ToolOutcome,
 )
 from tealagents.engine.agent import Agent
-from tealagents.engine.journal import Journal
 from tealagents.engine.loop import (
     Answered,
     Called,
     Calling,
     Finished,
     HumanNeeded,
+    LoopState,
     Noted,
     Resumption,
     RoundDone,
-    Talk,
     converse,
 )
 from tealagents.engine.publishing import Publisher
+from tealagents.engine.recorder import TurnRecorder
 from tealagents.engine.toolbox import CallContext, Deferred, ToolResult
 from tealagents.engine.turns import Turn, Turns, remote_id_of
 from tealagents.state import keys
 from tealagents.state.decisions import digest_of, shown_calls
+from tealagents.state.task_writer import Fenced, TaskWriter
 from tealagents.state.tasks import CANCELED, SERVICE, SUPERSEDED, Ending, Tasks
-from tealagents.state.tenure import Fenced, Tenure
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Run:
         agent: Agent,
         tasks: Tasks,
         turns: Turns,
-        tenure: Tenure,
+        writer: TaskWriter,
         context: CallContext,
         *,
         streamed: bool,
@@ -92,7 +92,7 @@ class Run:
         self._tasks = tasks
         self._turns = turns
         self._turn: Turn | None = None
-        self._tenure = tenure
+        self._writer = writer
         self._context = context
         self._streamed = streamed
         self._output: list[str] = []
@@ -103,11 +103,11 @@ class Run:
         self._remote_id: str | None = None
         self._dropped = False
         #: what was said and done before a pause is in the journal
-        self._recalled = tenure.message is not None
+        self._recalled = writer.message is not None
         self._told: Callable[[], None] | None = None
-        self._journal = Journal(tenure, tasks.ledger.clock)
+        self._journal = TurnRecorder(writer, tasks.records.clock)
         #: what the followers see
-        self.stream = Publisher(tasks, tenure)
+        self.stream = Publisher(tasks, writer)
         #: the record as it was left: ended, paused, or ended by somebody else
         self.done: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
 
@@ -120,15 +120,15 @@ class Run:
 
     @property
     def request(self) -> RequestRecord:
-        return self._tenure.request
+        return self._writer.request
 
     @property
     def request_id(self) -> str:
-        return self._tenure.request.request_id
+        return self._writer.request.request_id
 
     @property
     def partition(self) -> str:
-        return self._tenure.partition
+        return self._writer.partition
 
     @property
     def output(self) -> str:
@@ -245,32 +245,32 @@ class Run:
     def _time_left(self) -> float:
         """Seconds to run: waiting for its turn counts, waiting for a human does not."""
         limit = self._agent.limits.request_timeout_seconds
-        if self._tenure.message is None:
+        if self._writer.message is None:
             return limit
-        waited = (self._tasks.ledger.clock.now() - self.request.created_at).total_seconds()
+        waited = (self._tasks.records.clock.now() - self.request.created_at).total_seconds()
         return max(0.0, limit - max(0.0, waited))
 
     async def _converse(self, turn: Turn, resumption: Resumption | None) -> "HumanNeeded | Complete":
         """Everything up to the last event, which is left to be stored without a deadline."""
         self._journal.noted(turn.reports)
         messages = self._journal.messages
-        talk = Talk(
+        state = LoopState(
             model=self._agent.model,
             toolbox=turn.toolbox,
             call_tool=self._call_tool,
             observer=self._agent.observer,
-            clock=self._tasks.ledger.clock,
+            clock=self._tasks.records.clock,
             request_id=self.request_id,
             prompt=turn.prompt,
             stream=self._streamed,
             max_rounds=self._agent.limits.max_tool_rounds,
             headers={"x-request-id": self.request_id},
             remote=self._agent.thread_kind == "remote",
-            remote_id=remote_id_of(self._tenure),
+            remote_id=remote_id_of(self._writer),
             rounds=sum(1 for message in messages if message.tool_calls),
             call_ids={call.id for message in messages for call in message.tool_calls},
         )
-        async with aclosing(converse(talk, resumption)) as events:
+        async with aclosing(converse(state, resumption)) as events:
             async for event in events:
                 if isinstance(event, Piece | Refused):
                     self._output.append(event.text)
@@ -278,12 +278,12 @@ class Run:
                         await self.stream.room()
                         self.stream.publish("partial-response", event.text)
                 elif isinstance(event, HumanNeeded):
-                    self._remote_id = talk.remote_id if talk.remote else None
+                    self._remote_id = state.remote_id if state.remote else None
                     return event
                 elif isinstance(event, Finished):
                     context, reports = await turn.completed(self._journal.response)
                     self._journal.noted(reports)
-                    return Complete(talk.remote_id if talk.remote else None, context)
+                    return Complete(state.remote_id if state.remote else None, context)
                 else:
                     await self._store(event)
         raise RuntimeError("a conversation ends with an answer or a pause")
@@ -365,7 +365,7 @@ class Run:
         rest = await self.stream.settle(self._persist)
         drafts = self._journal.take()
         await self._persist(
-            lambda: self._tenure.complete(
+            lambda: self._writer.complete(
                 drafts,
                 output=self.output,
                 usage=self._journal.usage,
@@ -376,19 +376,19 @@ class Run:
                 events=rest,
             )
         )
-        self._turns.extend(self._tenure.head, self.request.first_seq, self._journal.messages, last.context)
+        self._turns.extend(self._writer.head, self.request.first_seq, self._journal.messages, last.context)
         self._finish()
 
     async def _pause(self, event: HumanNeeded) -> None:
         rest = await self.stream.settle(self._persist)
-        now = self._tasks.ledger.clock.now()
+        now = self._tasks.records.clock.now()
         request = self.request
         approval = Approval(
             approval_id=ids.random_id(),
             request_id=request.request_id,
             task_id=request.task_id,
             session_id=request.session_id,
-            owner=self._tenure.head.owner,
+            owner=self._writer.head.owner,
             created_at=now,
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=event.calls,
@@ -404,7 +404,7 @@ class Run:
         await self._persist(lambda: self._announce(approval))
         drafts = self._journal.take()
         await self._persist(
-            lambda: self._tenure.pause(
+            lambda: self._writer.pause(
                 approval,
                 content,
                 drafts,
@@ -419,11 +419,11 @@ class Run:
 
     async def _announce(self, approval: Approval) -> None:
         """Puts the pause into the tenant's inbox, where approvers look; believed only if it is there."""
-        ledger = self._tasks.ledger
+        records = self._tasks.records
         key = f"inbox/{keys.created(approval.created_at)}/{approval.approval_id}"
-        await ledger.commit(
-            keys.inbox(ledger.agent, approval.owner.tid),
-            witness=key,
+        await records.commit(
+            keys.inbox(records.agent, approval.owner.tid),
+            marker=key,
             put={key: approval.owner},
             ttl={key: self._agent.limits.approval_expiry_seconds + 7 * 86400},
         )
@@ -460,7 +460,7 @@ class Run:
         withdrawn = rollback and self._ending is not None and self._ending[0] is SUPERSEDED
 
         async def store() -> None:
-            await self._tenure.fail(
+            await self._writer.fail(
                 drafts,
                 status,
                 error,
@@ -476,17 +476,17 @@ class Run:
 
         await self._persist(store)
         if self._turn is not None:
-            self._turns.extend(self._tenure.head, self.request.first_seq)
+            self._turns.extend(self._writer.head, self.request.first_seq)
         else:  # what others have added was not read
             self._turns.forget(self.request.task_id)
         self._finish()
 
     async def _tools(self) -> Sequence[ToolOutcome]:
         """What the request's tools did: by the log where the run ended before it was recalled."""
-        running = self._tenure.head.running
+        running = self._writer.head.running
         if self._recalled or running is None:
             return tuple(self._journal.intents.values())
-        head = self._tenure.head
+        head = self._writer.head
         return await self._tasks.history.tool_outcomes(
             self.partition, head.task_id, running.first_seq, head.tail_seq
         )
@@ -496,7 +496,7 @@ class Run:
 
         Whoever waits is told after a moment; the request's fate is then in its record.
         """
-        clock = self._tasks.ledger.clock
+        clock = self._tasks.records.clock
         impatient = clock.monotonic() + PATIENCE_SECONDS
         pause = 0.05
         while True:

@@ -17,23 +17,23 @@ from tealagents.domain.models import (
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import Agent
 from tealagents.engine.following import follow
-from tealagents.engine.lines import Lines
 from tealagents.engine.loop import Resumption
 from tealagents.engine.run import Recall, Run
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turns import Turns
-from tealagents.state.beginning import (
-    Beginning,
+from tealagents.engine.wait_queue import WaitQueues
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore
+from tealagents.state.submission import (
     BusyElsewhere,
     Key,
     NewMessage,
     Replayed,
+    Submission,
     Waiting,
 )
-from tealagents.state.ledger import Ledger
-from tealagents.state.owners import Directory
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SERVICE, SUPERSEDED, Tasks
-from tealagents.state.tenure import Tenure
 from tealagents.state.workers import Lease, Word
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,10 @@ class Service:
     """One agent's requests in this process."""
 
     def __init__(
-        self, agent: Agent, ledger: Ledger, lease: Lease, directory: Directory, tasks: Tasks
+        self, agent: Agent, records: RecordStore, lease: Lease, directory: Directory, tasks: Tasks
     ) -> None:
         self.agent = agent
-        self.ledger = ledger
+        self.records = records
         self.lease = lease
         self.directory = directory
         self.tasks = tasks
@@ -70,9 +70,9 @@ class Service:
         )
         #: the process has drained: followers of what goes on elsewhere are sent there
         self.closed = False
-        self._beginning = Beginning(tasks, self.turns.witnesses)
+        self._submission = Submission(tasks, self.turns.recheck_keys)
         self._runs: dict[str, Run] = {}
-        self._lines = Lines(tasks)
+        self._lines = WaitQueues(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
         lease.attach(on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs))
 
@@ -101,7 +101,7 @@ class Service:
 
     async def _begin(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
         while True:
-            begun = await self._beginning.begin(caller, message, key, announced=streamed)
+            begun = await self._submission.begin(caller, message, key, announced=streamed)
             if isinstance(begun, Replayed):
                 return _replayed(begun)
             if isinstance(begun, BusyElsewhere):
@@ -128,19 +128,19 @@ class Service:
                 session_id=run.request.session_id,
             )
 
-    async def _start(self, caller: Caller, tenure: Tenure, *, streamed: bool) -> Run:
+    async def _start(self, caller: Caller, writer: TaskWriter, *, streamed: bool) -> Run:
         """Runs a request whose task was taken for it."""
-        run = self._new_run(caller, tenure, streamed=streamed)
-        message = tenure.message
+        run = self._new_run(caller, writer, streamed=streamed)
+        message = writer.message
         if message is None:
             raise ValueError("a run from a message needs the message")
-        run.start(lambda: self.turns.open(tenure, [message]))
+        run.start(lambda: self.turns.open(writer, [message]))
         return run
 
     def resume_run(
         self,
         caller: Caller,
-        tenure: Tenure,
+        writer: TaskWriter,
         resumption: Resumption,
         recall: Recall,
         *,
@@ -150,23 +150,23 @@ class Service:
 
         Whoever calls has entered `admission`.
         """
-        run = self._new_run(caller, tenure, streamed=streamed)
-        run.start(lambda: self.turns.open(tenure, run.messages, resumed=True), resumption, recall)
+        run = self._new_run(caller, writer, streamed=streamed)
+        run.start(lambda: self.turns.open(writer, run.messages, resumed=True), resumption, recall)
 
-    def _new_run(self, caller: Caller, tenure: Tenure, *, streamed: bool) -> Run:
-        request = tenure.request
+    def _new_run(self, caller: Caller, writer: TaskWriter, *, streamed: bool) -> Run:
+        request = writer.request
         context = CallContext(
             session_id=request.session_id,
             task_id=request.task_id,
             request_id=request.request_id,
-            owner=tenure.head.owner,
+            owner=writer.head.owner,
             actor=caller.user,
             token=caller.token,
-            headers=caller.headers if caller.user == tenure.head.owner else {},
+            headers=caller.headers if caller.user == writer.head.owner else {},
             delegation=self.agent.delegation,
             extra_data=dict(request.extra_data or {}),
         )
-        run = Run(self.agent, self.tasks, self.turns, tenure, context, streamed=streamed)
+        run = Run(self.agent, self.tasks, self.turns, writer, context, streamed=streamed)
         self._runs[request.request_id] = run
         user = caller.user.key
         run.on_end(lambda: self._ended(run, user))
@@ -201,7 +201,7 @@ class Service:
             with self._lines.place(waiting.partition, request.task_id, request.request_id) as place:
                 while (begun := await self._try_start(caller, waiting)) is None:
                     await place.called()
-            if isinstance(begun, Tenure):
+            if isinstance(begun, TaskWriter):
                 await self._start(caller, begun, streamed=streamed)
                 started = True
         finally:
@@ -209,12 +209,12 @@ class Service:
                 self.tasks.over(request.request_id)
                 self.admission.leave(caller.user.key)
 
-    async def _try_start(self, caller: Caller, waiting: Waiting) -> Tenure | RequestRecord | None:
+    async def _try_start(self, caller: Caller, waiting: Waiting) -> TaskWriter | RequestRecord | None:
         try:
-            return await self._beginning.try_start(caller.user.key, waiting)
+            return await self._submission.try_start(caller.user.key, waiting)
         except TealError as error:
             log.warning("request %s waits: %s", waiting.request.request_id, error)
-            late = self.ledger.clock.now() >= waiting.deadline
+            late = self.records.clock.now() >= waiting.deadline
             if late or error.code in ("not_found", "corrupt_state"):
                 return waiting.request
             return None
@@ -276,7 +276,7 @@ class Service:
         """Takes nothing new, lets what runs end, and after `seconds` stores the rest as interrupted."""
         self.admission.draining = True
         log.info("draining: %d requests in flight", len(self._runs))
-        clock = self.ledger.clock
+        clock = self.records.clock
         deadline = clock.monotonic() + seconds
         while self.admission.in_flight and clock.monotonic() < deadline:
             ends = [*self._run_tasks(), *(task for task, _ in self._waiting.values())]

@@ -16,8 +16,8 @@ from tealagents.engine.prompt import (
 )
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.memories import Memory
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
-from tealagents.state.tenure import Tenure
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.views import Report, Upcoming
 from tealagents.threads.windows import Windows
@@ -79,53 +79,53 @@ class Turns:
         self._agent = agent
         self._tasks = tasks
         self._histories = Histories(tasks.history, agent.model)
-        self._windows = Windows(tasks.history, tasks.ledger)
+        self._windows = Windows(tasks.history, tasks.records)
 
-    async def open(self, tenure: Tenure, said: Sequence[Message], *, resumed: bool = False) -> Turn:
+    async def open(self, writer: TaskWriter, said: Sequence[Message], *, resumed: bool = False) -> Turn:
         """The turn of a request that has said `said` so far: its message, or all from before a pause."""
-        agent, head = self._agent, tenure.head
-        remembered = await self._remembered(tenure)
-        gathered = await self._gather(tenure, said[0], remembered)
+        agent, head = self._agent, writer.head
+        remembered = await self._remembered(writer)
+        gathered = await self._gather(writer, said[0], remembered)
         toolbox = agent.toolbox.with_tools(gathered.tools) if gathered.tools else agent.toolbox
         context: Json | None = None
         if agent.view is not None or agent.providers:
             context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
         notes = [*gathered.instructions, *filter(None, [effects_note(head)])]
-        new = [*gathered.messages, *_told_by_the_application(tenure.request, said[0])]
+        new = [*gathered.messages, *_told_by_the_application(writer.request, said[0])]
         if agent.thread_kind == "remote":
-            prompt: Prompt = await self._remote(tenure, notes, [*new, *said], said, resumed=resumed)
+            prompt: Prompt = await self._remote(writer, notes, [*new, *said], said, resumed=resumed)
         elif agent.view is not None:
-            prompt = await self._viewed(tenure, notes, [*new, *said], toolbox, context or {})
+            prompt = await self._viewed(writer, notes, [*new, *said], toolbox, context or {})
         else:
-            prompt = await self._whole(tenure, notes, [*new, *said])
+            prompt = await self._whole(writer, notes, [*new, *said])
         return Turn(prompt, toolbox, providers=agent.providers, gathered=gathered, context=context)
 
     # --- context ---------------------------------------------------------------------------------
 
-    async def _remembered(self, tenure: Tenure) -> Json:
+    async def _remembered(self, writer: TaskWriter) -> Json:
         """What the conversation remembers as of its checkpoint."""
         agent = self._agent
         if agent.view is not None and agent.thread_kind == "local":
-            return (await self._windows.load(tenure.partition, tenure.head)).context
+            return (await self._windows.load(writer.partition, writer.head)).context
         if agent.view is not None or agent.providers:
-            return await self._windows.context_of(tenure.partition, tenure.head)
+            return await self._windows.context_of(writer.partition, writer.head)
         return {}
 
-    async def _gather(self, tenure: Tenure, message: Message, remembered: Json) -> Gathered:
+    async def _gather(self, writer: TaskWriter, message: Message, remembered: Json) -> Gathered:
         providers = self._agent.providers
         if not providers:
             return Gathered()
-        request, ledger = tenure.request, self._tasks.ledger
+        request, records = writer.request, self._tasks.records
 
         def begin(provider: str, state: Json) -> Invocation:
             return Invocation(
                 messages=(message,),
-                user=tenure.head.owner,
+                user=writer.head.owner,
                 session_id=request.session_id,
                 task_id=request.task_id,
                 request_id=request.request_id,
                 model=self._agent.model,
-                memory=Memory(ledger, tenure.partition, provider, request.session_id, request.task_id),
+                memory=Memory(records, writer.partition, provider, request.session_id, request.task_id),
                 state=state,
             )
 
@@ -133,25 +133,25 @@ class Turns:
 
     # --- prompts ---------------------------------------------------------------------------------
 
-    async def _whole(self, tenure: Tenure, notes: Sequence[str], running: Sequence[Message]) -> Prompt:
+    async def _whole(self, writer: TaskWriter, notes: Sequence[str], running: Sequence[Message]) -> Prompt:
         model = self._agent.model
         parts = [model.encode_system(self._agent.system_prompt)] if self._agent.system_prompt else []
-        parts += await self._histories.load(tenure.partition, tenure.head)
+        parts += await self._histories.load(writer.partition, writer.head)
         parts += [model.encode_system(note) for note in notes]
         parts += [model.encode(message) for message in running]
         return Prompt(model, parts)
 
     async def _viewed(
         self,
-        tenure: Tenure,
+        writer: TaskWriter,
         notes: Sequence[str],
         running: Sequence[Message],
         toolbox: Toolbox,
         context: Json,
     ) -> Prompt:
-        agent, partition = self._agent, tenure.partition
+        agent, partition = self._agent, writer.partition
         assert agent.view is not None
-        window = await self._windows.load(partition, tenure.head)
+        window = await self._windows.load(partition, writer.head)
         return ViewedPrompt(
             agent.view,
             lambda: self._windows.earlier(partition, window),
@@ -165,7 +165,7 @@ class Turns:
 
     async def _remote(
         self,
-        tenure: Tenure,
+        writer: TaskWriter,
         notes: Sequence[str],
         running: Sequence[Message],
         said: Sequence[Message],
@@ -176,9 +176,9 @@ class Turns:
         model = self._agent.model
         told = "\n\n".join(filter(None, [self._agent.system_prompt, *notes]))
         standing = [model.encode_system(told)] if told else []
-        if remote_id_of(tenure) is None:
-            earlier = await self._histories.load(tenure.partition, tenure.head)
-            self._histories.forget(tenure.head.task_id)
+        if remote_id_of(writer) is None:
+            earlier = await self._histories.load(writer.partition, writer.head)
+            self._histories.forget(writer.head.task_id)
             return RemotePrompt(model, standing, [*earlier, *(model.encode(each) for each in running)])
         new = _since_the_model_spoke(said) if resumed else running
         return RemotePrompt(model, standing, [model.encode(message) for message in new])
@@ -196,19 +196,19 @@ class Turns:
         else:
             self._histories.extend(head, first_seq, messages)
 
-    def witnesses(self, task_id: str) -> tuple[str, Sequence[int]]:
+    def recheck_keys(self, task_id: str) -> tuple[str, Sequence[int]]:
         """The batches to read again because what was made of them is not, and whose log they are of."""
         kept = self._windows if self._agent.view is not None else self._histories
-        return kept.witnesses(task_id)
+        return kept.recheck_keys(task_id)
 
     def forget(self, task_id: str) -> None:
         self._histories.forget(task_id)
         self._windows.forget(task_id)
 
 
-def remote_id_of(tenure: Tenure) -> str | None:
+def remote_id_of(writer: TaskWriter) -> str | None:
     """What a remote conversation is continued from: by the request after its pause, else by the task."""
-    return tenure.request.remote_id or tenure.head.remote_id
+    return writer.request.remote_id or writer.head.remote_id
 
 
 def steps_of(reports: Sequence[Report], request_id: str) -> list[Step]:

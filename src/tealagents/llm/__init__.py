@@ -9,7 +9,7 @@
 `wire`              the `openai` SDK's client on a plain HTTP client; imported when a service is opened
 `encoding`          JSON written once, and read
 `frames`            server-sent events cut out of bytes
-`patience`          the deadlines of one call
+`deadlines`          the deadlines of one call
 `retries`           when a call is tried again
 `failures`          what went wrong, as one of our errors, with every secret masked
 `offline`           a model service of our own, on loopback, for tests, demos and work without a key

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
+from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import AttemptFailed, Complaint, is_html, page, quoted
 from tealagents.llm.options import OpenAIOptions, has_private_way, proxy_for
-from tealagents.llm.patience import Patience
 from tealagents.llm.retries import Retries, RetryBudget
 
 if TYPE_CHECKING:
@@ -95,18 +95,18 @@ class Service:
         # several calls may wait here, and one that is canceled must not take the connection from the others
         return await asyncio.shield(self._connecting)
 
-    def patience(self) -> Patience:
-        return Patience(self._options, asyncio.get_running_loop().time())
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self._options, asyncio.get_running_loop().time())
 
     async def events(
         self, question: Question, *, reading: Callable[[], Reading], meaning: Meaning
     ) -> AsyncGenerator[ModelEvent, None]:
         """The events of one call, as `Model.stream` promises; tried again only before the first piece."""
         connection = await self.connection()
-        patience = self.patience()
+        deadlines = self.deadlines()
         self._retries.begin()
         for retry in count(1):
-            attempt = self._attempt(connection, question, reading(), patience)
+            attempt = self._attempt(connection, question, reading(), deadlines)
             try:
                 async with aclosing(attempt) as events:
                     async for event in events:
@@ -114,7 +114,7 @@ class Service:
                 return
             except AttemptFailed as failed:
                 ending = failed.complaint and meaning(failed.complaint)
-                following = ending or self._pause(failed, retry, patience)
+                following = ending or self._pause(failed, retry, deadlines)
             if isinstance(following, ModelDone):
                 yield following
                 return
@@ -123,9 +123,9 @@ class Service:
             await asyncio.sleep(following)
 
     async def _attempt(
-        self, connection: "Connection", question: Question, reading: Reading, patience: Patience
+        self, connection: "Connection", question: Question, reading: Reading, deadlines: Deadlines
     ) -> AsyncGenerator[ModelEvent, None]:
-        answer = await connection.ask(question.path, question.body, question.headers, patience)
+        answer = await connection.ask(question.path, question.body, question.headers, deadlines)
         try:
             if answer.is_stream(asked=question.stream):
                 while frames := await _next(answer, reading):
@@ -133,7 +133,7 @@ class Service:
                         if data != _END:
                             for event in reading.take(data):
                                 yield event
-                    patience.begun = reading.begun
+                    deadlines.begun = reading.begun
                     if frames[-1] == _END:
                         break
                 await answer.linger()
@@ -142,15 +142,15 @@ class Service:
                     yield event
             yield reading.done()
         finally:
-            patience.begun = reading.begun
+            deadlines.begun = reading.begun
             answer.close()
 
-    def _pause(self, failed: AttemptFailed, retry: int, patience: Patience) -> float | RunFailure:
+    def _pause(self, failed: AttemptFailed, retry: int, deadlines: Deadlines) -> float | RunFailure:
         """Seconds until the next attempt, or the error that the call ends with."""
         now = asyncio.get_running_loop().time()
-        if not failed.passing or patience.begun:
+        if not failed.passing or deadlines.begun:
             return failed.error
-        pause = self._retries.pause(retry, asked=failed.retry_after, remaining=patience.due(now) - now)
+        pause = self._retries.pause(retry, asked=failed.retry_after, remaining=deadlines.due(now) - now)
         if pause is None:
             return failed.error
         # without what the service said, which may quote the conversation
@@ -173,11 +173,11 @@ class Service:
 
     async def get(self, path: str) -> bytes:
         """The body of what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
-        return await (await self.connection()).get(path, self.patience())
+        return await (await self.connection()).get(path, self.deadlines())
 
     async def delete(self, path: str) -> bytes:
         """Deletes what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
-        return await (await self.connection()).delete(path, self.patience())
+        return await (await self.connection()).delete(path, self.deadlines())
 
     async def _connect(self) -> "Connection":
         """Connects off the event loop's way: importing the SDK takes most of a second."""

@@ -31,10 +31,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout
+from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import AttemptFailed, complaint_of_body, cut, quoted, refused
 from tealagents.llm.frames import EventFrames, FrameTooLong
 from tealagents.llm.options import OpenAIOptions
-from tealagents.llm.patience import Patience
 from tealagents.llm.retries import seconds_of
 
 _log = logging.getLogger(__name__)
@@ -160,15 +160,15 @@ class Body(httpx2.AsyncByteStream):
 class Answer:
     """A response that is being read, under its call's deadlines. To be closed."""
 
-    def __init__(self, response: aiohttp.ClientResponse, patience: Patience) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, deadlines: Deadlines) -> None:
         self.content_type = response.headers.get("content-type", "").lower()
         self._response = response
-        self._patience = patience
+        self._deadlines = deadlines
         self._frames = EventFrames()
         self._loop = asyncio.get_running_loop()
         #: when the reader began to wait for what is next; None while nobody waits
         self._waiting_since: float | None = None
-        self._looks_at = patience.due(self._loop.time())
+        self._looks_at = deadlines.due(self._loop.time())
         self._timer = self._loop.call_at(self._looks_at, self._look)
 
     def is_stream(self, *, asked: bool) -> bool:
@@ -231,7 +231,7 @@ class Answer:
         """A wait begins. The next look is brought forward where it would come too late for it, as after the
         first piece, from when on the deadlines are others."""
         self._waiting_since = now = self._loop.time()
-        due = self._patience.due(now)
+        due = self._deadlines.due(now)
         if due < self._looks_at:
             self._timer.cancel()
             self._looks_at = due
@@ -242,11 +242,11 @@ class Answer:
         for each piece was measured at a sixth of what a slow stream costs."""
         now = self._loop.time()
         if self._waiting_since is None:
-            again = self._patience.recheck(now)
+            again = self._deadlines.recheck(now)
         else:
-            again = self._patience.due(self._waiting_since)
+            again = self._deadlines.due(self._waiting_since)
             if now >= again:
-                self._response.content.set_exception(self._patience.overdue(now))
+                self._response.content.set_exception(self._deadlines.overdue(now))
                 return
         self._looks_at = again
         self._timer = self._loop.call_at(again, self._look)
@@ -289,13 +289,13 @@ class Connection:
         self._defaults = {name.lower() for name in options.headers}
         self._addresses: dict[str, Address] = {}
 
-    async def ask(self, path: str, body: bytes, headers: Mapping[str, str], patience: Patience) -> Answer:
+    async def ask(self, path: str, body: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Answer:
         """Posts the body, and returns when an answer has begun. `AttemptFailed`, `ModelTimeout`."""
         address = self._addresses.get(path)
         if address is None:
-            return Answer(await _in_time(self._post(path, body, headers), patience), patience)
+            return Answer(await _in_time(self._post(path, body, headers), deadlines), deadlines)
         sending = self._wire.deliver("POST", address.url, address.with_headers(headers), body)
-        return Answer(await _in_time(sending, patience), patience)
+        return Answer(await _in_time(sending, deadlines), deadlines)
 
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Posts the body through the SDK, and keeps the address where it goes for the next call, too."""
@@ -310,39 +310,39 @@ class Connection:
             self._addresses[path] = Address.of(response.request, without=headers)
         return _response(response)
 
-    async def get(self, path: str, patience: Patience) -> bytes:
+    async def get(self, path: str, deadlines: Deadlines) -> bytes:
         """The body of what is at the path. `AttemptFailed`, `ModelTimeout`."""
         response = await _in_time(
             self._client.get(self._root + path, cast_to=httpx2.Response, options={"headers": self._headers}),
-            patience,
+            deadlines,
         )
-        return await _whole(response, patience)
+        return await _whole(response, deadlines)
 
-    async def delete(self, path: str, patience: Patience) -> bytes:
+    async def delete(self, path: str, deadlines: Deadlines) -> bytes:
         """Deletes what is at the path. `AttemptFailed`, `ModelTimeout`."""
         response = await _in_time(
             self._client.delete(
                 self._root + path, cast_to=httpx2.Response, options={"headers": self._headers}
             ),
-            patience,
+            deadlines,
         )
-        return await _whole(response, patience)
+        return await _whole(response, deadlines)
 
     async def aclose(self) -> None:
         await self._client.close()
 
 
-async def _in_time(response: Awaitable[Response], patience: Patience) -> Response:
+async def _in_time(response: Awaitable[Response], deadlines: Deadlines) -> Response:
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout_at(patience.due(loop.time())):
+        async with asyncio.timeout_at(deadlines.due(loop.time())):
             return await response
     except TimeoutError:
-        raise patience.overdue(loop.time()) from None
+        raise deadlines.overdue(loop.time()) from None
 
 
-async def _whole(response: httpx2.Response, patience: Patience) -> bytes:
-    answer = Answer(_response(response), patience)
+async def _whole(response: httpx2.Response, deadlines: Deadlines) -> bytes:
+    answer = Answer(_response(response), deadlines)
     try:
         return await answer.whole()
     finally:

@@ -6,9 +6,9 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 =============  =========================================================================
 `keys`         the names of partitions and records
 `codec`        records as bytes, each with a checksum bound to its key
-`chain`        the audit's hash chain: canonical JSON, SHA-256 or HMAC
-`ledger`       reads and commits records; finds out what became of a commit whose reply was lost
-`owners`       whose an id is
+`audit_chain`      the audit's hash chain: canonical JSON, SHA-256 or HMAC
+`records`       reads and commits records; finds out what became of a commit whose reply was lost
+`owner_directory`      whose an id is
 `workers`      one lease a process; who is dead; signals between processes
 `tasks`        a task's life: begin, append, pause, resume, end, cancel, queue, takeover
 `history`      messages, trace, checkpoints and audit, as views of the log
@@ -16,10 +16,10 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `memories`     what context providers remember of a user
 `catalog`      lists of sessions, tasks and approvals
 `transfer`     fork, export, import
-`exported`     a whole task as one document, and what is checked of one that comes in
+`task_document`    a whole task as one document, and what is checked of one that comes in
 `erasing`      deletion that survives a crash
 `inventory`    what there is, of all users: for the operator's commands, as are the next three
-`moving`       all state as lines of JSON, and back into another store
+`dump`      all state as lines of JSON, and back into another store
 `pruning`      erasing what is old, and all of one user
 `audit`        verifying logs entry by entry
 =============  =========================================================================

@@ -12,9 +12,9 @@ from msgspec import Struct
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Batch, Head
 from tealagents.state import keys
-from tealagents.state.chain import GENESIS, body_fault
+from tealagents.state.audit_chain import GENESIS, body_fault
 from tealagents.state.codec import unseal
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 
 #: batches read at a time
 PAGE = 50
@@ -39,9 +39,9 @@ class Verified(Struct, frozen=True):
     fault: Fault | None = None
 
 
-async def verify(ledger: Ledger, partition: str, task_id: str) -> Verified | None:
+async def verify(records: RecordStore, partition: str, task_id: str) -> Verified | None:
     """Verifies a task's log as it stands. None where there is no such task (any more)."""
-    log = _Log(ledger, partition, task_id)
+    log = _Log(records, partition, task_id)
     head = await log.head()
     while head is not None and not isinstance(head, Fault):
         fault = await log.read_on()
@@ -57,8 +57,8 @@ async def verify(ledger: Ledger, partition: str, task_id: str) -> Verified | Non
 class _Log:
     """One log, verified up to entry `seq`."""
 
-    def __init__(self, ledger: Ledger, partition: str, task_id: str) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, partition: str, task_id: str) -> None:
+        self._records = records
         self._partition = partition
         self._task_id = task_id
         self.seq = 0
@@ -68,14 +68,14 @@ class _Log:
     async def head(self) -> Head | Fault | None:
         """What the task's head says of its log; None where the task is gone."""
         try:
-            found = await self._ledger.get(self._partition, keys.task(self._task_id), Head)
+            found = await self._records.get(self._partition, keys.task(self._task_id), Head)
         except CorruptState as error:
             return self._fault(f"cannot be judged, because the task's head {error.reason}")
         return found.value if found is not None and not found.value.erased else None
 
     async def read_on(self) -> Fault | None:
         """Verifies what has come behind the entries verified so far, up to the first fault."""
-        prefix, store = keys.logs(self._task_id), self._ledger.store
+        prefix, store = keys.logs(self._task_id), self._records.store
         while found := await store.scan(self._partition, prefix, after=self._after, limit=PAGE):
             for key, record in found:
                 fault = await self._batch(key, record.value)
@@ -91,14 +91,14 @@ class _Log:
             batch = unseal(self._partition, key, stored, Batch)
             if not batch.entries:
                 raise CorruptState(key, "holds no entry")
-            bodies = iter(await self._ledger.bodies(self._partition, self._task_id, batch))
+            bodies = iter(await self._records.bodies(self._partition, self._task_id, batch))
         except CorruptState as error:
             return self._fault(f"cannot be read: {error.key} {error.reason}")
         return self._entries(batch, bodies)
 
     def _entries(self, batch: Batch, bodies: Iterator[bytes]) -> Fault | None:
         for entry in batch.entries:
-            reason = self._ledger.chain.fault(entry, self.seq + 1, self._hash)
+            reason = self._records.chain.fault(entry, self.seq + 1, self._hash)
             reason = reason or body_fault(entry, next(bodies, None))
             if reason is not None:
                 return self._fault(reason)
@@ -114,7 +114,7 @@ class _Log:
             return Fault(self._task_id, extra, "is not the task's: its log ends before it")
         if head.tail_hash != (self._hash if self.seq else ""):
             return Fault(self._task_id, self.seq, "is not the one that the task knows as its last")
-        if self.seq and head.tail_seal != self._ledger.chain.seal(self._task_id, self.seq, self._hash):
+        if self.seq and head.tail_seal != self._records.chain.seal(self._task_id, self.seq, self._hash):
             return Fault(
                 self._task_id,
                 self.seq,

@@ -13,7 +13,7 @@ from tealagents.domain.models import Approval, Head, Session, User
 from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.records import RecordStore, Stored
 from tealagents.state.tasks import Tasks
 
 
@@ -38,8 +38,8 @@ Found = Record | CorruptState | None
 class Catalog:
     """Reads the lists of one owner."""
 
-    def __init__(self, ledger: Ledger, tasks: Tasks) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, tasks: Tasks) -> None:
+        self._records = records
         self._tasks = tasks
 
     async def tasks(
@@ -57,7 +57,7 @@ class Catalog:
 
     async def _head(self, partition: str, task_id: str, record: Found) -> Head | Damaged | None:
         try:
-            opened = self._ledger.open(partition, keys.task(task_id), _readable(record), Head)
+            opened = self._records.open(partition, keys.task(task_id), _readable(record), Head)
             stored = await self._tasks.settle(partition, self._tasks.present(opened, task_id))
         except NotFound:
             return None
@@ -71,7 +71,7 @@ class Catalog:
         found: list[object] = []
         for name, record in await self._read(partition, keys.session, names):
             try:
-                session = self._ledger.open(partition, keys.session(name), _readable(record), Session)
+                session = self._records.open(partition, keys.session(name), _readable(record), Session)
             except CorruptState as error:
                 found.append(Damaged(name, error))
             else:
@@ -80,7 +80,7 @@ class Catalog:
         return Page(found, after)
 
     async def session(self, partition: str, session_id: str) -> Stored[Session]:
-        found = await self._ledger.get(partition, keys.session(session_id), Session)
+        found = await self._records.get(partition, keys.session(session_id), Session)
         if found is None or found.value.erased:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         return found
@@ -92,8 +92,8 @@ class Catalog:
 
     async def inbox(self, tid: str, *, status: str | None, cursor: str | None, limit: int) -> Page:
         """The pauses of a whole tenant, for those who may decide for others."""
-        box = keys.inbox(self._ledger.agent, tid)
-        found = await self._ledger.store.scan(box, "inbox/", after=cursor, limit=limit + 1, reverse=True)
+        box = keys.inbox(self._records.agent, tid)
+        found = await self._records.store.scan(box, "inbox/", after=cursor, limit=limit + 1, reverse=True)
         pauses: list[object] = []
         for key, record in found[:limit]:
             name = keys.last_segment(key)
@@ -102,7 +102,7 @@ class Catalog:
             except CorruptState as error:
                 pauses.append(Damaged(name, error))
             else:
-                pauses += await self._approvals(self._ledger.partition(owner), [name], status)
+                pauses += await self._approvals(self._records.partition(owner), [name], status)
         return Page(pauses, found[limit - 1][0] if len(found) > limit else None)
 
     async def _approvals(self, partition: str, names: Sequence[str], status: str | None) -> list[object]:
@@ -120,7 +120,7 @@ class Catalog:
     async def _approval(self, partition: str, approval_id: str, record: Record | None) -> Approval | None:
         """A pause as it stands: one whose time is up is not pending, one whose task is gone is no more."""
         key = keys.approval(approval_id)
-        stored = await self._ledger.whole(partition, key, record, Approval)
+        stored = await self._records.whole(partition, key, record, Approval)
         if stored is None:
             return None
         try:
@@ -129,7 +129,7 @@ class Catalog:
             return None
         if stored.value.status != "pending":
             return stored.value
-        again = await self._ledger.get(partition, key, Approval)
+        again = await self._records.get(partition, key, Approval)
         return again.value if again else None
 
     async def _index(
@@ -137,7 +137,7 @@ class Catalog:
     ) -> tuple[list[str], str | None]:
         """The ids that an index names behind a cursor, and the cursor behind them."""
         after = prefix + cursor if cursor else None
-        found = await self._ledger.store.scan(partition, prefix, after=after, limit=limit + 1, reverse=True)
+        found = await self._records.store.scan(partition, prefix, after=after, limit=limit + 1, reverse=True)
         names = [keys.last_segment(key) for key, _ in found[:limit]]
         more = len(found) > limit
         return names, found[limit - 1][0].removeprefix(prefix) if more else None
@@ -149,14 +149,16 @@ class Catalog:
         if not names:
             return []
         try:
-            records: Sequence[Found] = await self._ledger.store.read(partition, [key(name) for name in names])
+            records: Sequence[Found] = await self._records.store.read(
+                partition, [key(name) for name in names]
+            )
         except CorruptState:
             records = [await self._read_one(partition, key(name)) for name in names]
         return list(zip(names, records, strict=True))
 
     async def _read_one(self, partition: str, key: str) -> Found:
         try:
-            (record,) = await self._ledger.store.read(partition, [key])
+            (record,) = await self._records.store.read(partition, [key])
         except CorruptState as error:
             return error
         return record

@@ -10,7 +10,7 @@ from tealagents.domain import lifecycle
 from tealagents.domain.errors import ApprovalPending, Conflict, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
-from tealagents.state.chain import draft
+from tealagents.state.audit_chain import draft
 from tealagents.state.codec import encode_json
 from tealagents.state.tasks import Tasks
 
@@ -24,7 +24,7 @@ class Changes:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._ledger = tasks.ledger
+        self._records = tasks.records
 
     async def patch(
         self,
@@ -50,7 +50,7 @@ class Changes:
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
-        found = await self._ledger.get(partition, keys.request(checkpoint_id), RequestRecord)
+        found = await self._records.get(partition, keys.request(checkpoint_id), RequestRecord)
         target = found.value if found else None
         if target is None or target.task_id != task_id or target.status != "Completed":
             raise NotFound(
@@ -75,7 +75,7 @@ class Changes:
                     task_id=task_id,
                     session_id=head.session_id,
                 )
-            now = self._ledger.clock.now()
+            now = self._records.clock.now()
             return lifecycle.go_to(head, checkpoint_id, target.path, target.remote_id, now)
 
         note = Note("rolled back", {"checkpoint_id": checkpoint_id})
@@ -94,14 +94,14 @@ class Changes:
             stored = await self._tasks.head(partition, task_id)
             head = change(stored.value)
             check_metadata(head.metadata)
-            grown, log_key, batch = await self._ledger.append(
+            grown, log_key, batch = await self._records.append(
                 partition, head, [draft(action, actor.key, None, note, **note.data)]
             )
-            grown = replace(lifecycle.noted(head, grown), updated_at=self._ledger.clock.now())
+            grown = replace(lifecycle.noted(head, grown), updated_at=self._records.clock.now())
             try:
-                await self._ledger.commit(
+                await self._records.commit(
                     partition,
-                    witness=log_key,
+                    marker=log_key,
                     expect={keys.task(task_id): stored.version, log_key: None},
                     put={keys.task(task_id): grown, log_key: batch},
                 )

@@ -29,10 +29,10 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.state import keys
-from tealagents.state.chain import Draft, canonical, draft
-from tealagents.state.ledger import Stored
+from tealagents.state.audit_chain import Draft, canonical, draft
+from tealagents.state.records import Stored
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
-from tealagents.state.tenure import Tenure
 
 #: calls of one round that an entry's envelope names; its body names them all
 CALLS_NAMED = 100
@@ -142,8 +142,8 @@ def already(approval: Approval, wanted: Approval) -> None:
 
 async def resume(
     tasks: Tasks, partition: str, approval: Stored[Approval], decided: Approval, actor: User
-) -> Tenure | None:
-    """Takes the task for a decided pause: of a hundred concurrent decisions one gets the tenure.
+) -> TaskWriter | None:
+    """Takes the task for a decided pause: of a hundred concurrent decisions one gets the writer.
 
     None where somebody else was quicker; read the approval again to learn what was decided.
     """
@@ -154,19 +154,19 @@ async def resume(
         head = stored.value
         if head.pending is None or head.pending.approval_id != approval_id:
             return None
-        record = await tasks.ledger.get(partition, keys.request(request_id), RequestRecord)
+        record = await tasks.records.get(partition, keys.request(request_id), RequestRecord)
         if record is None:
             raise CorruptState(keys.request(request_id), "is missing", task_id=decided.task_id)
-        now = tasks.ledger.clock.now()
+        now = tasks.records.clock.now()
         resumed = lifecycle.resume(head, tasks.lease.worker_id, now)
         request = replace(record.value, status="Running", worker_id=tasks.lease.worker_id, content=None)
         drafts = decision_drafts(decided, actor, now)
-        resumed, log_key, batch = await tasks.ledger.append(partition, resumed, drafts)
+        resumed, log_key, batch = await tasks.records.append(partition, resumed, drafts)
         try:
             with tasks.beginning(partition, request_id):
-                version = await tasks.ledger.commit(
+                version = await tasks.records.commit(
                     partition,
-                    witness=log_key,
+                    marker=log_key,
                     expect={
                         keys.task(head.task_id): stored.version,
                         keys.approval(approval_id): approval.version,
@@ -182,8 +182,8 @@ async def resume(
                     ttl=tasks.key_ttl(request),
                 )
         except Conflict:
-            found = await tasks.ledger.get(partition, keys.approval(approval_id), Approval)
+            found = await tasks.records.get(partition, keys.approval(approval_id), Approval)
             if found is None or found.version != approval.version:
                 return None
             continue
-        return Tenure(tasks, partition, resumed, version, request, version, None)
+        return TaskWriter(tasks, partition, resumed, version, request, version, None)

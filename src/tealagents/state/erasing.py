@@ -15,7 +15,7 @@ from tealagents.domain.errors import Conflict, CorruptState, NotFound, TaskBusy
 from tealagents.domain.models import Approval, Batch, Head, RequestRecord, Session, User
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
-from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.records import RecordStore, Stored
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -44,13 +44,13 @@ class SessionTombstone(Struct, frozen=True):
 class Eraser:
     """Erases tasks and sessions."""
 
-    def __init__(self, ledger: Ledger, tasks: Tasks) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, tasks: Tasks) -> None:
+        self._records = records
         self._tasks = tasks
 
     async def delete_task(self, partition: str, task_id: str) -> None:
         """Erases a task with all it holds, or goes on with it. `TaskBusy` while it runs."""
-        begun = await self._ledger.get(partition, keys.task(task_id), Head)
+        begun = await self._records.get(partition, keys.task(task_id), Head)
         if begun is not None and begun.value.erased:
             await self.erase(partition, begun.value)
             return
@@ -78,17 +78,17 @@ class Eraser:
     async def delete_session(self, partition: str, session_id: str) -> None:
         """Erases a session with its tasks, or goes on with it. `TaskBusy` while one of them runs."""
         key = keys.session(session_id)
-        session = await self._ledger.get(partition, key, Session)
+        session = await self._records.get(partition, key, Session)
         if session is None:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         if not session.value.erased:
             await self._refuse_busy(partition, session_id)
-            note = SessionTombstone(session.value.owner, session_id, await self._ledger.store.now())
-            await self._ledger.commit(keys.erasing(self._ledger.agent), witness=key, put={key: note})
+            note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
+            await self._records.commit(keys.erasing(self._records.agent), marker=key, put={key: note})
             try:
-                await self._ledger.commit(
+                await self._records.commit(
                     partition,
-                    witness=key,
+                    marker=key,
                     expect={key: session.version},
                     put={key: replace(session.value, erased=True)},
                 )
@@ -114,11 +114,11 @@ class Eraser:
     async def erase_session(self, partition: str, session: Session) -> None:
         """Removes the tasks of a session that is marked as erased, then the session."""
         for task_id in await self._names(partition, f"session-tasks/{session.session_id}/"):
-            while found := await self._ledger.get(partition, keys.task(task_id), Head):
+            while found := await self._records.get(partition, keys.task(task_id), Head):
                 if found.value.erased or await self._bury(partition, found):
                     await self.erase(partition, found.value)
                     break
-        await self._ledger.delete(
+        await self._records.delete(
             partition,
             [
                 keys.session_by_creation(session.created_at, session.session_id),
@@ -126,7 +126,7 @@ class Eraser:
             ],
         )
         await self._release(session.session_id, session.owner)
-        await self._ledger.delete(keys.erasing(self._ledger.agent), [keys.session(session.session_id)])
+        await self._records.delete(keys.erasing(self._records.agent), [keys.session(session.session_id)])
 
     async def _release(self, identifier: str, owner: User) -> None:
         """Forgets whose an id was that was not made here."""
@@ -136,7 +136,7 @@ class Eraser:
     async def _names(self, partition: str, prefix: str) -> list[str]:
         names: list[str] = []
         after = None
-        while found := await self._ledger.store.scan(partition, prefix, after=after):
+        while found := await self._records.store.scan(partition, prefix, after=after):
             names += [keys.last_segment(key) for key, _ in found]
             after = found[-1][0]
         return names
@@ -144,14 +144,14 @@ class Eraser:
     async def _bury(self, partition: str, stored: Stored[Head]) -> bool:
         """Puts the tombstone, first where it is found again after a crash. False if the head has changed."""
         head = stored.value
-        grave = keys.erasing(self._ledger.agent)
-        note = Tombstone(head.owner, head.task_id, await self._ledger.store.now())
-        await self._ledger.commit(grave, witness=keys.task(head.task_id), put={keys.task(head.task_id): note})
+        grave = keys.erasing(self._records.agent)
+        note = Tombstone(head.owner, head.task_id, await self._records.store.now())
+        await self._records.commit(grave, marker=keys.task(head.task_id), put={keys.task(head.task_id): note})
         key = keys.task(head.task_id)
         try:
-            await self._ledger.commit(
+            await self._records.commit(
                 partition,
-                witness=key,
+                marker=key,
                 expect={key: stored.version},
                 put={key: replace(head, erased=True, running=None, pending=None, queue=(), metadata={})},
                 delete=[
@@ -166,18 +166,18 @@ class Eraser:
     async def erase(self, partition: str, head: Head) -> None:
         """Removes what a buried task held, and then its head. May be repeated after a crash."""
         task_id = head.task_id
-        while found := await self._ledger.store.scan(partition, keys.logs(task_id), limit=PAGE):
+        while found := await self._records.store.scan(partition, keys.logs(task_id), limit=PAGE):
             requests: set[str] = set()
             for key, record in found:
                 requests |= await self._erase_approvals(partition, key, record.value)
             for request_id in requests:
                 await self._erase_request(partition, request_id)
                 await self._release(request_id, head.owner)
-            await self._ledger.delete(partition, [key for key, _ in found])
+            await self._records.delete(partition, [key for key, _ in found])
         await self._delete_under(partition, keys.blobs(task_id))
         await self._forget(partition, task_id)
         await self._release(task_id, head.owner)
-        await self._ledger.delete(
+        await self._records.delete(
             partition,
             [
                 keys.task_by_creation(head.created_at, task_id),
@@ -185,11 +185,11 @@ class Eraser:
                 keys.task(task_id),
             ],
         )
-        await self._ledger.delete(keys.erasing(self._ledger.agent), [keys.task(task_id)])
+        await self._records.delete(keys.erasing(self._records.agent), [keys.task(task_id)])
 
     async def _forget(self, partition: str, task_id: str) -> None:
         try:
-            await memories.forget_task(self._ledger, partition, task_id)
+            await memories.forget_task(self._records, partition, task_id)
         except CorruptState as error:
             log.error("what was learned in task %s may still be remembered: %s", task_id, error)
 
@@ -207,36 +207,36 @@ class Eraser:
     async def _erase_request(self, partition: str, request_id: str) -> None:
         key = keys.request(request_id)
         try:
-            found = await self._ledger.get(partition, key, RequestRecord)
+            found = await self._records.get(partition, key, RequestRecord)
         except CorruptState:
             found = None
         for approval_id in found.value.approvals if found else ():
             await self._erase_approval(partition, approval_id)
         await self._delete_under(partition, keys.streams(request_id))
         await self._delete_under(partition, keys.stream_parts(request_id))
-        await self._ledger.delete(partition, [key])
+        await self._records.delete(partition, [key])
 
     async def _erase_approval(self, partition: str, approval_id: str) -> None:
         key = keys.approval(approval_id)
         names = [key]
         try:
-            found = await self._ledger.get(partition, key, Approval)
+            found = await self._records.get(partition, key, Approval)
         except CorruptState:
             found = None
         if found is not None:
             names.append(keys.approval_by_creation(found.value.created_at, approval_id))
-        await self._ledger.delete(partition, names)
+        await self._records.delete(partition, names)
 
     async def _delete_under(self, partition: str, prefix: str) -> None:
-        while found := await self._ledger.store.scan(partition, prefix, limit=PAGE):
-            await self._ledger.delete(partition, [key for key, _ in found])
+        while found := await self._records.store.scan(partition, prefix, limit=PAGE):
+            await self._records.delete(partition, [key for key, _ in found])
 
     async def resume_all(self, older_than_seconds: float = 60) -> int:
         """Goes on with deletions that a crash has left; returns how many. Damaged notes are left alone."""
-        grave = keys.erasing(self._ledger.agent)
-        before = await self._ledger.store.now() - older_than_seconds
+        grave = keys.erasing(self._records.agent)
+        before = await self._records.store.now() - older_than_seconds
         resumed, after = 0, None
-        while found := await self._ledger.store.scan(grave, "", after=after):
+        while found := await self._records.store.scan(grave, "", after=after):
             for key, record in found:
                 after = key
                 try:
@@ -254,10 +254,10 @@ class Eraser:
     async def _resume_task(self, grave: str, key: str, note: Tombstone, before: float) -> bool:
         if note.begun_at > before:
             return False
-        partition = self._ledger.partition(note.owner)
-        head = await self._ledger.get(partition, key, Head)
+        partition = self._records.partition(note.owner)
+        head = await self._records.get(partition, key, Head)
         if head is None or not head.value.erased:
-            await self._ledger.delete(grave, [key])
+            await self._records.delete(grave, [key])
             return False
         await self.erase(partition, head.value)
         return True
@@ -265,10 +265,10 @@ class Eraser:
     async def _resume_session(self, grave: str, key: str, note: SessionTombstone, before: float) -> bool:
         if note.begun_at > before:
             return False
-        partition = self._ledger.partition(note.owner)
-        session = await self._ledger.get(partition, key, Session)
+        partition = self._records.partition(note.owner)
+        session = await self._records.get(partition, key, Session)
         if session is None or not session.value.erased:
-            await self._ledger.delete(grave, [key])
+            await self._records.delete(grave, [key])
             return False
         await self.erase_session(partition, session.value)
         return True

@@ -25,7 +25,7 @@ from tealagents.domain.models import (
     Usage,
 )
 from tealagents.state import keys
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 
 #: batches read at a time
 PAGE = 50
@@ -57,15 +57,15 @@ class Logged(Struct, frozen=True):
 class History:
     """Reads the log of a task."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
 
     # --- batches ---------------------------------------------------------------------------------
 
     async def _batches(
         self, partition: str, task_id: str, after: int, *, reverse: bool, limit: int = PAGE
     ) -> list[Batch]:
-        found = await self._ledger.scan(
+        found = await self._records.scan(
             partition, keys.logs(task_id), Batch, after=keys.log(task_id, after), limit=limit, reverse=reverse
         )
         for key, batch in found:
@@ -93,7 +93,7 @@ class History:
                     raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
                 for batch in batches:
                     position = batch.entries[0].seq
-                    for entry, body in await self._ledger.opened(partition, task_id, batch):
+                    for entry, body in await self._records.opened(partition, task_id, batch):
                         if due <= entry.seq <= last:
                             self._expect(task_id, entry.seq, due)
                             due += 1
@@ -118,7 +118,7 @@ class History:
                 for batch in batches:
                     if batch.entries[0].seq > due:
                         continue
-                    for entry, body in reversed(await self._ledger.opened(partition, task_id, batch)):
+                    for entry, body in reversed(await self._records.opened(partition, task_id, batch)):
                         if first <= entry.seq <= due:
                             self._expect(task_id, entry.seq, due)
                             logged = Logged(entry, body)

@@ -14,8 +14,8 @@ from tealagents.domain.models import Head, User, Worker
 from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.ledger import Ledger, Stored
-from tealagents.state.owners import Owners
+from tealagents.state.owner_directory import Owners
+from tealagents.state.records import RecordStore, Stored
 
 #: records read at a time
 PAGE = 100
@@ -56,8 +56,8 @@ class Statistics(Struct, kw_only=True):
 class Inventory:
     """Goes through everything."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
         #: what could not be read so far, in words
         self.damaged: list[str] = []
 
@@ -71,17 +71,17 @@ class Inventory:
                 except CorruptState as error:
                     self.damaged.append(f"{partition}: {error}")
                     continue
-                found |= {self._ledger.partition(user): user for user in owners.users}
+                found |= {self._records.partition(user): user for user in owners.users}
         return [found[partition] for partition in sorted(found)]
 
     def index_partitions(self) -> list[str]:
         """Where it is written down whose is what."""
-        agent = self._ledger.agent
+        agent = self._records.agent
         return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in _DIGITS)
 
     async def tasks(self, owner: User) -> AsyncIterator[Found]:
         """A user's tasks by id, those in the course of deletion left out."""
-        partition = self._ledger.partition(owner)
+        partition = self._records.partition(owner)
         async for key, record in self.records(partition, keys.task("")):
             task_id = keys.last_segment(key)
             try:
@@ -95,7 +95,7 @@ class Inventory:
     async def records(self, partition: str, prefix: str) -> AsyncIterator[tuple[str, Record]]:
         """All records under a prefix, as they are stored."""
         after = None
-        while found := await self._ledger.store.scan(partition, prefix, after=after, limit=PAGE):
+        while found := await self._records.store.scan(partition, prefix, after=after, limit=PAGE):
             for key, record in found:
                 yield key, record
             after = found[-1][0]
@@ -104,10 +104,10 @@ class Inventory:
 
     async def count(self) -> Statistics:
         found = Statistics()
-        now = self._ledger.clock.now()
+        now = self._records.clock.now()
         for owner in await self.owners():
             found.users += 1
-            async for _ in self.records(self._ledger.partition(owner), "sessions/"):
+            async for _ in self.records(self._records.partition(owner), "sessions/"):
                 found.sessions += 1
             async for task in self.tasks(owner):
                 if task.head is None:
@@ -118,15 +118,15 @@ class Inventory:
                 found.queued += len(head.queue)
                 found.entries += head.tail_seq
                 found.expired += head.expires_at is not None and head.expires_at <= now
-        async for _ in self.records(keys.erasing(self._ledger.agent), ""):
+        async for _ in self.records(keys.erasing(self._records.agent), ""):
             found.deletions += 1
         found.workers_alive = await self._workers_alive()
         found.damaged = self.damaged
         return found
 
     async def _workers_alive(self) -> int:
-        partition, alive = keys.workers(self._ledger.agent), 0
-        now = await self._ledger.store.now()
+        partition, alive = keys.workers(self._records.agent), 0
+        now = await self._records.store.now()
         async for key, record in self.records(partition, "worker/"):
             try:
                 worker = unseal(partition, key, record.value, Worker)

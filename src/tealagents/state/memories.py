@@ -13,7 +13,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import Conflict
 from tealagents.domain.models import Json
 from tealagents.state import keys
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 
 #: memories of one provider about one user; the oldest go first
 MOST_MEMORIES = 200
@@ -38,8 +38,10 @@ Learned = tuple[Remembered, ...]
 class Memory:
     """One provider's memories of one user, as seen from one task."""
 
-    def __init__(self, ledger: Ledger, partition: str, provider: str, session_id: str, task_id: str) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, records: RecordStore, partition: str, provider: str, session_id: str, task_id: str
+    ) -> None:
+        self._records = records
         self._partition = partition
         self._key = keys.memory(provider)
         self._session_id = session_id
@@ -47,7 +49,7 @@ class Memory:
 
     async def recall(self) -> Learned:
         """All there are, oldest first."""
-        found = await self._ledger.get(self._partition, self._key, Learned)
+        found = await self._records.get(self._partition, self._key, Learned)
         return found.value if found else ()
 
     async def remember(self, text: str, **data: object) -> Remembered:
@@ -55,7 +57,7 @@ class Memory:
         added = Remembered(
             memory_id=ids.random_id(),
             text=text[:MOST_CHARACTERS],
-            at=self._ledger.clock.now(),
+            at=self._records.clock.now(),
             session_id=self._session_id,
             task_id=self._task_id,
             data=data,
@@ -67,29 +69,31 @@ class Memory:
         await self._change(lambda known: tuple(each for each in known if each.memory_id not in memory_ids))
 
     async def _change(self, change: Callable[[Learned], Learned]) -> None:
-        await _change(self._ledger, self._partition, self._key, change)
+        await _change(self._records, self._partition, self._key, change)
 
 
-async def forget_task(ledger: Ledger, partition: str, task_id: str) -> None:
+async def forget_task(records: RecordStore, partition: str, task_id: str) -> None:
     """Takes away what was learned in a task that is erased."""
-    for key, known in await ledger.scan(partition, keys.MEMORIES, Learned):
+    for key, known in await records.scan(partition, keys.MEMORIES, Learned):
         if any(each.task_id == task_id for each in known):
             await _change(
-                ledger,
+                records,
                 partition,
                 key,
                 lambda known: tuple(each for each in known if each.task_id != task_id),
             )
 
 
-async def _change(ledger: Ledger, partition: str, key: str, change: Callable[[Learned], Learned]) -> None:
+async def _change(
+    records: RecordStore, partition: str, key: str, change: Callable[[Learned], Learned]
+) -> None:
     while True:
-        found = await ledger.get(partition, key, Learned)
+        found = await records.get(partition, key, Learned)
         known = change(found.value if found else ())[-MOST_MEMORIES:]
         try:
-            await ledger.commit(
+            await records.commit(
                 partition,
-                witness=key,
+                marker=key,
                 expect={key: found.version if found else None},
                 put={key: known},
             )

@@ -11,8 +11,8 @@ from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.erasing import PAGE, Eraser
 from tealagents.state.inventory import Found, Inventory, is_alive
-from tealagents.state.ledger import Ledger, Stored
-from tealagents.state.owners import Directory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, Stored
 
 #: told how many users are done, of how many
 Told = Callable[[int, int], None]
@@ -30,12 +30,12 @@ class Due(Struct, frozen=True):
 class Pruning:
     """Finds what is due, and erases it when it is told to."""
 
-    def __init__(self, ledger: Ledger, eraser: Eraser, *, before: datetime | None = None) -> None:
+    def __init__(self, records: RecordStore, eraser: Eraser, *, before: datetime | None = None) -> None:
         """Due are tasks past their `expires_at`; with `before`, also what was last touched before that."""
-        self._ledger = ledger
+        self._records = records
         self._eraser = eraser
         self._before = before
-        self._inventory = Inventory(ledger)
+        self._inventory = Inventory(records)
         #: tasks that are due and in use
         self.spared = 0
 
@@ -66,7 +66,7 @@ class Pruning:
         return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
 
     def _is_old(self, head: Head) -> bool:
-        expired = head.expires_at is not None and head.expires_at <= self._ledger.clock.now()
+        expired = head.expires_at is not None and head.expires_at <= self._records.clock.now()
         return expired or (self._before is not None and head.updated_at < self._before)
 
     async def _in_use(self, head: Head) -> bool:
@@ -76,18 +76,18 @@ class Pruning:
         for worker_id in workers:
             if await self._lives(worker_id):
                 return True
-        return head.pending is not None and head.pending.expires_at > self._ledger.clock.now()
+        return head.pending is not None and head.pending.expires_at > self._records.clock.now()
 
     async def _lives(self, worker_id: str) -> bool:
-        partition, key = keys.workers(self._ledger.agent), f"worker/{worker_id}"
-        found = await self._ledger.get(partition, key, Worker)
-        return found is not None and is_alive(found.value, await self._ledger.store.now())
+        partition, key = keys.workers(self._records.agent), f"worker/{worker_id}"
+        found = await self._records.get(partition, key, Worker)
+        return found is not None and is_alive(found.value, await self._records.store.now())
 
     async def _empty_sessions(self, owner: User, going: Collection[str]) -> AsyncIterator[Due]:
         """Sessions that are old and hold no task, or none that is not due itself."""
         if self._before is None:
             return
-        partition = self._ledger.partition(owner)
+        partition = self._records.partition(owner)
         async for key, record in self._inventory.records(partition, keys.session("")):
             try:
                 session = unseal(partition, key, record.value, Session)
@@ -120,13 +120,13 @@ class Departure:
     back while it was under way.
     """
 
-    def __init__(self, ledger: Ledger, eraser: Eraser, directory: Directory, user: User) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, eraser: Eraser, directory: Directory, user: User) -> None:
+        self._records = records
         self._eraser = eraser
         self._directory = directory
         self._user = user
-        self._partition = ledger.partition(user)
-        self._inventory = Inventory(ledger)
+        self._partition = records.partition(user)
+        self._inventory = Inventory(records)
 
     async def count(self) -> int:
         """How many records the user's partition holds."""
@@ -137,12 +137,12 @@ class Departure:
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
-        while page := await self._ledger.store.scan(self._partition, "", limit=PAGE):
-            await self._ledger.delete(self._partition, [key for key, _ in page])
+        while page := await self._records.store.scan(self._partition, "", limit=PAGE):
+            await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
             told(wiped)
-        await self._wipe_mentions(keys.inbox(self._ledger.agent, self._user.tid), "inbox/")
-        await self._wipe_mentions(keys.erasing(self._ledger.agent), "")
+        await self._wipe_mentions(keys.inbox(self._records.agent, self._user.tid), "inbox/")
+        await self._wipe_mentions(keys.erasing(self._records.agent), "")
         await self._directory.forget(self._user)
         return wiped
 
@@ -150,7 +150,7 @@ class Departure:
         """Erases a task, however often it changes meanwhile; a damaged one goes with the rest."""
         key = keys.task(task_id)
         try:
-            while found := await self._ledger.get(self._partition, key, Head):
+            while found := await self._records.get(self._partition, key, Head):
                 if found.value.erased or await self._eraser.remove(self._partition, found):
                     return
         except CorruptState:
@@ -160,7 +160,7 @@ class Departure:
         """Deletes what names the user in a partition that is not theirs."""
         async for key, record in self._inventory.records(partition, prefix):
             if self._names_user(partition, key, record.value):
-                await self._ledger.delete(partition, [key])
+                await self._records.delete(partition, [key])
 
     def _names_user(self, partition: str, key: str, stored: bytes) -> bool:
         try:

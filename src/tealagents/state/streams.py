@@ -19,7 +19,7 @@ from tealagents.domain.errors import Conflict, CorruptState
 from tealagents.domain.events import StreamEvent
 from tealagents.domain.models import RequestRecord
 from tealagents.state import codec, keys
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def portion(events: Sequence[StreamEvent]) -> tuple[list[StreamEvent], bool]:
 class StreamLog:
     """Writes and reads the events between a request's first and its last."""
 
-    def __init__(self, ledger: Ledger, ttl: float) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, ttl: float) -> None:
+        self._records = records
         #: seconds from its writing for which a batch is kept: a day behind the latest possible end
         self.ttl = ttl
 
@@ -84,9 +84,9 @@ class StreamLog:
         key = keys.stream(request_id, batch[0].id)
         stored: Batch = batch if fits else await self._write_parts(partition, request_id, version, batch[0])
         try:
-            await self._ledger.commit(
+            await self._records.commit(
                 partition,
-                witness=key,
+                marker=key,
                 expect={keys.request(request_id): version, key: None},
                 put={key: stored},
                 ttl={key: self.ttl},
@@ -101,9 +101,9 @@ class StreamLog:
         parts = range(0, len(text), PART_CHARACTERS)
         for n, start in enumerate(parts):
             key = keys.stream_part(request_id, event.id, n)
-            await self._ledger.commit(
+            await self._records.commit(
                 partition,
-                witness=key,
+                marker=key,
                 expect={keys.request(request_id): version},
                 put={key: text[start : start + PART_CHARACTERS]},
                 ttl={key: self.ttl},
@@ -112,8 +112,8 @@ class StreamLog:
 
     async def _written_before(self, partition: str, request_id: str, version: str, key: str) -> int:
         """The last id of a batch that was stored by an attempt whose fate could not be told."""
-        request, batch = await self._ledger.store.read(partition, [keys.request(request_id), key])
-        stored = self._ledger.open(partition, key, batch, _BATCH)
+        request, batch = await self._records.store.read(partition, [keys.request(request_id), key])
+        stored = self._records.open(partition, key, batch, _BATCH)
         if request is None or request.version != version or stored is None:
             raise Conflict(key)
         return _last_id(stored.value)
@@ -136,7 +136,7 @@ class StreamLog:
     async def _scan(
         self, partition: str, request_id: str, after: str | None, *, limit: int, reverse: bool = False
     ) -> list[Batch]:
-        found = await self._ledger.scan(
+        found = await self._records.scan(
             partition, keys.streams(request_id), _BATCH, after=after, limit=limit, reverse=reverse
         )
         return [batch for _, batch in found]
@@ -156,7 +156,7 @@ class StreamLog:
         names = [keys.stream_part(request_id, large.event_id, n) for n in range(large.parts)]
         texts: list[str] = []
         for name in names:
-            part = await self._ledger.get(partition, name, str)
+            part = await self._records.get(partition, name, str)
             if part is None:
                 raise CorruptState(name, "is missing", request_id=request_id)
             texts.append(part.value)
@@ -185,7 +185,7 @@ class StreamLog:
 
     async def _farthest(self, partition: str, request_id: str) -> int:
         """The highest id that a log can hold, by the names of its batches alone."""
-        newest = await self._ledger.store.scan(partition, keys.streams(request_id), limit=1, reverse=True)
+        newest = await self._records.store.scan(partition, keys.streams(request_id), limit=1, reverse=True)
         return int(keys.last_segment(newest[0][0])) + BATCH_EVENTS if newest else 1
 
     async def keep(self, partition: str, request: RequestRecord) -> None:
@@ -198,9 +198,9 @@ class StreamLog:
 
     async def _keep_under(self, partition: str, prefix: str, kind: type[Any]) -> None:
         after: str | None = None
-        while found := await self._ledger.scan(partition, prefix, kind, after=after, limit=8):
+        while found := await self._records.scan(partition, prefix, kind, after=after, limit=8):
             for key, value in found:
-                await self._ledger.commit(partition, witness=key, put={key: value}, ttl={key: self.ttl})
+                await self._records.commit(partition, marker=key, put={key: value}, ttl={key: self.ttl})
             after = found[-1][0]
 
 

@@ -1,7 +1,7 @@
 """A task's life: begin, write, pause, resume, end; cancel, queue and takeover.
 
-Whoever is named in the head's `running` may write the task, nobody else: that is a `Tenure`. Every
-write is a compare-and-set on the head. When it fails the head is read again; if the tenure still
+Whoever is named in the head's `running` may write the task, nobody else: that is a `TaskWriter`. Every
+write is a compare-and-set on the head. When it fails the head is read again; if the writer still
 stands the write is made anew on top of what was read, else it is over (`Fenced`).
 """
 
@@ -39,10 +39,10 @@ from tealagents.domain.models import (
     Usage,
 )
 from tealagents.state import keys
-from tealagents.state.chain import Draft, draft
+from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.history import History
-from tealagents.state.ledger import Ledger, Stored
-from tealagents.state.owners import Directory
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import RecordStore, Stored
 from tealagents.state.streams import JUMP, KEPT_SECONDS, StreamLog
 from tealagents.state.workers import Lease, Word
 
@@ -100,14 +100,16 @@ ASKED_SECONDS, ASKED_LOOK_SECONDS = 1.5, 0.05
 class Tasks:
     """Begins, finds and ends the requests of one agent."""
 
-    def __init__(self, ledger: Ledger, lease: Lease, directory: Directory, rules: Rules, source: str) -> None:
-        self.ledger = ledger
+    def __init__(
+        self, records: RecordStore, lease: Lease, directory: Directory, rules: Rules, source: str
+    ) -> None:
+        self.records = records
         self.lease = lease
         self.directory = directory
         self.rules = rules
         #: `name:version`, the `source` of every answer
         self.source = source
-        self.history = History(ledger)
+        self.history = History(records)
         #: requests begun in this process and not yet over; one that the store says runs here and that is
         #: not among them was begun by a commit whose reply never came
         self.begun_here: Counter[str] = Counter()
@@ -117,13 +119,13 @@ class Tasks:
         lifetime = KEPT_SECONDS + rules.approval_expiry_seconds + rules.request_timeout_seconds
         #: how long the key of a request is kept that has not ended
         self.key_seconds = lifetime
-        self.streams = StreamLog(ledger, lifetime)
+        self.streams = StreamLog(records, lifetime)
 
     # --- finding ---------------------------------------------------------------------------------
 
     async def head(self, partition: str, task_id: str) -> Stored[Head]:
         """A task's head as it stands, after what is due of it was done (`settle`). `NotFound` if erased."""
-        found = await self.ledger.get(partition, keys.task(task_id), Head)
+        found = await self.records.get(partition, keys.task(task_id), Head)
         return await self.settle(partition, self.present(found, task_id))
 
     def present(self, found: Stored[Head] | None, task_id: str) -> Stored[Head]:
@@ -136,22 +138,22 @@ class Tasks:
         return found
 
     def expired(self, head: Head) -> bool:
-        return head.expires_at is not None and head.expires_at <= self.ledger.clock.now()
+        return head.expires_at is not None and head.expires_at <= self.records.clock.now()
 
     async def request(self, partition: str, request_id: str) -> Stored[RequestRecord]:
         """A request as it stands; one whose process died is ended first. `NotFound` with its task."""
         key = keys.request(request_id)
-        found = await self.ledger.get(partition, key, RequestRecord)
+        found = await self.records.get(partition, key, RequestRecord)
         if found is None:
             raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
-        before = await self.ledger.get(partition, keys.task(found.value.task_id), Head)
+        before = await self.records.get(partition, keys.task(found.value.task_id), Head)
         try:
             head = await self.settle(partition, self.present(before, found.value.task_id))
         except NotFound as error:
             raise error.with_ids(request_id=request_id) from None
         ended = found.value.status in ENDED
         if before is None or head.version != before.version or not (ended or _knows(head.value, request_id)):
-            found = await self.ledger.get(partition, key, RequestRecord)
+            found = await self.records.get(partition, key, RequestRecord)
             if found is None:
                 raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
             if found.value.status not in ENDED and not _knows(head.value, request_id):
@@ -173,14 +175,14 @@ class Tasks:
                 return found
             request_id, ending = due
             await self.end(partition, found, request_id, ending, SERVICE)
-            again = await self.ledger.get(partition, keys.task(head.task_id), Head)
+            again = await self.records.get(partition, keys.task(head.task_id), Head)
             found = self.present(again, head.task_id)
 
     async def _due(self, head: Head) -> tuple[str, Ending] | None:
         running = head.running
         if running is not None and await self._abandoned(running.worker_id, running.request_id):
             return running.request_id, INTERRUPTED
-        now = self.ledger.clock.now()
+        now = self.records.clock.now()
         if head.pending is not None and head.pending.expires_at <= now:
             return head.pending.request_id, EXPIRED
         for waiting in head.queue:
@@ -241,7 +243,7 @@ class Tasks:
                 looks -= 1  # the store is away
             except Exception:
                 log.exception("request %s cannot be ended yet", request_id)
-            await self.ledger.clock.sleep(LOOK_SECONDS)
+            await self.records.clock.sleep(LOOK_SECONDS)
 
     async def end(
         self, partition: str, found: Stored[Head], request_id: str, ending: Ending, actor: str
@@ -251,7 +253,7 @@ class Tasks:
         What it had produced is taken from its stream's log, what its tools did from the task's.
         """
         head = found.value
-        stored = await self.ledger.get(partition, keys.request(request_id), RequestRecord)
+        stored = await self.records.get(partition, keys.request(request_id), RequestRecord)
         if stored is None:
             raise CorruptState(keys.request(request_id), "is missing", task_id=head.task_id)
         request = stored.value
@@ -260,7 +262,7 @@ class Tasks:
         recorded = await self.streams.recorded(partition, request)
         tools: tuple[ToolOutcome, ...] = ()
         usage = request.usage
-        now = self.ledger.clock.now()
+        now = self.records.clock.now()
         drafts: list[Draft] = []
         if occupies:
             first = (head.running or head.pending).first_seq  # type: ignore[union-attr]
@@ -269,7 +271,7 @@ class Tasks:
         drafts.append(
             self.ending_draft(request_id, status, code, head, tools, actor, queued=not occupies, now=now)
         )
-        grown, log_key, batch = await self.ledger.append(partition, head, drafts)
+        grown, log_key, batch = await self.records.append(partition, head, drafts)
         if occupies:
             withdrawn = self.rules.concurrency == "rollback" and ending is SUPERSEDED
             grown = lifecycle.stop(grown, status, now, tools=tools, withdrawn=withdrawn)
@@ -296,16 +298,16 @@ class Tasks:
         ttl: dict[str, float] = {}
         if record.idempotency is not None:
             name = keys.idempotency(record.idempotency[0])
-            used = await self.ledger.get(partition, name, IdempotencyRecord)
+            used = await self.records.get(partition, name, IdempotencyRecord)
             if used is None or used.value.request_id == request_id:
                 put, ttl = put | self.key_put(record), self.key_ttl(record, KEPT_SECONDS)
                 expect[name] = used.version if used else None
         if head.pending is not None and head.pending.request_id == request_id:
             put.update(await self._close_approval(partition, head.pending.approval_id, code))
         try:
-            await self.ledger.commit(
+            await self.records.commit(
                 partition,
-                witness=log_key,
+                marker=log_key,
                 expect=expect,
                 put=put,
                 ttl=ttl,
@@ -319,7 +321,7 @@ class Tasks:
 
     async def _close_approval(self, partition: str, approval_id: str, code: str) -> dict[str, object]:
         key = keys.approval(approval_id)
-        found = await self.ledger.get(partition, key, Approval)
+        found = await self.records.get(partition, key, Approval)
         if found is None or found.value.status != "pending":
             return {}
         status: Literal["expired", "canceled"] = "expired" if code == "approval_expired" else "canceled"
@@ -403,11 +405,11 @@ class Tasks:
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
         """Waits until a request has ended, and no longer than that."""
-        clock = self.ledger.clock
+        clock = self.records.clock
         deadline = clock.monotonic() + seconds
         while clock.monotonic() < deadline:
             await clock.sleep(ASKED_LOOK_SECONDS)
-            found = await self.ledger.get(partition, keys.request(request_id), RequestRecord)
+            found = await self.records.get(partition, keys.request(request_id), RequestRecord)
             if found is None or found.value.status in ENDED:
                 return
 

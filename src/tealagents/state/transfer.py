@@ -41,10 +41,10 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.state import keys
-from tealagents.state.chain import Draft, canonical, draft
-from tealagents.state.exported import FORMAT, ExportedEntry, ExportedTask, read
+from tealagents.state.audit_chain import Draft, canonical, draft
 from tealagents.state.history import Logged
-from tealagents.state.ledger import BATCH_BYTES, MOST_RECORDS, Ledger, Stored
+from tealagents.state.records import BATCH_BYTES, MOST_RECORDS, RecordStore, Stored
+from tealagents.state.task_document import FORMAT, ExportedEntry, ExportedTask, read
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class Copy:
     """A task in the making: entries and requests are added, the head is written at the end."""
 
     def __init__(
-        self, ledger: Ledger, partition: str, head: Head, guard: Mapping[str, str | None] | None = None
+        self, records: RecordStore, partition: str, head: Head, guard: Mapping[str, str | None] | None = None
     ) -> None:
         """`guard` are records that must stay as they are meanwhile; they go when the copy is finished."""
-        self._ledger = ledger
+        self._records = records
         self._partition = partition
         self._guard = guard or {}
         self.head = head
@@ -93,9 +93,9 @@ class Copy:
         """Writes the entries gathered so far as one batch."""
         drafts, self._drafts, self._size = self._drafts, [], 0
         if drafts:
-            head, key, batch = await self._ledger.append(self._partition, self.head, drafts)
-            await self._ledger.commit(
-                self._partition, witness=key, expect={key: None, **self._guard}, put={key: batch}
+            head, key, batch = await self._records.append(self._partition, self.head, drafts)
+            await self._records.commit(
+                self._partition, marker=key, expect={key: None, **self._guard}, put={key: batch}
             )
             self.head = head
 
@@ -105,8 +105,8 @@ class Copy:
             self._written += [keys.request(request.request_id) for request in requests]
             put = {keys.request(request.request_id): request for request in requests}
             first = next(iter(put))
-            await self._ledger.commit(
-                self._partition, witness=first, expect={**dict.fromkeys(put), **self._guard}, put=put
+            await self._records.commit(
+                self._partition, marker=first, expect={**dict.fromkeys(put), **self._guard}, put=put
             )
 
     async def discard(self) -> None:
@@ -114,9 +114,9 @@ class Copy:
         after all stays."""
         if self._finished:
             return
-        await self._ledger.erase_log(self._partition, self.head.task_id)
+        await self._records.erase_log(self._partition, self.head.task_id)
         for start in range(0, len(self._written), MOST_RECORDS):
-            await self._ledger.delete(self._partition, self._written[start : start + MOST_RECORDS])
+            await self._records.delete(self._partition, self._written[start : start + MOST_RECORDS])
 
     async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
         """Makes the copy visible. `Conflict` where its session was deleted or its id taken meanwhile."""
@@ -129,14 +129,14 @@ class Copy:
             keys.task_by_session(head.session_id, head.created_at, head.task_id): head.task_id,
         }
         if session is None:
-            now = self._ledger.clock.now()
+            now = self._records.clock.now()
             put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
             put[keys.session_by_creation(now, head.session_id)] = head.session_id
         self._finished = True
         try:
-            await self._ledger.commit(
+            await self._records.commit(
                 self._partition,
-                witness=task_key,
+                marker=task_key,
                 expect={task_key: None, session_key: session.version if session else None, **self._guard},
                 put=put,
                 delete=list(self._guard),
@@ -156,8 +156,8 @@ class Importing(Struct, frozen=True):
 class Transfer:
     """Forks, exports and imports tasks."""
 
-    def __init__(self, ledger: Ledger, tasks: Tasks) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, tasks: Tasks) -> None:
+        self._records = records
         self._tasks = tasks
         self._history = tasks.history
         #: the tasks that are being imported in this process
@@ -181,7 +181,7 @@ class Transfer:
         source = (await self._tasks.head(partition, task_id)).value
         path, remote_id = await self._fork_path(partition, source, checkpoint_id, message_id)
         tag = ids.owner_tag(source.owner.key)
-        now = self._ledger.clock.now()
+        now = self._records.clock.now()
         point: Json = {"task_id": task_id}
         if checkpoint_id or (source.checkpoint_id and not message_id):
             point["checkpoint_id"] = checkpoint_id or source.checkpoint_id
@@ -200,7 +200,7 @@ class Transfer:
             origin=point,
             remote_id=remote_id,
         )
-        copy = Copy(self._ledger, partition, head)
+        copy = Copy(self._records, partition, head)
         try:
             return await self._fork(partition, source, path, actor, point, message_id, copy, tag)
         except CorruptState:
@@ -231,7 +231,7 @@ class Transfer:
             if any(first <= known.first_seq <= min(last_seq, end) for first, last_seq in path)
         )
         done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
-        session = await self._ledger.get(partition, keys.session(source.session_id), Session)
+        session = await self._records.get(partition, keys.session(source.session_id), Session)
         if session is None or session.value.erased:
             raise NotFound(f"There is no session {source.session_id}.", session_id=source.session_id)
         try:
@@ -249,7 +249,7 @@ class Transfer:
         wanted = checkpoint_id or source.checkpoint_id
         if wanted is None:
             return (), None
-        found = await self._ledger.get(partition, keys.request(wanted), RequestRecord)
+        found = await self._records.get(partition, keys.request(wanted), RequestRecord)
         if found is None or found.value.task_id != source.task_id or found.value.status != "Completed":
             raise NotFound(f"The task {source.task_id} has no checkpoint {wanted}.", task_id=source.task_id)
         return found.value.path, found.value.remote_id
@@ -317,7 +317,7 @@ class Transfer:
         whole: bool,
     ) -> RequestRecord:
         """Adds a request's entries to the copy; returns its record, to be added as well."""
-        found = await self._ledger.get(partition, keys.request(request_id), RequestRecord)
+        found = await self._records.get(partition, keys.request(request_id), RequestRecord)
         if found is None:
             raise CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
         old, new_id, first = found.value, ids.new_id(tag), copy.next_seq
@@ -376,13 +376,13 @@ class Transfer:
                 order.setdefault(logged.entry.request_id)
         requests = []
         for request_id in order:
-            found = await self._ledger.get(partition, keys.request(request_id), RequestRecord)
+            found = await self._records.get(partition, keys.request(request_id), RequestRecord)
             if found is None:
                 raise CorruptState(keys.request(request_id), "is missing", task_id=task_id)
             requests.append(replace(found.value, idempotency=None))
         document = ExportedTask(
             format=FORMAT,
-            agent=self._ledger.agent,
+            agent=self._records.agent,
             task=replace(head, tail_hash="", tail_seal="", tail_key=0, log_id=""),
             requests=tuple(requests),
             entries=tuple(entries),
@@ -407,7 +407,7 @@ class Transfer:
             self._importing.discard(task_id)
 
     async def _import(self, caller: Caller, value: Any, document: ExportedTask) -> Head:
-        partition = self._ledger.partition(caller.user)
+        partition = self._records.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
         guard = await self._guarded(partition, document)
@@ -421,7 +421,7 @@ class Transfer:
 
     async def _is_there(self, partition: str, document: ExportedTask) -> bool:
         """Whether another import of the document has ended before this one took the right to write it."""
-        (head,) = await self._ledger.store.read(partition, [keys.task(document.task.task_id)])
+        (head,) = await self._records.store.read(partition, [keys.task(document.task.task_id)])
         return head is not None
 
     async def _give_up(self, partition: str, document: ExportedTask, guard: Mapping[str, str | None]) -> None:
@@ -431,20 +431,20 @@ class Transfer:
         """
         (key,) = guard
         try:
-            version = await self._ledger.commit(
-                partition, witness=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
+            version = await self._records.commit(
+                partition, marker=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
             )
             if not await self._is_there(partition, document):
                 await self._clear(partition, document)
-            await self._ledger.commit(partition, witness=key, expect={key: version}, delete=[key])
+            await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # somebody else has gone on with it, or will, once this worker is gone
             log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
 
     async def _clear(self, partition: str, document: ExportedTask) -> None:
-        await self._ledger.erase_log(partition, document.task.task_id)
+        await self._records.erase_log(partition, document.task.task_id)
         for request in document.requests:
-            await self._ledger.delete(partition, [keys.request(request.request_id)])
+            await self._records.delete(partition, [keys.request(request.request_id)])
 
     async def _written(
         self,
@@ -459,7 +459,7 @@ class Transfer:
         digest = hashlib.sha256(canonical(value)).hexdigest()
         shift = 1
         copy = Copy(
-            self._ledger,
+            self._records,
             partition,
             replace(
                 task,
@@ -505,15 +505,15 @@ class Transfer:
         """Takes the right to write the task, and removes what an import that broke off has left of it."""
         task_id = document.task.task_id
         key = f"importing/{task_id}"
-        found = await self._ledger.get(partition, key, Importing)
+        found = await self._records.get(partition, key, Importing)
         lease = self._tasks.lease
         await lease.ensure()
         writer = found.value.worker_id if found else lease.worker_id
         if writer != lease.worker_id and not await lease.dead(writer):
             raise _exists(task_id)
-        version = await self._ledger.commit(
+        version = await self._records.commit(
             partition,
-            witness=key,
+            marker=key,
             expect={key: found.version if found else None},
             put={key: Importing(lease.worker_id)},
         )
@@ -539,17 +539,17 @@ class Transfer:
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:
         """Whether a record exists; one that a broken import of the same task has left does not count."""
-        (record,) = await self._ledger.store.read(partition, [key])
+        (record,) = await self._records.store.read(partition, [key])
         if record is None:
             return False
-        (begun,) = await self._ledger.store.read(partition, [f"importing/{task_id}"])
+        (begun,) = await self._records.store.read(partition, [f"importing/{task_id}"])
         if begun is None or key == keys.task(task_id):
             return True
-        left = await self._ledger.get(partition, key, RequestRecord)
+        left = await self._records.get(partition, key, RequestRecord)
         return left is not None and left.value.task_id != task_id
 
     async def _session(self, caller: Caller, partition: str, session_id: str) -> Stored[Session] | None:
-        found = await self._ledger.get(partition, keys.session(session_id), Session)
+        found = await self._records.get(partition, keys.session(session_id), Session)
         if found is None:
             owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
             if owner is not None and owner != caller.user:

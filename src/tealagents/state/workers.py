@@ -20,7 +20,7 @@ from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavaila
 from tealagents.domain.models import Worker
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.ledger import Ledger, Stored
+from tealagents.state.records import RecordStore, Stored
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ class Glance(Struct, frozen=True):
 class Lease:
     """This process's lease, and its view of the others'."""
 
-    def __init__(self, ledger: Ledger, lease_seconds: float) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore, lease_seconds: float) -> None:
+        self._records = records
         self._seconds = lease_seconds
-        self._partition = keys.workers(ledger.agent)
+        self._partition = keys.workers(records.agent)
         self._key = ""
         self._version: str | None = None
         self._beaten_at = float("-inf")
@@ -87,7 +87,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether this process may still write for the requests it runs."""
-        return self._ledger.clock.monotonic() - self._beaten_at < self._seconds
+        return self._records.clock.monotonic() - self._beaten_at < self._seconds
 
     async def ensure(self) -> None:
         """Returns where the lease is held; takes a new one where it had lapsed.
@@ -97,7 +97,7 @@ class Lease:
         if self.held:
             return
         async with self._writing:
-            if not self.held and self._ledger.clock.monotonic() - self._tried_at >= GLANCE_SECONDS:
+            if not self.held and self._records.clock.monotonic() - self._tried_at >= GLANCE_SECONDS:
                 await self._lost("it could not be renewed in time")
         if not self.held:
             raise PersistenceUnavailable(
@@ -107,7 +107,7 @@ class Lease:
     async def start(self) -> None:
         await self._renew()
         self._task = asyncio.create_task(self._beat_for_ever(), name="lease")
-        if self._ledger.store.shared:
+        if self._records.store.shared:
             self._listener = asyncio.create_task(self._listen_for_ever(), name="signals")
 
     async def stop(self) -> None:
@@ -135,17 +135,17 @@ class Lease:
         await self._write()
 
     async def _write(self, *, dead: bool = False) -> None:
-        before = self._ledger.clock.monotonic()
+        before = self._records.clock.monotonic()
         record = Worker(
             worker_id=self.worker_id,
-            beat_at=await self._ledger.store.now(),
+            beat_at=await self._records.store.now(),
             lease_seconds=self._seconds,
             dead=dead,
             host=socket.gethostname(),
         )
-        self._version = await self._ledger.commit(
+        self._version = await self._records.commit(
             self._partition,
-            witness=self._key,
+            marker=self._key,
             expect={self._key: self._version},
             put={self._key: record},
             ttl={self._key: FORGET_SECONDS},
@@ -154,7 +154,7 @@ class Lease:
 
     async def _beat_for_ever(self) -> None:
         while True:
-            await self._ledger.clock.sleep(self._seconds / 3)
+            await self._records.clock.sleep(self._seconds / 3)
             async with self._writing:
                 await self._beat()
 
@@ -172,7 +172,7 @@ class Lease:
     async def _contested(self) -> None:
         """The lease is not as it was left: somebody declared this worker dead, or a beat's reply was lost."""
         try:
-            found = await self._ledger.get(self._partition, self._key, Worker)
+            found = await self._records.get(self._partition, self._key, Worker)
             if found is not None and not found.value.dead:
                 self._version = found.version
                 await self._write()
@@ -194,7 +194,7 @@ class Lease:
             await self._renew()
         except (Conflict, TealError) as error:
             log.warning("no new lease yet: %s", error)
-        self._tried_at = self._ledger.clock.monotonic()
+        self._tried_at = self._records.clock.monotonic()
 
     async def _retire(self) -> None:
         """Marks the worker that this process was as dead, unless others have: nobody need wait for it."""
@@ -210,7 +210,7 @@ class Lease:
         if worker_id == self.worker_id:
             return False
         seen = self._seen.get(worker_id)
-        if seen is None or not (seen.dead or self._ledger.clock.monotonic() - seen.at < GLANCE_SECONDS):
+        if seen is None or not (seen.dead or self._records.clock.monotonic() - seen.at < GLANCE_SECONDS):
             seen = await self._judge(worker_id, seen)
             if len(self._seen) > 10_000:
                 self._seen.clear()
@@ -219,20 +219,20 @@ class Lease:
 
     async def _judge(self, worker_id: str, seen: Glance | None) -> Glance:
         key = f"worker/{worker_id}"
-        now = self._ledger.clock.monotonic()
-        found = await self._ledger.get(self._partition, key, Worker)
+        now = self._records.clock.monotonic()
+        found = await self._records.get(self._partition, key, Worker)
         if found is None or found.value.dead:
             return Glance(now, dead=True)
         since = seen.since if seen is not None and seen.version == found.version else now
         lease = found.value.lease_seconds
-        late = now - since > lease or await self._ledger.store.now() - found.value.beat_at > lease
+        late = now - since > lease or await self._records.store.now() - found.value.beat_at > lease
         return Glance(now, late and await self._mark_dead(key, found), found.version, since)
 
     async def _mark_dead(self, key: str, found: Stored[Worker]) -> bool:
         try:
-            await self._ledger.commit(
+            await self._records.commit(
                 self._partition,
-                witness=key,
+                marker=key,
                 expect={key: found.version},
                 put={key: msgspec.structs.replace(found.value, dead=True)},
                 ttl={key: FORGET_SECONDS},
@@ -247,13 +247,13 @@ class Lease:
     async def signal(self, worker_id: str, word: Word) -> None:
         """Leaves word for a worker of a request it runs."""
         key = f"signal/{word.request_id}"
-        await self._ledger.commit(
-            keys.signals(self._ledger.agent, worker_id), witness=key, put={key: word}, ttl={key: 3600}
+        await self._records.commit(
+            keys.signals(self._records.agent, worker_id), marker=key, put={key: word}, ttl={key: 3600}
         )
 
     async def _listen_for_ever(self) -> None:
         while True:
-            await self._ledger.clock.sleep(SIGNAL_SECONDS)
+            await self._records.clock.sleep(SIGNAL_SECONDS)
             if not self._busy():
                 continue
             try:
@@ -262,8 +262,8 @@ class Lease:
                 log.warning("signals could not be read: %s", error)
 
     async def _listen(self) -> None:
-        partition = keys.signals(self._ledger.agent, self.worker_id)
-        for key, record in await self._ledger.store.scan(partition, "signal/"):
+        partition = keys.signals(self._records.agent, self.worker_id)
+        for key, record in await self._records.store.scan(partition, "signal/"):
             try:
                 word = unseal(partition, key, record.value, Word)
             except CorruptState as error:
@@ -271,4 +271,4 @@ class Lease:
             else:
                 if self._on_signal is not None:
                     await self._on_signal(word)
-            await self._ledger.delete(partition, (key,))
+            await self._records.delete(partition, (key,))

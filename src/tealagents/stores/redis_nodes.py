@@ -32,7 +32,7 @@ __all__ = ["ConnectionBroke", "Nodes"]
 
 log = logging.getLogger(__name__)
 
-#: answers of a cluster that send a command elsewhere or ask for patience, until it is given up
+#: answers of a cluster that send a command elsewhere or ask for deadlines, until it is given up
 REDIRECTIONS: Final = 40
 
 Address = tuple[str, int]

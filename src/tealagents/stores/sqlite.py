@@ -145,7 +145,7 @@ class SqliteStore(BaseStore):
             self._write(connection, partition, commit)
 
         try:
-            if not (commit.relaxed and self._done_at_once(write)):
+            if not (commit.unsynced and self._done_at_once(write)):
                 await self._writer.do(write)
         except sqlite3.Error as error:
             raise self._refused(error) from error

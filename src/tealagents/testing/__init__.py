@@ -12,7 +12,7 @@
 `models`           a model in this process
 `authority`        an authority that issues tokens as Entra ID does
 `clock`            time that a test moves
-`pytest_servers`   servers as fixtures; `pytest_places`: services on any durable store
+`pytest_servers`   servers as fixtures; `pytest_stores`: services on any durable store
 =================  =====================================================================================
 
 The model service for tests is `tealagents.llm.offline`. May import everything; nothing imports it but

@@ -29,8 +29,8 @@ import httpx
 import msgspec
 
 from tealagents.domain.models import Entry
-from tealagents.state.chain import GENESIS, Chain
-from tealagents.testing.recounting import recount
+from tealagents.state.audit_chain import GENESIS, AuditChain
+from tealagents.testing.digest_model import recount
 
 __all__ = ["Correspondent", "History", "Operation", "Verdict", "check"]
 
@@ -110,14 +110,14 @@ class Correspondent:
         replicas: Sequence[str],
         rng: random.Random,
         *,
-        patience: float = 5.0,
+        deadlines: float = 5.0,
     ) -> None:
         """`replicas` are URLs with the agent's prefix; `http` brings the user's token."""
         self._history = history
         self.http = http
         self._replicas = replicas
         self._rng = rng
-        self._patience = patience
+        self._patience = deadlines
 
     async def send(self, task_id: str | None, *, attempts: int = 1, streamed: bool = False) -> Operation:
         """Sends one message; with more than one attempt under an idempotency key."""
@@ -402,7 +402,7 @@ async def _check_absent(verdict: Verdict, read: Read, operation: Operation) -> N
 
 async def _check_audit(verdict: Verdict, read: Read, task_id: str) -> None:
     """Whether the task's audit is one unbroken chain."""
-    chain, before = Chain(), GENESIS
+    chain, before = AuditChain(), GENESIS
     for seq, document in enumerate(await everything(read, f"/tasks/{task_id}/audit"), 1):
         entry = msgspec.convert(document, Entry)
         if fault := chain.fault(entry, seq, before):

@@ -663,9 +663,9 @@ class Histories(RuleBasedStateMachine):
         self.model: dict[str, Record] = {}
         self.past = operation_id()
 
-    @rule(expected=_EXPECTED, changes=_CHANGES, keeps=st.booleans(), relaxed=st.booleans())
+    @rule(expected=_EXPECTED, changes=_CHANGES, keeps=st.booleans(), unsynced=st.booleans())
     def commit(
-        self, expected: dict[str, str], changes: dict[str, bytes | None], keeps: bool, relaxed: bool
+        self, expected: dict[str, str], changes: dict[str, bytes | None], keeps: bool, unsynced: bool
     ) -> None:
         """`changes` holds None where a key is deleted; one in two commits puts with a (long) ttl."""
         ttl = None if keeps else 3600
@@ -675,7 +675,7 @@ class Histories(RuleBasedStateMachine):
             expect={key: self.version(key, how) for key, how in expected.items()},
             put=puts,
             delete=changes.keys() - puts.keys(),
-            relaxed=relaxed,
+            unsynced=unsynced,
         )
         if any(self.version(key, "as it is") != version for key, version in change.expect.items()):
             with pytest.raises(Conflict):
@@ -744,11 +744,11 @@ def commit(
     put: Mapping[str, bytes] | None = None,
     delete: Collection[str] = (),
     ttl: float | None = None,
-    relaxed: bool = False,
+    unsynced: bool = False,
 ) -> Commit:
     """A commit under a fresh operation id."""
     puts = {key: Put(value, ttl) for key, value in (put or {}).items()}
-    return Commit(operation=operation_id(), expect=expect or {}, put=puts, delete=delete, relaxed=relaxed)
+    return Commit(operation=operation_id(), expect=expect or {}, put=puts, delete=delete, unsynced=unsynced)
 
 
 async def put(store: Store, partition: str, records: Mapping[str, bytes], ttl: float | None = None) -> str:

@@ -11,7 +11,7 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Store
 from tealagents.state import keys
 from tealagents.state.codec import decoder, encode_json
-from tealagents.state.ledger import BLOB_BYTES, BlobRef, Ledger, SystemClock
+from tealagents.state.records import BLOB_BYTES, BlobRef, RecordStore, SystemClock
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import opened
@@ -39,7 +39,7 @@ class ThreadStore:
     """
 
     def __init__(self, store: Store, agent: str) -> None:
-        self._ledger = Ledger(store, agent, SystemClock())
+        self._records = RecordStore(store, agent, SystemClock())
         self._partition = keys.threads(agent)
 
     async def save(self, thread: AgentThread) -> None:
@@ -51,13 +51,13 @@ class ThreadStore:
         if len(data) > BLOB_BYTES:
             # pieces are named by their digest: two saves of the same must not share, nor drop, each other's
             data = encode_json({**document, "saved": ids.random_id()})
-            kept = StoredThread(pieces=await self._ledger.put_blob(self._partition, thread.thread_id, data))
+            kept = StoredThread(pieces=await self._records.put_blob(self._partition, thread.thread_id, data))
         while True:
-            before = await self._ledger.get(self._partition, key, StoredThread)
+            before = await self._records.get(self._partition, key, StoredThread)
             try:
-                await self._ledger.commit(
+                await self._records.commit(
                     self._partition,
-                    witness=key,
+                    marker=key,
                     expect={key: before.version if before else None},
                     put={key: kept},
                 )
@@ -69,15 +69,15 @@ class ThreadStore:
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
         """The thread as it was saved. `NotFound` where there is none."""
-        found = await self._ledger.get(self._partition, _key(thread_id), StoredThread)
+        found = await self._records.get(self._partition, _key(thread_id), StoredThread)
         if found is None:
             raise NotFound(f"There is no thread {thread_id}.")
         if found.value.pieces is None:
             return opened(found.value.document or {}, stores=stores)
         try:
-            data = await self._ledger.get_blob(self._partition, thread_id, found.value.pieces)
+            data = await self._records.get_blob(self._partition, thread_id, found.value.pieces)
         except CorruptState:
-            again = await self._ledger.get(self._partition, _key(thread_id), StoredThread)
+            again = await self._records.get(self._partition, _key(thread_id), StoredThread)
             if again is not None and again.version == found.version:
                 raise
             return await self.load(thread_id, stores=stores)  # it was saved meanwhile
@@ -86,7 +86,7 @@ class ThreadStore:
     async def list(self) -> AsyncIterator[str]:
         """The ids of all threads that are kept."""
         after = None
-        while found := await self._ledger.store.scan(self._partition, "thread/", after=after):
+        while found := await self._records.store.scan(self._partition, "thread/", after=after):
             for key, _ in found:
                 yield keys.last_segment(key)
             after = found[-1][0]
@@ -96,16 +96,16 @@ class ThreadStore:
         key = _key(thread.thread_id)
         with suppress(ThreadDeleted):  # by an earlier try that got no further
             await thread.delete()
-        await self._ledger.commit(self._partition, witness=key, delete=[key])
+        await self._records.commit(self._partition, marker=key, delete=[key])
         await self._drop(thread.thread_id, None)
 
     async def _drop(self, thread_id: str, old: BlobRef | None) -> None:
         """Erases the pieces of one version that is not kept any more, or of all."""
         prefix, after = keys.blobs(thread_id) + (old.blob if old else ""), None
-        while found := await self._ledger.store.scan(self._partition, prefix, after=after, limit=PAGE):
+        while found := await self._records.store.scan(self._partition, prefix, after=after, limit=PAGE):
             after = found[-1][0]
             names = [key for key, _ in found]
-            await self._ledger.commit(self._partition, witness=names[0], delete=names)
+            await self._records.commit(self._partition, marker=names[0], delete=names)
 
 
 def _key(thread_id: str) -> str:

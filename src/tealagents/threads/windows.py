@@ -15,7 +15,7 @@ from tealagents.domain.lifecycle import extend as extended
 from tealagents.domain.models import Head, Json, Message, Path, RequestRecord
 from tealagents.state import keys
 from tealagents.state.history import History, Round
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 from tealagents.threads.views import Part, parts_of
 
 #: bytes of messages one process remembers
@@ -82,9 +82,9 @@ class Window:
 class Windows:
     """The windows of the tasks last used, in a bounded space."""
 
-    def __init__(self, history: History, ledger: Ledger) -> None:
+    def __init__(self, history: History, records: RecordStore) -> None:
         self._history = history
-        self._ledger = ledger
+        self._records = records
         self._kept: OrderedDict[str, Window] = OrderedDict()
         self._size = 0
 
@@ -153,7 +153,7 @@ class Windows:
         """What the current checkpoint remembers."""
         if head.checkpoint_id is None:
             return {}
-        found = await self._ledger.get(partition, keys.request(head.checkpoint_id), RequestRecord)
+        found = await self._records.get(partition, keys.request(head.checkpoint_id), RequestRecord)
         return (found.value.context if found else None) or {}
 
     def extend(self, head: Head, first_seq: int, messages: Sequence[Message], context: Json | None) -> None:
@@ -179,7 +179,7 @@ class Windows:
             window.context = context or {}
         self._shrink()
 
-    def witnesses(self, task_id: str) -> tuple[str, tuple[int, ...]]:
+    def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
         """The batches whose records a turn that builds on a window reads again, and whose log they are of."""
         kept = self._kept.get(task_id)
         return (kept.log_id, kept.batches) if kept is not None else ("", ())

@@ -9,7 +9,7 @@
 `openapi`             OpenAPI plugins (`openapi_document`, `openapi_schema`: reading a document;
                       `openapi_request`: calling an operation)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_results`;
-                      `leash`: ends a child process whose parent has died)
+                      `process_guard`: ends a child process whose parent has died)
 `oauth`               a user's own authorization at somebody else's server (`oauth_servers`: what such
                       servers are asked, and believed)
 `catalogue`           what the operator says of each tool, and what follows
@@ -40,7 +40,7 @@ from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique,
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import prefix_of
-from tealagents.tools.oauth import Consents, TokenVault
+from tealagents.tools.oauth import Consents, SecretStore
 from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.options import MCPServerOptions, mcp_servers, remote_plugins
 
@@ -49,8 +49,8 @@ __all__ = [
     "Consents",
     "GovernedToolset",
     "MCPServerOptions",
+    "SecretStore",
     "Sources",
-    "TokenVault",
     "ToolsetError",
     "govern",
     "open_toolsets",

@@ -37,7 +37,7 @@ SESSION_LOST = 4505
 MAX_ANSWER = 32_000_000
 #: characters of an HTTP error's body that are told
 MAX_REASON = 2_000
-_LEASH = Path(__file__).with_name("leash.py")
+_LEASH = Path(__file__).with_name("process_guard.py")
 
 
 # --- HTTP ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ its URL; the authorization server sends the browser back to `GET …/oauth/callb
 code to `Consents.complete`. The next call of the tool finds the token.
 
 What is kept: access tokens in memory; refresh tokens, and what is needed to complete a pending
-authorization on another replica or after a restart, only in a `TokenVault`, if there is one.
+authorization on another replica or after a restart, only in a `SecretStore`, if there is one.
 
 Followed: RFC 6749 and 7636 (code and PKCE, S256 only), 8414 (server metadata, its issuer compared
 exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9728
@@ -54,11 +54,11 @@ MAX_PENDING = 10_000
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
-#: in the vault, the "user" under which pending authorizations are kept
+#: in the secrets, the "user" under which pending authorizations are kept
 _PENDING_OWNER = "oauth-pending"
 
 
-class TokenVault(Protocol):
+class SecretStore(Protocol):
     """Secrets that outlive the process, one text for each user and server. Encrypted where they rest.
 
     Shared by the replicas. The service gives one only when its store is encrypted.
@@ -119,12 +119,12 @@ class Consents:
         self,
         callback_url: str | None,
         *,
-        vault: TokenVault | None = None,
+        secrets: SecretStore | None = None,
         now: Callable[[], float] = time.time,
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
         self._callback_url = callback_url
-        self._vault = vault
+        self._secrets = secrets
         self._now = now
         self._pending_seconds = pending_seconds
         self._access: dict[tuple[str, str], _Access] = {}
@@ -159,7 +159,7 @@ class Consents:
             del self._access[key]
 
     async def _grant(self, user_key: str, server: ProtectedServer) -> _Grant | None:
-        stored = await self._vault.get(user_key, server.key) if self._vault else None
+        stored = await self._secrets.get(user_key, server.key) if self._secrets else None
         if stored is None:
             return None
         grant = msgspec.json.decode(stored, type=_Grant)
@@ -180,8 +180,8 @@ class Consents:
             newer = await self._grant(user_key, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
                 return await self._renewed(user_key, server, newer)  # another replica was first
-            if self._vault:
-                await self._vault.delete(user_key, server.key)
+            if self._secrets:
+                await self._secrets.delete(user_key, server.key)
             return None
         scopes = tuple(str(answer["scope"]).split()) if answer.get("scope") else grant.scopes
         grant = msgspec.structs.replace(
@@ -195,8 +195,8 @@ class Consents:
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
         self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
-        if self._vault and grant.refresh_token:
-            await self._vault.put(user_key, server_key, msgspec.json.encode(grant).decode())
+        if self._secrets and grant.refresh_token:
+            await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token
 
     # --- asking ---
@@ -236,7 +236,7 @@ class Consents:
         resource = await resource_metadata(server, challenge)
         metadata = await server_metadata(server, resource)
         client = await self._client(server, metadata)
-        scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._vault is not None)
+        scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
         pending = _Pending(
             user_key=owner_key(context),
@@ -362,16 +362,16 @@ class Consents:
             del self._pending[next(iter(self._pending))]
         self._asked = {key: value for key, value in self._asked.items() if value[0] in self._pending}
         self._pending[state] = pending
-        if self._vault:
+        if self._secrets:
             secret = msgspec.json.encode(pending).decode()
-            await self._vault.put(_PENDING_OWNER, _digest(state), secret, ttl=self._pending_seconds)
+            await self._secrets.put(_PENDING_OWNER, _digest(state), secret, ttl=self._pending_seconds)
 
     async def _taken(self, state: str) -> _Pending:
         pending = self._pending.pop(state, None)
-        if self._vault:
-            stored = await self._vault.get(_PENDING_OWNER, _digest(state))
-            await self._vault.delete(_PENDING_OWNER, _digest(state))
-            # where there is a vault, it decides: another replica may have used the state
+        if self._secrets:
+            stored = await self._secrets.get(_PENDING_OWNER, _digest(state))
+            await self._secrets.delete(_PENDING_OWNER, _digest(state))
+            # where there is a secrets, it decides: another replica may have used the state
             pending = msgspec.json.decode(stored, type=_Pending) if stored else None
         if pending is None or pending.expires_at <= self._now():
             raise InvalidRequest(

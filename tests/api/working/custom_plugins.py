@@ -45,7 +45,7 @@ class Work(Plugin):
     async def enter(self, file: str, consent: str) -> str:
         """Enter a place that asks for the user's consent; a human has to agree, too."""
         if not Path(consent).exists():
-            raise Authorization("vault", "https://vault.example/consent", ("vault.open",))
+            raise Authorization("secrets", "https://secrets.example/consent", ("secrets.open",))
         _append(file, "entered")
         return "entered"
 

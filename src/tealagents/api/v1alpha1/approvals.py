@@ -38,7 +38,7 @@ def router(api: Api) -> APIRouter:
         if caller.approver:
             page = await api.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
         else:
-            partition = api.service.ledger.partition(caller.user)
+            partition = api.service.records.partition(caller.user)
             page = await api.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
         items = [
             documents.approval(item, api.prefix, caller.user)  # type: ignore[arg-type]

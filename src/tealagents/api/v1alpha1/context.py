@@ -15,11 +15,11 @@ from tealagents.domain.models import Caller, Json
 from tealagents.domain.ports import Authenticator
 from tealagents.engine.approvals import Approvals
 from tealagents.engine.service import Service
-from tealagents.state import owners
+from tealagents.state import owner_directory
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
-from tealagents.state.owners import Kind
+from tealagents.state.owner_directory import Kind
 from tealagents.state.transfer import Transfer
 
 _INDEX_CURSOR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z/[0-9a-f-]{36}", re.ASCII)
@@ -43,7 +43,7 @@ class Consents(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surface:
+class ApiSettings:
     """What the wire shows besides the engine: bounds, names, and how to tell whether all is well."""
 
     prefix: str
@@ -65,17 +65,17 @@ class Surface:
 class Api:
     """The engine and the state, as the routes use them."""
 
-    def __init__(self, service: Service, authenticator: Authenticator, surface: Surface) -> None:
+    def __init__(self, service: Service, authenticator: Authenticator, surface: ApiSettings) -> None:
         self.service = service
         self.surface = surface
         self.authenticator = authenticator
         self.tasks = service.tasks
         self.history = service.tasks.history
         self.approvals = Approvals(service)
-        self.catalog = Catalog(service.ledger, service.tasks)
+        self.catalog = Catalog(service.records, service.tasks)
         self.changes = Changes(service.tasks)
-        self.eraser = Eraser(service.ledger, service.tasks)
-        self.transfer = Transfer(service.ledger, service.tasks)
+        self.eraser = Eraser(service.records, service.tasks)
+        self.transfer = Transfer(service.records, service.tasks)
         self.resource = ProtectedResource(authenticator, surface.prefix, surface.public_url)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)
 
@@ -87,9 +87,9 @@ class Api:
         return await self._bearer.caller(request)
 
     async def partition(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
-        """The partition of a record the caller may use; see `owners.locate`."""
-        return await owners.locate(
-            self.service.directory, self.service.ledger, caller, kind, identifier, reading=reading
+        """The partition of a record the caller may use; see `owner_directory.locate`."""
+        return await owner_directory.locate(
+            self.service.directory, self.service.records, caller, kind, identifier, reading=reading
         )
 
     async def place(

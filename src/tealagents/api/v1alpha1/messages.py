@@ -20,10 +20,10 @@ from tealagents.domain.events import TERMINAL, StreamEvent
 from tealagents.domain.models import Caller, Item, Json, RequestRecord
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.engine.service import Sent
-from tealagents.state.beginning import Key, NewMessage
-from tealagents.state.chain import canonical
+from tealagents.state.audit_chain import canonical
 from tealagents.state.changes import MOST_METADATA, check_metadata
 from tealagents.state.codec import encode_json
+from tealagents.state.submission import Key, NewMessage
 
 Way = Literal["json", "sse", "background"]
 
@@ -339,7 +339,7 @@ async def _answer(
     api: Api, request: Request, caller: Caller, sent: Sent, way: Way, *, after: int
 ) -> Response:
     headers = {"idempotent-replayed": "true"} if sent.replayed and after == 0 else {}
-    own = sent.partition == api.service.ledger.partition(caller.user)
+    own = sent.partition == api.service.records.partition(caller.user)
     if way == "sse":
         return stream(
             api,
@@ -358,7 +358,7 @@ async def _answer(
 
 async def _outcome(api: Api, request: Request, caller: Caller, sent: Sent) -> RequestRecord:
     """The request's end; with `on_disconnect: cancel`, a client that leaves ends it."""
-    own = sent.partition == api.service.ledger.partition(caller.user)
+    own = sent.partition == api.service.records.partition(caller.user)
     if api.service.agent.on_disconnect != "cancel" or sent.replayed or not own:
         return await api.service.outcome(sent)
     waiting = asyncio.ensure_future(api.service.outcome(sent))

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 from tealagents.api import problems
 from tealagents.api.v1alpha1 import schemas
 from tealagents.domain.models import Json
-from tealagents.state.exported import ExportedTask
+from tealagents.state.task_document import ExportedTask
 
 #: any call that needs a token may be answered so
 EVERYWHERE = (

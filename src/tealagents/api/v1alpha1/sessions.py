@@ -30,7 +30,7 @@ def router(api: Api) -> APIRouter:
     async def list_sessions(request: Request, limit: Limit = 50, cursor: Cursor = None) -> Response:
         caller = await api.caller(request)
         page = await api.catalog.sessions(
-            api.service.ledger.partition(caller.user), cursor=index_cursor(cursor), limit=limit
+            api.service.records.partition(caller.user), cursor=index_cursor(cursor), limit=limit
         )
         items = [documents.session(item) for item in page.items]  # type: ignore[arg-type]
         return problems.json_response(documents.page(items, page.cursor))

@@ -58,7 +58,7 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         cursor: Cursor = None,
     ) -> Response:
         caller = await api.caller(request)
-        partition = api.service.ledger.partition(caller.user)
+        partition = api.service.records.partition(caller.user)
         if session_id is not None:
             session_id = ids.canonical(session_id, "session_id")
             partition = await api.partition(caller, keys.session, session_id, reading=True)
@@ -211,7 +211,7 @@ async def _path(api: Api, partition: str, task_id: str, checkpoint_id: str | Non
     if checkpoint_id is None:
         return lifecycle.current_path(head)
     name = ids.canonical(checkpoint_id, "checkpoint_id")
-    found = await api.service.ledger.get(partition, keys.request(name), RequestRecord)
+    found = await api.service.records.get(partition, keys.request(name), RequestRecord)
     if found is None or found.value.task_id != task_id or found.value.status != "Completed":
         raise NotFound(f"The task {task_id} has no checkpoint {name}.", task_id=task_id)
     return found.value.path

@@ -21,7 +21,7 @@ DURABLE = ("files", "sqlite", "postgres", "redis", "dynamodb")
 LOCAL = ("files", "sqlite")
 
 _DRIVERS = ("tealagents.stores.postgres", "tealagents.stores.redis", "tealagents.stores.dynamodb")
-_MODELS = ("tealagents.testing.recounting", "tealagents.testing.killing")
+_MODELS = ("tealagents.testing.digest_model", "tealagents.testing.killing")
 
 
 class Place:

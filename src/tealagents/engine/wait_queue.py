@@ -37,7 +37,7 @@ class Place:
         self._event.clear()
 
 
-class Lines:
+class WaitQueues:
     """All who wait in this process, by task."""
 
     def __init__(self, tasks: Tasks) -> None:

@@ -34,12 +34,12 @@ from tealagents.domain.models import (
     Session,
 )
 from tealagents.domain.ports import Record
-from tealagents.state import keys, owners
-from tealagents.state.chain import Draft, draft
+from tealagents.state import keys, owner_directory
+from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.codec import checked, decoder, encode_json
-from tealagents.state.ledger import BlobRef, Stored
+from tealagents.state.records import BlobRef, Stored
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks
-from tealagents.state.tenure import Tenure
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ MOST_QUEUED = 2000
 
 #: the batches of a task to check besides, because what was made of them is not read again, and whose log
 #: (`Head.log_id`) they are of
-Witnesses = Callable[[str], tuple[str, Sequence[int]]]
+RecheckKeys = Callable[[str], tuple[str, Sequence[int]]]
 
 
 class NewMessage(Struct, frozen=True, kw_only=True):
@@ -109,16 +109,16 @@ class _Plan(Struct, frozen=True):
     waits: bool
 
 
-Begun = Tenure | Waiting | Replayed | BusyElsewhere
+Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
 
 
-class Beginning:
+class Submission:
     """Turns messages into requests, and takes tasks for them."""
 
-    def __init__(self, tasks: Tasks, witnesses: Witnesses = lambda _: ("", ())) -> None:
+    def __init__(self, tasks: Tasks, recheck_keys: RecheckKeys = lambda _: ("", ())) -> None:
         self._tasks = tasks
-        self._witnesses = witnesses
-        self._ledger = tasks.ledger
+        self._recheck_keys = recheck_keys
+        self._records = tasks.records
         self._lease = tasks.lease
         self._directory = tasks.directory
         self._rules = tasks.rules
@@ -134,7 +134,7 @@ class Beginning:
         `announced` is False where the answer to the client waits for the request's end.
         """
         tag = await self._directory.introduce(caller.user)
-        partition = self._ledger.partition(caller.user)
+        partition = self._records.partition(caller.user)
         while True:
             await self._lease.ensure()
             found = await self._look(partition, message, key)
@@ -156,7 +156,7 @@ class Beginning:
                     )
             except Conflict:
                 if not message.task_id:  # the bodies of a task that will never be
-                    await self._ledger.erase_log(partition, plan.head.task_id)
+                    await self._records.erase_log(partition, plan.head.task_id)
                 continue
             except PersistenceUnavailable as error:
                 raise error.with_ids(
@@ -172,16 +172,16 @@ class Beginning:
         logged: list[str] = []
         if message.task_id:
             names.append(keys.task(message.task_id))
-            log_id, batches = self._witnesses(message.task_id)
+            log_id, batches = self._recheck_keys(message.task_id)
             logged = [keys.log(message.task_id, first) for first in batches]
         if message.session_id and not message.task_id:
             names.append(keys.session(message.session_id))
         if key:
             names.append(keys.idempotency(key.name))
         names += logged
-        read = await self._ledger.store.read(partition, names) if names else []
+        read = await self._records.store.read(partition, names) if names else []
         records = dict(zip(names, read, strict=True))
-        open_ = self._ledger.open
+        open_ = self._records.open
 
         def opened(name: str, kind: type[T]) -> Stored[T] | None:
             return open_(partition, name, records.get(name), kind)
@@ -208,7 +208,7 @@ class Beginning:
     async def _plan_new(
         self, caller: Caller, tag: str, partition: str, message: NewMessage, found: "_Found"
     ) -> "_Plan":
-        now = self._ledger.clock.now()
+        now = self._records.clock.now()
         put: dict[str, object] = {}
         expect: dict[str, str | None] = {}
         session_id = message.session_id or ids.new_id(tag)
@@ -251,7 +251,7 @@ class Beginning:
         """How a message to an existing task begins; None where the task changed while we looked."""
         task_id = message.task_id or ""
         if found.task is None:
-            await owners.foreign(self._directory, self._ledger, caller, keys.task, task_id)
+            await owner_directory.foreign(self._directory, self._records, caller, keys.task, task_id)
         stored = await self._tasks.settle(partition, self._tasks.present(found.task, task_id))
         head = stored.value
         if message.session_id is not None and message.session_id != head.session_id:
@@ -304,7 +304,7 @@ class Beginning:
 
     async def _check_session(self, caller: Caller, partition: str, session_id: str) -> None:
         """Refuses a session that belongs to somebody else before saying that it does not fit."""
-        (own,) = await self._ledger.store.read(partition, [keys.session(session_id)])
+        (own,) = await self._records.store.read(partition, [keys.session(session_id)])
         if own is None:
             owner = await self._directory.owner_of(session_id, keys.session(session_id))
             if owner is not None and owner != caller.user:
@@ -319,8 +319,8 @@ class Beginning:
         plan: "_Plan",
         *,
         announced: bool,
-    ) -> Tenure | Waiting:
-        now = self._ledger.clock.now()
+    ) -> TaskWriter | Waiting:
+        now = self._records.clock.now()
         head = plan.head
         request = RequestRecord(
             request_id=plan.request_id,
@@ -352,21 +352,21 @@ class Beginning:
             return await self._commit_waiting(caller, partition, head, request, user_message, expect, put)
         started = lifecycle.start(head, plan.request_id, self._lease.worker_id, now)
         drafts = self._start_drafts(caller.user.key, user_message)
-        started, log_key, batch = await self._ledger.append(partition, started, drafts)
+        started, log_key, batch = await self._records.append(partition, started, drafts)
         # the request last, and first at its end, where it grows: a row that grows in the midst of full pages
         # makes SQLite write their neighbours, too
         put |= {keys.task(head.task_id): started, log_key: batch, keys.request(plan.request_id): request}
         expect[log_key] = None
-        version = await self._ledger.commit(
+        version = await self._records.commit(
             partition,
-            witness=log_key,
+            marker=log_key,
             expect=expect,
             put=put,
             ttl=self._tasks.key_ttl(request),
             # under a key it is synced: a power cut must not make the model answer twice
-            relaxed=not announced and key is None,
+            unsynced=not announced and key is None,
         )
-        return Tenure(self._tasks, partition, started, version, request, version, user_message)
+        return TaskWriter(self._tasks, partition, started, version, request, version, user_message)
 
     @staticmethod
     def _start_drafts(actor: str, message: Message) -> list[Draft]:
@@ -387,7 +387,7 @@ class Beginning:
         body = encode_json(message)
         stored: Message | BlobRef = message
         if len(body) > 65536:
-            stored = await self._ledger.put_blob(partition, head.task_id, body)
+            stored = await self._records.put_blob(partition, head.task_id, body)
         request = replace(request, waiting=msgspec.to_builtins(stored))
         note = draft(
             "request.queued",
@@ -395,13 +395,13 @@ class Beginning:
             request.request_id,
             Note("waits its turn", {"place": len(head.queue) + 1}),
         )
-        grown, log_key, batch = await self._ledger.append(partition, head, [note])
+        grown, log_key, batch = await self._records.append(partition, head, [note])
         grown = lifecycle.noted(head, grown)
         grown = lifecycle.enqueue(grown, request.request_id, self._lease.worker_id, deadline, now)
         put |= {keys.task(head.task_id): grown, keys.request(request.request_id): request, log_key: batch}
         expect[log_key] = None
-        await self._ledger.commit(
-            partition, witness=log_key, expect=expect, put=put, ttl=self._tasks.key_ttl(request)
+        await self._records.commit(
+            partition, marker=log_key, expect=expect, put=put, ttl=self._tasks.key_ttl(request)
         )
         return Waiting(partition, request, deadline)
 
@@ -422,7 +422,7 @@ class Beginning:
 
     # --- the queue -------------------------------------------------------------------------------
 
-    async def try_start(self, caller_key: str, waiting: Waiting) -> Tenure | RequestRecord | None:
+    async def try_start(self, caller_key: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
         """Takes the task for a request that waits, if it is its turn (None: not yet).
 
         Returns the request's record where it was ended meanwhile (canceled, or its time is up).
@@ -441,7 +441,7 @@ class Beginning:
             except Conflict:
                 continue
 
-    async def _begun_before(self, waiting: Waiting, stored: Stored[Head]) -> Tenure | RequestRecord:
+    async def _begun_before(self, waiting: Waiting, stored: Stored[Head]) -> TaskWriter | RequestRecord:
         """A request that waits no more: ended meanwhile, or begun here by a commit whose reply was lost."""
         partition, running = waiting.partition, stored.value.running
         request = await self._tasks.request(partition, waiting.request.request_id)
@@ -453,13 +453,13 @@ class Beginning:
         ):
             return request.value
         message = await self._waiting_message(partition, waiting.request)
-        return Tenure(
+        return TaskWriter(
             self._tasks, partition, stored.value, stored.version, request.value, request.version, message
         )
 
-    async def _start_waiting(self, caller_key: str, waiting: Waiting, stored: Stored[Head]) -> Tenure:
+    async def _start_waiting(self, caller_key: str, waiting: Waiting, stored: Stored[Head]) -> TaskWriter:
         partition, request_id = waiting.partition, waiting.request.request_id
-        now = self._ledger.clock.now()
+        now = self._records.clock.now()
         message = await self._waiting_message(partition, waiting.request)
         started = lifecycle.start(stored.value, request_id, self._lease.worker_id, now)
         request = replace(
@@ -470,20 +470,20 @@ class Beginning:
             first_seq=stored.value.tail_seq + 1,
             waiting=None,
         )
-        started, log_key, batch = await self._ledger.append(
+        started, log_key, batch = await self._records.append(
             partition, started, self._start_drafts(caller_key, message)
         )
-        version = await self._ledger.commit(
+        version = await self._records.commit(
             partition,
-            witness=log_key,
+            marker=log_key,
             expect={keys.task(request.task_id): stored.version, log_key: None},
             put={keys.task(request.task_id): started, keys.request(request_id): request, log_key: batch},
         )
-        return Tenure(self._tasks, partition, started, version, request, version, message)
+        return TaskWriter(self._tasks, partition, started, version, request, version, message)
 
     async def _waiting_message(self, partition: str, request: RequestRecord) -> Message:
         stored = request.waiting or {}
         if "blob" in stored:
             ref = msgspec.convert(stored, BlobRef)
-            return decoder(Message).decode(await self._ledger.get_blob(partition, request.task_id, ref))
+            return decoder(Message).decode(await self._records.get_blob(partition, request.task_id, ref))
         return msgspec.convert(stored, Message)

@@ -40,7 +40,7 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.state import codec, keys
 from tealagents.state.inventory import Found, Inventory
-from tealagents.state.ledger import MOST_RECORDS, PORTION_BYTES, Ledger
+from tealagents.state.records import MOST_RECORDS, PORTION_BYTES, RecordStore
 from tealagents.state.streams import KEPT_SECONDS
 
 T = TypeVar("T")
@@ -105,9 +105,9 @@ class _Line(Struct, frozen=True, forbid_unknown_fields=True):
 class Exporter:
     """Reads everything and writes nothing."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._inventory = Inventory(ledger)
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
+        self._inventory = Inventory(records)
         self.tasks = 0
 
     @property
@@ -116,7 +116,7 @@ class Exporter:
         return self._inventory.damaged
 
     async def lines(self, told: Told = lambda done, total: None) -> AsyncIterator[bytes]:
-        yield codec.encode_json(_Header(self._ledger.agent, FORMAT)) + b"\n"
+        yield codec.encode_json(_Header(self._records.agent, FORMAT)) + b"\n"
         owners = await self._inventory.owners()
         for partition in self._inventory.index_partitions():
             async for row in self._rows(partition, ""):
@@ -132,7 +132,7 @@ class Exporter:
                             yield line
             async for line in self._besides(owner):
                 yield line
-        async for row in self._rows(keys.threads(self._ledger.agent), ""):
+        async for row in self._rows(keys.threads(self._records.agent), ""):
             yield self._line(row)
         told(len(owners), len(owners))
 
@@ -147,7 +147,7 @@ class Exporter:
 
     async def _besides(self, owner: User) -> AsyncIterator[bytes]:
         """What belongs to no task. Read after the tasks, so that no task comes without its session."""
-        partition = self._ledger.partition(owner)
+        partition = self._records.partition(owner)
         for prefix in (keys.MEMORIES, keys.session("")):
             async for row in self._rows(partition, prefix):
                 if not self._erased(row):
@@ -177,7 +177,7 @@ class Exporter:
             async with aclosing(self._task_rows(found, before)) as rows:
                 async for row in rows:
                     spool.write(self._line(row))
-            (record,) = await self._ledger.store.read(found.partition, [key]) if found.head else (before,)
+            (record,) = await self._records.store.read(found.partition, [key]) if found.head else (before,)
             if record == before:
                 return True
             del self.problems[problems:]
@@ -210,7 +210,7 @@ class Exporter:
     async def _read(self, partition: str, names: list[str]) -> AsyncIterator[Row]:
         for key in names:
             # by a scan, which gives a damaged record as it is stored
-            for found, record in await self._ledger.store.scan(partition, key, limit=1):
+            for found, record in await self._records.store.scan(partition, key, limit=1):
                 if found == key:
                     yield Row(partition, key, record.value)
 
@@ -240,7 +240,7 @@ class Exporter:
         found: set[str] = set()
         async for row in self._rows(partition, prefix):
             try:
-                stored = await self._ledger.whole(partition, row.key, Record(row.stored, ""), kind)
+                stored = await self._records.whole(partition, row.key, Record(row.stored, ""), kind)
             except CorruptState:
                 continue
             if stored is not None and stored.value.task_id == task_id:
@@ -254,9 +254,9 @@ class Exporter:
 class Importer:
     """Writes an export into a store. What is there already is never overwritten."""
 
-    def __init__(self, ledger: Ledger, *, key_seconds: float) -> None:
+    def __init__(self, records: RecordStore, *, key_seconds: float) -> None:
         """`key_seconds` is how long the idempotency key of a request is kept that has not ended."""
-        self._ledger = ledger
+        self._records = records
         self._key_seconds = key_seconds
         self.written = 0
         #: records that were there already, byte for byte
@@ -279,14 +279,14 @@ class Importer:
             raise Refused("line 1: this is no export of an agent's state") from None
         if header.format != FORMAT:
             raise Refused(f"line 1: the format is {header.format!r}; this version reads {FORMAT!r}")
-        if header.agent != self._ledger.agent:
+        if header.agent != self._records.agent:
             raise Refused(
                 f"line 1: this is the state of {header.agent!r}, and the config's agent is called "
-                f"{self._ledger.agent!r}. State belongs to an agent's name; import it with that name."
+                f"{self._records.agent!r}. State belongs to an agent's name; import it with that name."
             )
 
     def _mine(self, row: Row) -> Row:
-        if not row.partition.startswith(keys.plain(self._ledger.agent) + "/"):
+        if not row.partition.startswith(keys.plain(self._records.agent) + "/"):
             raise ValueError(f"the partition {row.partition!r} is not this agent's")
         return row
 
@@ -318,7 +318,7 @@ class Importer:
 
     async def _compare(self, row: Row) -> bool:
         """Whether the record is there; `Refused` where another is."""
-        found = await self._ledger.store.scan(row.partition, row.key, limit=1)
+        found = await self._records.store.scan(row.partition, row.key, limit=1)
         if not found or found[0][0] != row.key:
             self.written += 1
             return False
@@ -353,7 +353,7 @@ class Importer:
         """Sends a commit until a reply comes. One that was applied unheard conflicts with itself."""
         for attempt in range(SENDINGS):
             try:
-                return await self._ledger.store.commit(partition, commit)
+                return await self._records.store.commit(partition, commit)
             except Unknown:
                 await asyncio.sleep(0.1 * 2**attempt)
         raise PersistenceUnavailable("The store did not say whether a write was applied. Import again.")
@@ -370,7 +370,7 @@ class Importer:
     async def _made_of(self, row: Row) -> dict[str, Put]:
         partition, key = row.partition, row.key
         made: dict[str, object] = {}
-        if not partition.startswith(keys.users(self._ledger.agent)):
+        if not partition.startswith(keys.users(self._records.agent)):
             return {}
         if key.startswith(keys.task("")):
             head = codec.unseal(partition, key, row.stored, Head)
@@ -388,7 +388,7 @@ class Importer:
         return {name: Put(codec.seal(partition, name, value)) for name, value in made.items()}
 
     async def _whole(self, row: Row, kind: type[T]) -> T:
-        found = await self._ledger.whole(row.partition, row.key, Record(row.stored, ""), kind)
+        found = await self._records.whole(row.partition, row.key, Record(row.stored, ""), kind)
         assert found is not None
         return found.value
 
@@ -398,7 +398,7 @@ class Importer:
             return {}
         seconds = self._key_seconds
         if request.status in ENDED and request.ended_at is not None:
-            passed = (self._ledger.clock.now() - request.ended_at).total_seconds()
+            passed = (self._records.clock.now() - request.ended_at).total_seconds()
             seconds = KEPT_SECONDS - passed
         if seconds <= 0:
             return {}
@@ -409,10 +409,10 @@ class Importer:
 
     async def _announce(self, approval: Approval) -> None:
         """A pause that can still be decided stands in its tenant's inbox."""
-        left = (approval.expires_at - self._ledger.clock.now()).total_seconds()
+        left = (approval.expires_at - self._records.clock.now()).total_seconds()
         if approval.status != "pending" or left <= 0:
             return
-        partition = keys.inbox(self._ledger.agent, approval.owner.tid)
+        partition = keys.inbox(self._records.agent, approval.owner.tid)
         key = f"inbox/{keys.created(approval.created_at)}/{approval.approval_id}"
         value = codec.seal(partition, key, approval.owner)
         put = {key: Put(value, left + INBOX_SECONDS)}

@@ -19,7 +19,7 @@ from tealagents.domain.models import (
     Usage,
 )
 from tealagents.state import keys
-from tealagents.state.chain import Draft
+from tealagents.state.audit_chain import Draft
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import SERVICE, Tasks
 
@@ -28,7 +28,7 @@ MOST_ENTRIES = 200
 
 
 class Fenced(StoreError):
-    """The tenure is over: another process, or the lease, has ended it. `request` is what it became."""
+    """The writer is over: another process, or the lease, has ended it. `request` is what it became."""
 
     def __init__(self, request: RequestRecord | None) -> None:
         super().__init__("the request was ended by somebody else")
@@ -36,7 +36,7 @@ class Fenced(StoreError):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What a tenure writes in one commit besides its entries."""
+    """What a writer writes in one commit besides its entries."""
 
     head: Callable[[Head], Head] = lambda head: head
     request: Callable[[RequestRecord, Head], RequestRecord] = lambda request, _: request
@@ -48,7 +48,7 @@ NOTHING = Change()
 
 
 class Write(Struct, frozen=True):
-    """One commit of a tenure, and what it leaves if it is applied."""
+    """One commit of a writer, and what it leaves if it is applied."""
 
     operation: str
     log_key: str
@@ -57,7 +57,7 @@ class Write(Struct, frozen=True):
     request: RequestRecord
 
 
-class Tenure:
+class TaskWriter:
     """The right to write one task while one request runs on it."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Tenure:
         self._logged: Sequence[Draft] = ()
 
     async def write(self, drafts: Sequence[Draft], change: Change | None = None) -> None:
-        """Appends entries and applies `change`. `Fenced` when the tenure is over.
+        """Appends entries and applies `change`. `Fenced` when the writer is over.
 
         Where the store does not say what became of it, it may be called again with the same drafts: those
         that are in the log already are not written twice. More entries than one commit holds are written
@@ -112,9 +112,9 @@ class Tenure:
 
     async def _commit(self, drafts: Sequence[Draft], change: Change) -> None:
         """One try, on the head as it is known."""
-        ledger = self._tasks.ledger
-        head, log_key, batch = await ledger.append(self.partition, self.head, drafts)
-        head = change.head(replace(head, updated_at=ledger.clock.now()))
+        records = self._tasks.records
+        head, log_key, batch = await records.append(self.partition, self.head, drafts)
+        head = change.head(replace(head, updated_at=records.clock.now()))
         request = change.request(self.request, head)
         put: dict[str, object] = {keys.task(head.task_id): head}
         if request is not self.request:
@@ -122,9 +122,9 @@ class Tenure:
         put |= {log_key: batch, **change.put}
         write = Write(ids.operation_id(), log_key, drafts, head, request)
         try:
-            await ledger.commit(
+            await records.commit(
                 self.partition,
-                witness=log_key,
+                marker=log_key,
                 expect={keys.task(head.task_id): self.head_version, log_key: None},
                 put=put,
                 ttl=change.ttl,
@@ -145,18 +145,18 @@ class Tenure:
 
     async def _was_applied(self, write: "Write") -> bool:
         """Whether a write whose fate was not told has been applied; if so it is gone on from."""
-        (record,) = await self._tasks.ledger.store.read(self.partition, [write.log_key])
+        (record,) = await self._tasks.records.store.read(self.partition, [write.log_key])
         if record is None or record.version != write.operation:
             return False
         self._adopt(write)
         return True
 
     async def _rebase(self) -> None:
-        """Reads the head again: still ours, go on from there; else the tenure is over."""
-        ledger = self._tasks.ledger
+        """Reads the head again: still ours, go on from there; else the writer is over."""
+        records = self._tasks.records
         request_key = keys.request(self.request.request_id)
-        found = await ledger.get(self.partition, keys.task(self.head.task_id), Head)
-        request = await ledger.get(self.partition, request_key, RequestRecord)
+        found = await records.get(self.partition, keys.task(self.head.task_id), Head)
+        request = await records.get(self.partition, request_key, RequestRecord)
         running = found.value.running if found and not found.value.erased else None
         mine = (
             running is not None
@@ -192,7 +192,7 @@ class Tenure:
     ) -> None:
         """The request waits for a human. `remote_id` is where its remote conversation goes on."""
         tasks = self._tasks
-        now = tasks.ledger.clock.now()
+        now = tasks.records.clock.now()
         key = keys.approval(approval.approval_id)
         await self.write(
             drafts,
@@ -234,7 +234,7 @@ class Tenure:
     ) -> None:
         """The request has its answer, which becomes the current checkpoint."""
         tasks = self._tasks
-        now = tasks.ledger.clock.now()
+        now = tasks.records.clock.now()
         end = tasks.ending_draft(
             self.request.request_id, "Completed", None, self.head, (), SERVICE, now=now, remote_id=remote_id
         )
@@ -274,7 +274,7 @@ class Tenure:
     ) -> None:
         """The request ends without an answer; what there was of one is kept in its content."""
         tasks = self._tasks
-        now = tasks.ledger.clock.now()
+        now = tasks.records.clock.now()
         end = tasks.ending_draft(
             self.request.request_id, status, error.code, self.head, tools, actor, now=now
         )

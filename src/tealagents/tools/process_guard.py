@@ -1,7 +1,7 @@
 """Runs a command and ends it, with all its children, once whoever started this is gone.
 
 A child outlives a parent that is killed, and not every server ends when its standard input does. So the
-service starts `python leash.py COMMAND ARGUMENT…` in a process group of its own: standard input, output
+service starts `python process_guard.py COMMAND …` in a process group of its own: standard input, output
 and error are the command's, and a hang-up of standard input, which is the parent's death or its good-bye,
 gives the command a moment and then ends the group. POSIX only. Nothing but the standard library, so that
 it starts in a few milliseconds; run as a file, never imported.

@@ -5,7 +5,7 @@ from typing import Protocol
 from tealagents.domain.errors import ModelTimeout
 
 
-class Deadlines(Protocol):
+class Timeouts(Protocol):
     """Seconds; see `ModelOptions`."""
 
     @property
@@ -18,13 +18,13 @@ class Deadlines(Protocol):
     def piece_timeout_seconds(self) -> float: ...
 
 
-class Patience:
+class Deadlines:
     """How long one call is waited for: in all, for its first piece, and then for each next one."""
 
-    def __init__(self, deadlines: Deadlines, now: float) -> None:
-        self._deadlines = deadlines
-        self._total_at = now + deadlines.model_timeout_seconds
-        self._first_at = now + deadlines.first_piece_timeout_seconds
+    def __init__(self, timeouts: Timeouts, now: float) -> None:
+        self._timeouts = timeouts
+        self._total_at = now + timeouts.model_timeout_seconds
+        self._first_at = now + timeouts.first_piece_timeout_seconds
         #: a piece has come: nothing is tried again, and the wait is for the next one
         self.begun = False
 
@@ -32,25 +32,25 @@ class Patience:
         """When a wait that began at `waiting_since` has lasted too long."""
         if not self.begun:
             return min(self._first_at, self._total_at)
-        return min(waiting_since + self._deadlines.piece_timeout_seconds, self._total_at)
+        return min(waiting_since + self._timeouts.piece_timeout_seconds, self._total_at)
 
     def recheck(self, now: float) -> float:
         """When to look again, at the latest, while nobody waits."""
-        return now + self._deadlines.piece_timeout_seconds
+        return now + self._timeouts.piece_timeout_seconds
 
     def overdue(self, now: float) -> ModelTimeout:
         """The error for a wait that lasted beyond `due`; it says which deadline that was."""
         if now >= self._total_at:
-            seconds = self._deadlines.model_timeout_seconds
+            seconds = self._timeouts.model_timeout_seconds
             return ModelTimeout(
                 f"The model service was not done within {seconds:g} s (model_timeout_seconds)."
             )
         if not self.begun:
-            seconds = self._deadlines.first_piece_timeout_seconds
+            seconds = self._timeouts.first_piece_timeout_seconds
             return ModelTimeout(
                 f"The model service did not begin to answer in {seconds:g} s (first_piece_timeout_seconds)."
             )
-        seconds = self._deadlines.piece_timeout_seconds
+        seconds = self._timeouts.piece_timeout_seconds
         return ModelTimeout(
             f"The model service fell silent in the middle of its answer for {seconds:g} s"
             " (piece_timeout_seconds)."

@@ -44,7 +44,7 @@ def canonical(fields: Json) -> bytes:
     return _canonical(fields)
 
 
-class Chain:
+class AuditChain:
     """Makes and verifies entries. `key` is the audit key, or empty for plain SHA-256."""
 
     def __init__(self, key: bytes = b"") -> None:

@@ -1,6 +1,6 @@
 """A model that recounts what it was sent, so that any test can tell whether it was sent the right thing.
 
-Name it in a config as `client: tealagents.testing.recounting:RecountingModel`. It runs within the service's
+Name it in a config as `client: tealagents.testing.digest_model:RecountingModel`. It runs within the service's
 process and needs no network. To a conversation whose user has said `one`, `two`, `three` it answers::
 
     3 messages, 61d034473102d7dac305902770471fd5 (three)

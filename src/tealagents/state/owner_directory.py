@@ -16,7 +16,7 @@ from tealagents.domain.errors import Conflict, CorruptState, NotFound, NotOwner
 from tealagents.domain.models import Caller, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.ledger import Ledger
+from tealagents.state.records import RecordStore
 
 log = logging.getLogger(__name__)
 
@@ -43,29 +43,29 @@ class Locator(Struct, frozen=True):
 class Directory:
     """Finds owners, and remembers which ones it has already written down."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
         self._known: dict[str, float] = {}
 
     async def introduce(self, user: User) -> str:
         """Writes down that `user` exists, once; returns the tag for the ids made for them."""
         tag = ids.owner_tag(user.key)
-        now = self._ledger.clock.monotonic()
+        now = self._records.clock.monotonic()
         if now - self._known.get(user.key, float("-inf")) < KNOWN_SECONDS:
             return tag
-        partition, key = keys.owners(self._ledger.agent, tag), f"owner/{tag}"
+        partition, key = keys.owners(self._records.agent, tag), f"owner/{tag}"
         while True:
             try:
-                found = await self._ledger.get(partition, key, Owners)
+                found = await self._records.get(partition, key, Owners)
             except CorruptState as error:
                 log.error("the index of owners is damaged, so others may be told wrongly: %s", error)
                 return tag
             users = found.value.users if found else ()
             if user not in users:
                 try:
-                    await self._ledger.commit(
+                    await self._records.commit(
                         partition,
-                        witness=key,
+                        marker=key,
                         expect={key: found.version if found else None},
                         put={key: Owners((*users, user))},
                     )
@@ -78,18 +78,18 @@ class Directory:
 
     async def claim(self, identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
-        partition, key = keys.locators(self._ledger.agent, identifier), f"locator/{identifier}"
+        partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
         while True:
-            found = await self._ledger.get(partition, key, Locator)
-            now = await self._ledger.store.now()
+            found = await self._records.get(partition, key, Locator)
+            now = await self._records.store.now()
             if found and found.value.owner == user:
                 return
             if found and not await self._lapsed(found.value, identifier, now):
                 raise NotOwner("This id belongs to another user. Leave it out, or bring one of your own.")
             try:
-                await self._ledger.commit(
+                await self._records.commit(
                     partition,
-                    witness=key,
+                    marker=key,
                     expect={key: found.version if found else None},
                     put={key: Locator(user, now)},
                 )
@@ -99,24 +99,24 @@ class Directory:
 
     async def release(self, identifier: str, user: User) -> None:
         """Forgets that an id is `user`'s; what it named is gone."""
-        partition, key = keys.locators(self._ledger.agent, identifier), f"locator/{identifier}"
-        found = await self._ledger.get(partition, key, Locator)
+        partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
+        found = await self._records.get(partition, key, Locator)
         if found is not None and found.value.owner == user:
-            await self._ledger.delete(partition, [key])
+            await self._records.delete(partition, [key])
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:
             return False
-        partition = self._ledger.partition(locator.owner)
+        partition = self._records.partition(locator.owner)
         names = [keys.session(identifier), keys.task(identifier), keys.request(identifier)]
-        return not any(await self._ledger.store.read(partition, names))
+        return not any(await self._records.store.read(partition, names))
 
     async def candidates(self, identifier: str) -> list[User]:
         """Those whose the id may be."""
         tag = ids.tag_of(identifier)
-        agent = self._ledger.agent
-        listed = await self._ledger.get(keys.owners(agent, tag), f"owner/{tag}", Owners)
-        located = await self._ledger.get(keys.locators(agent, identifier), f"locator/{identifier}", Locator)
+        agent = self._records.agent
+        listed = await self._records.get(keys.owners(agent, tag), f"owner/{tag}", Owners)
+        located = await self._records.get(keys.locators(agent, identifier), f"locator/{identifier}", Locator)
         users = list(listed.value.users) if listed else []
         if located and located.value.owner not in users:
             users.append(located.value.owner)
@@ -125,7 +125,7 @@ class Directory:
     async def owner_of(self, identifier: str, key: str) -> User | None:
         """The user in whose partition the record `key` of this id exists."""
         for user in await self.candidates(identifier):
-            (record,) = await self._ledger.store.read(self._ledger.partition(user), [key])
+            (record,) = await self._records.store.read(self._records.partition(user), [key])
             if record is not None:
                 return user
         return None
@@ -134,12 +134,12 @@ class Directory:
         """Forgets that there is such a user, and what ids are theirs."""
         await self._forget_owner(user)
         for digit in "0123456789abcdef":
-            partition, after = keys.locators(self._ledger.agent, digit), None
-            while found := await self._ledger.store.scan(partition, "locator/", after=after):
+            partition, after = keys.locators(self._records.agent, digit), None
+            while found := await self._records.store.scan(partition, "locator/", after=after):
                 for key, record in found:
                     after = key
                     if self._is_of(partition, key, record.value, user):
-                        await self._ledger.delete(partition, [key])
+                        await self._records.delete(partition, [key])
         self._known.pop(user.key, None)
 
     @staticmethod
@@ -152,13 +152,13 @@ class Directory:
 
     async def _forget_owner(self, user: User) -> None:
         tag = ids.owner_tag(user.key)
-        partition, key = keys.owners(self._ledger.agent, tag), f"owner/{tag}"
-        while found := await self._ledger.get(partition, key, Owners):
+        partition, key = keys.owners(self._records.agent, tag), f"owner/{tag}"
+        while found := await self._records.get(partition, key, Owners):
             left = tuple(known for known in found.value.users if known != user)
             try:
-                await self._ledger.commit(
+                await self._records.commit(
                     partition,
-                    witness=key,
+                    marker=key,
                     expect={key: found.version},
                     put={key: Owners(left)} if left else {},
                     delete=[] if left else [key],
@@ -175,7 +175,7 @@ _WORDS = {keys.task: "task", keys.session: "session", keys.request: "request", k
 
 async def locate(
     directory: Directory,
-    ledger: Ledger,
+    records: RecordStore,
     caller: Caller,
     kind: Kind,
     identifier: str,
@@ -187,17 +187,17 @@ async def locate(
     `kind` is the key function of the record (`keys.task`, …). With `reading`, an auditor may use records of
     others in the tenant. Raises `NotOwner` for another's record and `NotFound` for one that is not there.
     """
-    own = ledger.partition(caller.user)
+    own = records.partition(caller.user)
     key = kind(identifier)
-    (record,) = await ledger.store.read(own, [key])
+    (record,) = await records.store.read(own, [key])
     if record is not None:
         return own
-    return await foreign(directory, ledger, caller, kind, identifier, reading=reading)
+    return await foreign(directory, records, caller, kind, identifier, reading=reading)
 
 
 async def foreign(
     directory: Directory,
-    ledger: Ledger,
+    records: RecordStore,
     caller: Caller,
     kind: Kind,
     identifier: str,
@@ -210,5 +210,5 @@ async def foreign(
     if owner is None or owner == caller.user:
         raise NotFound(f"There is no {word} {identifier}. Check the id; it may have been deleted or expired.")
     if reading and caller.auditor and owner.tid == caller.user.tid:
-        return ledger.partition(owner)
+        return records.partition(owner)
     raise NotOwner(f"The {word} {identifier} belongs to another user.")

@@ -14,7 +14,7 @@ from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavaila
 from tealagents.domain.models import Approval, Batch, Body, Entry, Head, RequestRecord, User
 from tealagents.domain.ports import Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
-from tealagents.state.chain import GENESIS, Chain, Draft, decode_body
+from tealagents.state.audit_chain import GENESIS, AuditChain, Draft, decode_body
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class BlobRef(msgspec.Struct, frozen=True):
     pieces: int
 
 
-class Apart(msgspec.Struct, frozen=True):
+class OutOfLine(msgspec.Struct, frozen=True):
     """What stands in the place of a record that is stored apart."""
 
     apart: str
@@ -53,18 +53,18 @@ class Apart(msgspec.Struct, frozen=True):
     task_id: str
 
 
-#: what the JSON of an `Apart` begins with, and that of no other record
+#: what the JSON of an `OutOfLine` begins with, and that of no other record
 _APART = b'{"apart":'
 
 
-class Ledger:
+class RecordStore:
     """One agent's records in one store."""
 
     def __init__(self, store: Store, agent: str, clock: Clock, *, audit_key: bytes = b"") -> None:
         self.store = store
         self.agent = agent
         self.clock = clock
-        self.chain = Chain(audit_key)
+        self.chain = AuditChain(audit_key)
 
     def partition(self, owner: User) -> str:
         return keys.user(self.agent, owner.key)
@@ -81,7 +81,7 @@ class Ledger:
             return None
         value = codec.checked(partition, key, record.value)
         if value.startswith(_APART):
-            ref = codec.parse(key, value, Apart)
+            ref = codec.parse(key, value, OutOfLine)
             try:
                 value = await self.get_blob(partition, ref.task_id, BlobRef(ref.apart, ref.pieces))
             except CorruptState:
@@ -116,17 +116,17 @@ class Ledger:
         self,
         partition: str,
         *,
-        witness: str,
+        marker: str,
         expect: Mapping[str, str | None] | None = None,
         put: Mapping[str, object] | None = None,
         ttl: Mapping[str, float] | None = None,
         delete: Collection[str] = (),
         operation: str | None = None,
-        relaxed: bool = False,
+        unsynced: bool = False,
     ) -> str:
         """Commits, and returns the operation id: the version of all that was put.
 
-        `witness` is a key among `put` that no later commit overwrites; where a reply is lost, its
+        `marker` is a key among `put` that no later commit overwrites; where a reply is lost, its
         version tells whether this commit was applied. Raises `Conflict`, or `PersistenceUnavailable`
         when the store is away or does not say within five seconds what became of the commit.
         """
@@ -137,27 +137,27 @@ class Ledger:
             expect=expect or {},
             put={key: Put(value, ttls.get(key)) for key, value in values.items()},
             delete=delete,
-            relaxed=relaxed,
+            unsynced=unsynced,
         )
         try:
             await self.store.commit(partition, commit)
         except Unknown:
-            await self._resolve(partition, commit, witness)
+            await self._resolve(partition, commit, marker)
         except Conflict as conflict:
-            if conflict.keys == (witness,) and commit.expect.get(witness, "") is None:
-                await self._check_contradiction(partition, commit, witness)
+            if conflict.keys == (marker,) and commit.expect.get(marker, "") is None:
+                await self._check_contradiction(partition, commit, marker)
             raise
         return commit.operation
 
-    async def _check_contradiction(self, partition: str, commit: Commit, witness: str) -> None:
+    async def _check_contradiction(self, partition: str, commit: Commit, marker: str) -> None:
         """`CorruptState` where a log goes on behind the end its task knows: no commit would ever pass."""
-        if not witness.startswith(keys.LOGS):
+        if not marker.startswith(keys.LOGS):
             return
-        names = [key for key in commit.expect if key != witness]
+        names = [key for key in commit.expect if key != marker]
         found = await self.store.read(partition, names)
         versions = [record.version if record is not None else None for record in found]
         if names and versions == [commit.expect[name] for name in names]:
-            raise CorruptState(witness, "exists, though its task ends before it")
+            raise CorruptState(marker, "exists, though its task ends before it")
 
     async def _sealed(self, partition: str, key: str, record: object) -> bytes:
         """The record's bytes; one that is too large is stored apart, and a reference takes its place."""
@@ -165,7 +165,7 @@ class Ledger:
         if len(value) <= RECORD_BYTES or not isinstance(record, RequestRecord | Approval):
             return value
         ref = await self.put_blob(partition, record.task_id, codec.encode_json(record))
-        return codec.seal(partition, key, Apart(ref.blob, ref.pieces, record.task_id))
+        return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
     async def delete(self, partition: str, names: Collection[str]) -> None:
         """Deletes up to ten records, whatever they hold now.
@@ -189,17 +189,17 @@ class Ledger:
             else:
                 return
 
-    async def _resolve(self, partition: str, commit: Commit, witness: str) -> None:
+    async def _resolve(self, partition: str, commit: Commit, marker: str) -> None:
         """Sends a commit again, under its own operation id, until its fate is certain."""
         deadline = self.clock.monotonic() + RESOLVE_SECONDS
         pause = 0.05
         while True:
             try:
-                if await self._applied(partition, commit, witness):
+                if await self._applied(partition, commit, marker):
                     return
                 await self.store.commit(partition, commit)
             except Conflict:
-                if await self._applied(partition, commit, witness):
+                if await self._applied(partition, commit, marker):
                     return
                 raise
             except (Unknown, PersistenceUnavailable) as error:
@@ -214,8 +214,8 @@ class Ledger:
             else:
                 return
 
-    async def _applied(self, partition: str, commit: Commit, witness: str) -> bool:
-        (record,) = await self.store.read(partition, [witness])
+    async def _applied(self, partition: str, commit: Commit, marker: str) -> bool:
+        (record,) = await self.store.read(partition, [marker])
         return record is not None and record.version == commit.operation
 
     # --- the log ---------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Ledger:
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
         named = {keys.blob(task_id, digest, n): piece for n, piece in enumerate(pieces)}
         for put in _portions(named):
-            await self.commit(partition, witness=next(iter(put)), put=put)
+            await self.commit(partition, marker=next(iter(put)), put=put)
         return BlobRef(digest, len(pieces))
 
     async def get_blob(self, partition: str, task_id: str, ref: BlobRef) -> bytes:

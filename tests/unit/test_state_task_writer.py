@@ -8,8 +8,8 @@ from engine_setup import ADA, Faulty, Process, Scripted, calls, fails, noting, p
 from tealagents.domain.models import Json, MessageBody, StepBody, ToolCall, ToolIntent
 from tealagents.domain.ports import Commit
 from tealagents.engine.approvals import Command
-from tealagents.state import ledger
-from tealagents.state.chain import GENESIS
+from tealagents.state import records
+from tealagents.state.audit_chain import GENESIS
 from tealagents.stores.memory import MemoryStore
 
 
@@ -43,7 +43,7 @@ class Outage(Faulty):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What became of a commit is looked for during a tenth of a second, not five."""
-    monkeypatch.setattr(ledger, "RESOLVE_SECONDS", 0.1)
+    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.1)
 
 
 async def bodies(here: Process, task_id: str) -> list[object]:
@@ -84,7 +84,7 @@ async def test_nothing_is_written_twice_after_an_outage(at: int, applied: bool) 
             here.partition(), head.task_id, head.tail_seq, limit=200
         )
         for n, entry in enumerate(entries, 1):
-            assert here.ledger.chain.fault(entry, n, before) is None
+            assert here.records.chain.fault(entry, n, before) is None
             before = entry.hash
 
 

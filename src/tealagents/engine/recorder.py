@@ -24,27 +24,27 @@ from tealagents.domain.ports import Clock
 from tealagents.engine.loop import Answered
 from tealagents.engine.toolbox import ToolResult
 from tealagents.engine.turns import steps_of
-from tealagents.state.chain import Draft, draft
+from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.decisions import intent_draft
 from tealagents.state.history import ARGUMENTS_SHOWN
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SERVICE, error_draft
-from tealagents.state.tenure import Tenure
 from tealagents.threads.views import Report
 
 #: characters of an output that a step repeats; the message holds all of it
 OUTPUT_SHOWN = 16_000
 
 
-class Journal:
+class TurnRecorder:
     """The entries of one request that are not written yet, and what they sum up to."""
 
-    def __init__(self, tenure: Tenure, clock: Clock) -> None:
-        self._tenure = tenure
+    def __init__(self, writer: TaskWriter, clock: Clock) -> None:
+        self._writer = writer
         self._clock = clock
         self._drafts: list[Draft] = []
-        self.usage = tenure.request.usage
+        self.usage = writer.request.usage
         #: the request's messages so far, those before a pause included once they are recalled
-        self.messages: list[Message] = [tenure.message] if tenure.message else []
+        self.messages: list[Message] = [writer.message] if writer.message else []
         #: the request's tool calls by id, and what is known of them
         self.intents: dict[str, ToolOutcome] = {}
 
@@ -65,7 +65,7 @@ class Journal:
         drafts = self.take()
         if not drafts:
             return
-        writing = asyncio.ensure_future(self._tenure.write(drafts))
+        writing = asyncio.ensure_future(self._writer.write(drafts))
         try:
             await asyncio.shield(writing)
         finally:
@@ -177,7 +177,7 @@ class Journal:
 
     @property
     def _request_id(self) -> str:
-        return self._tenure.request.request_id
+        return self._writer.request.request_id
 
     def _step(self, action: str, step: Step) -> None:
         self._drafts.append(draft(action, SERVICE, self._request_id, StepBody(step)))

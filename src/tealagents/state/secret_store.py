@@ -1,0 +1,31 @@
+"""Secrets of users that must outlive the process; kept only where the store is encrypted."""
+
+from tealagents.state import keys
+from tealagents.state.records import RecordStore
+
+
+class SecretStore:
+    """One text for each user and server, in the user's partition. Fills `tools.oauth.SecretStore`."""
+
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
+
+    async def get(self, user_key: str, server: str) -> str | None:
+        found = await self._records.get(self._partition(user_key), _key(server), str)
+        return found.value if found else None
+
+    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
+        key = _key(server)
+        await self._records.commit(
+            self._partition(user_key), marker=key, put={key: secret}, ttl={key: ttl} if ttl else None
+        )
+
+    async def delete(self, user_key: str, server: str) -> None:
+        await self._records.delete(self._partition(user_key), (_key(server),))
+
+    def _partition(self, user_key: str) -> str:
+        return keys.user(self._records.agent, user_key)
+
+
+def _key(server: str) -> str:
+    return f"secrets/{keys.plain(server)}"
