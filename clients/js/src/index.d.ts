@@ -8,7 +8,6 @@ import type {
   DamagedRecord,
   Health,
   Item,
-  Json,
   JsonObject,
   Message,
   Page,
@@ -157,8 +156,8 @@ export interface List<T> extends AsyncIterable<T> {
 
 /**
  * The events of a request, each once and in order, through any number of broken connections. The last one is
- * `final-response`, `approval-required` or `error`. It can be iterated once; leaving the loop closes the
- * connection, and does not cancel the request.
+ * `final-response`, `approval-required` or `error`. Leaving the loop closes the connection and does not cancel
+ * the request; another loop goes on where the last one was left.
  */
 export interface EventStream extends AsyncIterable<StreamEvent> {
   /** known from the first event on */
@@ -254,6 +253,15 @@ export class ClientError extends Error {}
  * send the same message again without doing it twice.
  */
 export class ConnectionLost extends ClientError {
+  constructor(
+    message?: string,
+    known?: {
+      cause?: unknown;
+      requestId?: string | null;
+      lastEventId?: number;
+      idempotencyKey?: string | null;
+    },
+  );
   readonly requestId: string | null;
   readonly lastEventId: number;
   readonly idempotencyKey: string | null;
@@ -267,6 +275,10 @@ export class UnexpectedAnswer extends ClientError {}
  * unknown code, or an answer of a gateway, which has none, is a plain `ProblemError`.
  */
 export class ProblemError extends ClientError {
+  constructor(
+    problem: Partial<Problem>,
+    reply?: {status?: number; retryAfter?: number | null; replayed?: boolean},
+  );
   readonly status: number;
   readonly code: string | null;
   readonly title: string | null;
@@ -284,11 +296,11 @@ export class ProblemError extends ClientError {
   /** it is the recorded outcome of an earlier request under the same idempotency key */
   readonly replayed: boolean;
   /** the document as it came */
-  readonly problem: Partial<Problem> & {[name: string]: Json | undefined};
+  readonly problem: Partial<Problem>;
 }
 
 /** The error that a problem document stands for: of an `error` event, of a request, of a damaged record. */
-export function problemError(problem: Problem): ProblemError;
+export function problemError(problem: Partial<Problem>): ProblemError;
 
 export class InvalidRequest extends ProblemError {}
 export class IdempotencyKeyReused extends ProblemError {}
