@@ -1,6 +1,7 @@
 """A tool server that wants the user's own authorization: from the pause to the answer, with a browser."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -22,16 +23,25 @@ def provider() -> Provider:
 
 @pytest.fixture
 def service(provider: Provider) -> Iterator[ServiceThread]:
+    with serving(provider) as running:
+        yield running
+
+
+@contextmanager
+def serving(provider: Provider, **options: Any) -> Iterator[ServiceThread]:
+    """A service with a protected tool server; `boss` is an approver."""
     port = free_port()
     with protected(provider) as url, OfflineModel() as model:
-        server = {"name": "secure", "url": url, "trust_level": "trusted"}
+        server = {"name": "secure", "url": url, "trust_level": "trusted", **options}
         env = {
             "TA_AUTH": "mock",
             "TA_BASE_URL": model.base_url,
             "TA_API_KEY": "offline-key",
             "TA_PUBLIC_URL": f"http://127.0.0.1:{port}",
         }
-        with ServiceThread(agent_config(agent={"mcp_servers": [server]}), env, port=port) as running:
+        auth = {"provider": "mock", "options": {"approver_users": ["boss"]}}
+        config = agent_config(agent={"mcp_servers": [server]}, auth=auth)
+        with ServiceThread(config, env, port=port) as running:
             yield running
 
 
@@ -86,3 +96,31 @@ def test_a_callback_without_a_link_leads_nowhere(service: ServiceThread) -> None
         unknown = ada.get("/oauth/callback", params={"error": "access_denied", "state": "forged"})
         assert (unknown.status_code, unknown.json()["code"]) == (422, "invalid_request")
         assert ada.post("", json=text("hello")).status_code == 200
+
+
+def test_an_approver_does_not_spend_the_owners_authorization(provider: Provider) -> None:
+    """A governed call to a server that the owner has authorized earlier: approved by another user it waits,
+    a stranger is refused, and the owner's own resume runs it. covers: HITL-4"""
+    governed = {"whoami": {"requires_hitl": True}}
+    with (
+        serving(provider, tool_governance_overrides=governed) as service,
+        service.client("ada") as ada,
+        service.client("boss") as boss,
+        service.client("eve") as eve,
+    ):
+        connecting = send(ada, "call secure-connect {}")
+        httpx.get(back_from(provider, "Ada", connecting)).raise_for_status()
+        ada.post(f"/requests/{connecting['request_id']}/resume", json={"action": "approve"})
+        paused = send(ada, "call secure-whoami {}")
+        assert (paused["status"], paused["content"]["authorizations"]) == ("Paused", [])
+        resume = f"/requests/{paused['request_id']}/resume"
+        assert eve.post(resume, json={"action": "approve"}).status_code == 401
+        approved = boss.post(resume, json={"action": "approve"}).raise_for_status().json()
+        assert approved["status"] == "Paused"
+        assert provider.calls == []
+        waiting = ada.get(f"/requests/{paused['request_id']}").json()["content"]
+        assert [call["function_name"] for call in waiting["tool_calls"]] == ["whoami"]
+        query = f"?approval_id={waiting['approval_id']}"
+        done = ada.post(resume + query, json={"action": "approve"}).raise_for_status().json()
+        assert done["status"] == "Completed"
+        assert provider.calls == ["Ada"]

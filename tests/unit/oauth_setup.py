@@ -1,4 +1,4 @@
-"""An authorization server whose user always agrees, and an MCP server that it protects."""
+"""Authorization servers: one whose user always agrees, an MCP server that it protects, and a pretender."""
 
 import secrets
 import socket
@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import httpx
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import (
     AccessToken,
@@ -19,9 +21,14 @@ from mcp.server.auth.provider import (
 from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
 from mcp.server.mcpserver import MCPServer as SDKServer
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from tools_setup import served
 
 Json = dict[str, Any]
+CALLBACK = "http://127.0.0.1:8000/Agent/1/oauth/callback"
 
 
 class SecretStore:
@@ -50,6 +57,8 @@ class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken,
         self.access: dict[str, AccessToken] = {}
         self.refresh: dict[str, RefreshToken] = {}
         self.granted: list[str] = []
+        #: whose tokens `whoami` was called with
+        self.calls: list[str] = []
 
     async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
         return self.clients.get(client_id)
@@ -137,7 +146,65 @@ def protected(provider: Provider) -> Iterator[str]:
     async def whoami() -> str:
         """Tell whose token it is."""
         token = get_access_token()
-        return str(token.subject if token else None)
+        provider.calls.append(str(token.subject if token else None))
+        return provider.calls[-1]
 
     with served(sdk.streamable_http_app(), port):
         yield f"{url}/mcp"
+
+
+async def visited(provider: Provider, user: str, url: str) -> dict[str, str]:
+    """What the browser brings to the callback after this user has agreed."""
+    provider.user = user
+    async with httpx.AsyncClient() as browser:
+        response = await browser.get(url)
+    assert response.status_code == 302, response.text
+    target = response.headers["location"]
+    assert target.startswith(CALLBACK)
+    return {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+
+
+class Pretender:
+    """Documents and a token endpoint, as a test writes them."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Json] = {}
+        self.forms: list[dict[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.fetched: list[str] = []
+        self.url = ""
+
+    def publish(self, **metadata: Any) -> None:
+        self.documents["/.well-known/oauth-authorization-server"] = {
+            "issuer": self.url,
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+            **metadata,
+        }
+
+    async def document(self, request: Request) -> Response:
+        self.fetched.append(request.url.path)
+        found = self.documents.get(request.url.path)
+        return JSONResponse(found) if found is not None else Response(status_code=404)
+
+    async def token(self, request: Request) -> Response:
+        form = await request.form()
+        self.forms.append({name: str(value) for name, value in form.items()})
+        self.headers.append(dict(request.headers))
+        return JSONResponse({"access_token": "granted", "token_type": "Bearer", "refresh_token": "r"})
+
+    async def register(self, request: Request) -> Response:
+        return JSONResponse({"client_id": "registered"}, status_code=201)
+
+
+@contextmanager
+def pretending() -> Iterator[Pretender]:
+    pretender = Pretender()
+    routes = [
+        Route("/token", pretender.token, methods=["POST"]),
+        Route("/register", pretender.register, methods=["POST"]),
+        Route("/{path:path}", pretender.document, methods=["GET"]),
+    ]
+    with served(Starlette(routes=routes)) as url:
+        pretender.url = url
+        yield pretender

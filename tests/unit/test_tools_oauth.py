@@ -7,14 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import httpx
 import pytest
-from oauth_setup import Provider, SecretStore, protected
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from tools_setup import Context, by_name, served
+from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
+from tools_setup import Context, by_name
 
 from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
@@ -27,7 +22,6 @@ from tealagents.tools.oauth_servers import Challenge, OAuthClient, ProtectedServ
 from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
-CALLBACK = "http://127.0.0.1:8000/Agent/1/oauth/callback"
 
 
 @asynccontextmanager
@@ -35,17 +29,6 @@ async def opened(url: str, consents: Consents | None, **options: Any) -> AsyncIt
     entry = MCPServerOptions(name="secure", url=url, trust_level="trusted", **options)
     async with MCPServer(entry, consents) as server:
         yield server
-
-
-async def visited(provider: Provider, user: str, url: str) -> dict[str, str]:
-    """What the browser brings to the callback after this user has agreed."""
-    provider.user = user
-    async with httpx.AsyncClient() as browser:
-        response = await browser.get(url)
-    assert response.status_code == 302, response.text
-    target = response.headers["location"]
-    assert target.startswith(CALLBACK)
-    return {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
 
 
 async def agreed(provider: Provider, consents: Consents, user: str, asked: Authorization) -> str:
@@ -323,45 +306,9 @@ async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 # --- scopes and clients, and servers that lie ----------------------------------------------------
 
 
-class Pretender:
-    """Documents and a token endpoint, as a test writes them."""
-
-    def __init__(self) -> None:
-        self.documents: dict[str, Json] = {}
-        self.forms: list[dict[str, str]] = []
-        self.headers: list[dict[str, str]] = []
-        self.fetched: list[str] = []
-        self.url = ""
-
-    def publish(self, **metadata: Any) -> None:
-        self.documents["/.well-known/oauth-authorization-server"] = {
-            "issuer": self.url,
-            "authorization_endpoint": f"{self.url}/authorize",
-            "token_endpoint": f"{self.url}/token",
-            **metadata,
-        }
-
-    async def document(self, request: Request) -> Response:
-        self.fetched.append(request.url.path)
-        found = self.documents.get(request.url.path)
-        return JSONResponse(found) if found is not None else Response(status_code=404)
-
-    async def token(self, request: Request) -> Response:
-        form = await request.form()
-        self.forms.append({name: str(value) for name, value in form.items()})
-        self.headers.append(dict(request.headers))
-        return JSONResponse({"access_token": "a", "token_type": "Bearer", "refresh_token": "r"})
-
-
 @pytest.fixture
 def pretender() -> Iterator[Pretender]:
-    pretender = Pretender()
-    routes = [
-        Route("/token", pretender.token, methods=["POST"]),
-        Route("/{path:path}", pretender.document, methods=["GET"]),
-    ]
-    with served(Starlette(routes=routes)) as url:
-        pretender.url = url
+    with pretending() as pretender:
         yield pretender
 
 
@@ -383,7 +330,7 @@ async def test_configured_client_identifies_itself(pretender: Pretender) -> None
             assert "client_secret" not in form
         else:
             assert form["client_secret"] == "s3 cret"
-        assert await consents.token(Context(), server) == "a"
+        assert await consents.token(Context(), server) == "granted"
 
 
 async def test_unknown_client_is_told(pretender: Pretender) -> None:
@@ -472,7 +419,7 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
     asked = await consents.ask(Context(), plain)
     await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
     fresh = Consents(CALLBACK, secrets=secrets)
-    assert await fresh.token(Context(), plain) == "a"
+    assert await fresh.token(Context(), plain) == "granted"
     for other in (
         ProtectedServer(name="x", issuer="https://other.example", scopes=("a",), client_id="me"),
         ProtectedServer(name="x", issuer=pretender.url, scopes=("a", "b"), client_id="me"),
@@ -509,4 +456,4 @@ async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
         await tool.call(Context(), {})
     assert (asked.value.server, asked.value.scopes) == (pretender.url, ("a",))
     await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")
-    assert await tool.call(Context(), {}) == "a token-of-alice-for-other"
+    assert await tool.call(Context(), {}) == "granted token-of-alice-for-other"

@@ -33,7 +33,7 @@ class Context:
         self.request_id = request_id
         self.user_id = user_id
         self.tenant_id = tenant_id
-        self.headers = headers or {}
+        self._headers = headers or {}
         self.extra: dict[str, Any] = {}
         self.asked: list[tuple[str, ...]] = []
         self._owner_is_here = owner_is_here
@@ -41,10 +41,19 @@ class Context:
     def add_extra_data(self, key: str, value: Any) -> None:
         self.extra[key] = value
 
-    async def user_token(self, scopes: Sequence[str]) -> str:
-        self.asked.append(tuple(scopes))
+    def require_owner(self) -> None:
         if not self._owner_is_here:
             raise NeedsOwner
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if self._headers:
+            self.require_owner()
+        return self._headers
+
+    async def user_token(self, scopes: Sequence[str]) -> str:
+        self.asked.append(tuple(scopes))
+        self.require_owner()
         return f"token-of-{self.user_id}-for-{'+'.join(scopes) or 'us'}"
 
 

@@ -101,7 +101,7 @@ class Answering:
             owner=setup.user,
             actor=setup.user,
             token="",
-            headers={},
+            headers=None,
             delegation=None,
             extra_data={},
         )

@@ -260,18 +260,29 @@ class ToolContext(Protocol):
     user_id: str
     #: the owner's tenant: only the two together name one user
     tenant_id: str
-    #: the caller's headers that the config allows
-    headers: Mapping[str, str]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The owner's headers that the config passes on. `NeedsOwner` as `require_owner` raises it."""
+        ...
 
     def add_extra_data(self, key: str, value: Any) -> None:
         """Adds to the answer's `extra_data`."""
         ...
 
+    def require_owner(self) -> None:
+        """`NeedsOwner` unless the owner's own request runs the tool.
+
+        Called before anything is used that the owner has entrusted to this service: tokens, grants,
+        passed-on headers. An approver decides a call and never lends the owner's credentials to it.
+        """
+        ...
+
     async def user_token(self, scopes: Sequence[str]) -> str:
         """A token to act for the owner downstream (on-behalf-of); without scopes the owner's own, as it came.
 
-        Raises `Authorization` where the owner has not consented, `NeedsOwner` where somebody
-        else's request runs the tool, `ToolFailed` where the service cannot act for users.
+        Raises `Authorization` where the owner has not consented, `NeedsOwner` where another
+        user's request runs the tool, `ToolFailed` where the service cannot act for users.
         """
         ...
 

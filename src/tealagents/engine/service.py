@@ -162,7 +162,7 @@ class Service:
             owner=writer.head.owner,
             actor=caller.user,
             token=caller.token,
-            headers=caller.headers if caller.user == writer.head.owner else {},
+            headers=caller.headers if self.agent.forward_headers else None,
             delegation=self.agent.delegation,
             extra_data=dict(request.extra_data or {}),
         )

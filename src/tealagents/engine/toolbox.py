@@ -60,17 +60,18 @@ class CallContext:
         owner: User,
         actor: User,
         token: str,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str] | None,
         delegation: Delegation | None,
         extra_data: Json,
     ) -> None:
+        """`headers` are the actor's that the config passes on; None where it passes on none."""
         self.session_id = session_id
         self.task_id = task_id
         self.request_id = request_id
         self.tenant_id = owner.tid
         self.user_id = owner.oid
-        self.headers = headers
         self.extra_data = extra_data
+        self._headers = headers
         self._owner = owner
         self._actor = actor
         self._token = token
@@ -80,14 +81,26 @@ class CallContext:
         """Adds to the answer's `extra_data`; the value must be JSON."""
         self.extra_data[storable(key)] = msgspec.json.decode(msgspec.json.encode(value))
 
+    def require_owner(self) -> None:
+        """`NeedsOwner` where another user runs the call: an approver never spends the owner's credentials."""
+        if self._actor != self._owner:
+            raise NeedsOwner("the owner's own resume is needed")
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The owner's headers that the config passes on."""
+        if self._headers is None:
+            return {}
+        self.require_owner()
+        return self._headers
+
     async def user_token(self, scopes: Sequence[str]) -> str:
-        """A token to act for the owner downstream; never for whoever approved."""
+        """A token to act for the owner downstream."""
         if self._delegation is None and scopes:
             raise ToolFailed(
                 "this service cannot act for its users: on-behalf-of needs Entra ID and a client credential"
             )
-        if self._actor != self._owner:
-            raise NeedsOwner("the owner's own token is needed")
+        self.require_owner()
         if self._delegation is None or not scopes:
             return self._token
         return await self._delegation.token_for(self._owner, self._token, scopes)

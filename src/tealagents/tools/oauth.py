@@ -18,7 +18,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -140,7 +140,11 @@ class Consents:
     # --- tokens ---
 
     async def token(self, context: ToolContext, server: ProtectedServer) -> str | None:
-        """A valid access token of the owner for `server`, renewed if need be, or None: then `ask`."""
+        """A valid access token of the owner for `server`, renewed if need be, or None: then `ask`.
+
+        `NeedsOwner` where another user runs the call.
+        """
+        context.require_owner()
         user_key = owner_key(context)
         key = (user_key, server.key)
         # one renewal at a time: a refresh token may be good for one use only
@@ -207,8 +211,10 @@ class Consents:
         """The exception that asks the owner to consent, with a URL made for this owner and request.
 
         The same URL again while it can be used: a round of several calls asks once. Raises
-        `ToolFailed` where nobody can be asked.
+        `ToolFailed` where no one can be asked, `NeedsOwner` where another user runs the call: whoever
+        visited the link would authorize this service as the owner.
         """
+        context.require_owner()
         challenge = challenge or Challenge()
         asked = (owner_key(context), server.key, context.request_id)
         if self._callback_url is None:
@@ -408,10 +414,16 @@ class AuthorizedContext:
         self.request_id = context.request_id
         self.user_id = context.user_id
         self.tenant_id = context.tenant_id
-        self.headers = context.headers
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._context.headers
 
     def add_extra_data(self, key: str, value: Any) -> None:
         self._context.add_extra_data(key, value)
+
+    def require_owner(self) -> None:
+        self._context.require_owner()
 
     async def user_token(self, scopes: Sequence[str]) -> str:
         """The granted token for scopes it was granted for; others as without the catalogue."""

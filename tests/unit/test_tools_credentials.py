@@ -1,0 +1,261 @@
+"""Whose credentials a call may use: each one a tool can be given, against owner, approver and stranger."""
+
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+import pytest
+from engine_setup import Scripted, Tools
+from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tools_setup import FIXTURES, Context, by_name, served
+
+from tealagents.domain.errors import Authorization
+from tealagents.domain.models import Json, ToolCall, User
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult
+from tealagents.tools.catalogue import Catalogue, govern
+from tealagents.tools.code import load_plugins
+from tealagents.tools.mcp import MCPServer
+from tealagents.tools.oauth import Consents
+from tealagents.tools.openapi import OpenAPIPlugin
+from tealagents.tools.options import MCPServerOptions, RemotePluginOptions
+
+OWNER = User("contoso", "alice")
+#: everybody else who could ever run a call: an approver, and strangers, one with the owner's own object id
+OTHERS = (User("contoso", "boss"), User("fabrikam", "eve"), User("fabrikam", "alice"))
+
+
+class Delegating:
+    """Tokens that say whose they are (`ports.Delegation`)."""
+
+    async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
+        return f"delegated-{user.oid}"
+
+
+def context_of(actor: User) -> CallContext:
+    """A call's context in a request that `actor` sent or resumed."""
+    return CallContext(
+        session_id="session",
+        task_id="task",
+        request_id="request",
+        owner=OWNER,
+        actor=actor,
+        token=f"own-{actor.oid}",
+        headers={"authorization": f"Bearer passed-{actor.oid}"},
+        delegation=Delegating(),
+        extra_data={},
+    )
+
+
+class Code:
+    """A tool in this process that says which credential it found."""
+
+    spec = ToolSpec(name="Code-look", description="", parameters={}, governance=Governance())
+
+    def __init__(self, look: Callable[[ToolContext], Any]) -> None:
+        self._look = look
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        found = self._look(context)
+        return str(found if isinstance(found, str) else await found)
+
+
+class Downstream:
+    """A service that notes the credentials it is sent."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def look(self, request: Request) -> PlainTextResponse:
+        self.seen.append(request.headers.get("authorization", "none"))
+        return PlainTextResponse(self.seen[-1])
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        with served(Starlette(routes=[Route("/look", self.look)])) as url:
+            yield url
+
+
+def catalogue_of(tool_id: str, issuer: str) -> Catalogue:
+    auth = {"auth_type": "oauth2", "auth_server": issuer, "scopes": ["a"]}
+    entry = {"tool_id": tool_id, "governance": {"requires_hitl": True}, "auth": auth}
+    return Catalogue.model_validate({"plugins": [{"plugin_id": "x", "tools": [entry]}]})
+
+
+# --- one for each credential: a tool that uses it, and what it says when it has it ---------------
+
+Case = AsyncGenerator[tuple[Tool, str], None]
+
+
+async def own_token(folder: Path) -> Case:
+    """The owner's own token, as it came."""
+    yield Code(lambda context: context.user_token(())), "own-alice"
+
+
+async def delegated_token(folder: Path) -> Case:
+    """A token to act for the owner (on-behalf-of)."""
+    yield Code(lambda context: context.user_token(["x"])), "delegated-alice"
+
+
+async def passed_on_headers(folder: Path) -> Case:
+    yield Code(lambda context: context.headers["authorization"]), "Bearer passed-alice"
+
+
+async def earlier_plugin(folder: Path) -> Case:
+    """The header that plugins of the earlier framework are made with."""
+    sys.path.insert(0, str(FIXTURES / "earlier" / "packages"))
+    try:
+        plugins = load_plugins(FIXTURES / "earlier" / "custom_plugins.py", ["HeaderPlugin"])
+        yield by_name(plugins)["HeaderPlugin-authorization_header"], "Bearer passed-alice"
+    finally:
+        sys.path.pop(0)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "semantic_kernel"]:
+            del sys.modules[name]
+
+
+@asynccontextmanager
+async def openapi(folder: Path, **options: Any) -> AsyncIterator[Tool]:
+    with Downstream().served() as url:
+        document = {"openapi": "3.0.3", "paths": {"/look": {"get": {"operationId": "look"}}}}
+        file = folder / "openapi.json"
+        file.write_bytes(orjson.dumps(document))
+        entry = RemotePluginOptions(plugin_name="Api", openapi_json_path=str(file), server_url=url, **options)
+        async with OpenAPIPlugin(entry) as plugin:
+            yield by_name(plugin)["Api-look"]
+
+
+async def openapi_own_token(folder: Path) -> Case:
+    async with openapi(folder, pass_user_token=True) as tool:
+        yield tool, "Bearer own-alice"
+
+
+async def openapi_delegated_token(folder: Path) -> Case:
+    async with openapi(folder, on_behalf_of_scopes=["x"]) as tool:
+        yield tool, "Bearer delegated-alice"
+
+
+async def consented(pretender: Pretender, tool: Tool, consents: Consents) -> None:
+    """The owner authorizes the server that the tool asks for."""
+    with pytest.raises(Authorization) as asked:
+        await tool.call(Context("alice", tenant_id="contoso"), {})
+    await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")
+
+
+@contextmanager
+def registering() -> Iterator[Pretender]:
+    with pretending() as pretender:
+        pretender.publish(registration_endpoint=f"{pretender.url}/register")
+        yield pretender
+
+
+async def catalogue_auth(folder: Path) -> Case:
+    """The catalogue's `auth`, on a tool in this process."""
+    with registering() as pretender:
+        consents = Consents(CALLBACK)
+        code = Code(lambda context: context.user_token(["a"]))
+        (tool,) = govern([code], catalogue_of("Code-look", pretender.url), consents)
+        await consented(pretender, tool, consents)
+        yield tool, "granted"
+
+
+async def catalogue_auth_of_openapi(folder: Path) -> Case:
+    """The same on an OpenAPI operation, which sends it by itself."""
+    with registering() as pretender:
+        consents = Consents(CALLBACK)
+        async with openapi(folder) as operation:
+            (tool,) = govern([operation], catalogue_of("Api-look", pretender.url), consents)
+            await consented(pretender, tool, consents)
+            yield tool, "Bearer granted"
+
+
+@asynccontextmanager
+async def authorized_server(*, restarted: bool) -> AsyncIterator[Tool]:
+    """An MCP server that the owner has authorized before."""
+    provider, secrets = Provider(), SecretStore()
+    with protected(provider) as url:
+        options = MCPServerOptions(name="secure", url=url)
+        consents = Consents(CALLBACK, secrets=secrets)
+        async with MCPServer(options, consents) as server:
+            tool = server.find("secure-whoami")
+            assert tool is not None
+            with pytest.raises(Authorization) as asked:
+                await tool.call(Context("alice", tenant_id="contoso"), {})
+            brought = await visited(provider, "Alice", asked.value.url)
+            await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+            if not restarted:
+                yield tool
+                return
+        async with MCPServer(options, Consents(CALLBACK, secrets=secrets)) as server:
+            tool = server.find("secure-whoami")
+            assert tool is not None
+            yield tool
+        assert provider.granted == ["code", "refresh"]
+
+
+async def oauth_grant(folder: Path) -> Case:
+    """An access token that is kept in memory."""
+    async with authorized_server(restarted=False) as tool:
+        yield tool, "Alice"
+
+
+async def stored_oauth_grant(folder: Path) -> Case:
+    """A refresh token in the secret store, after a restart or on another replica."""
+    async with authorized_server(restarted=True) as tool:
+        yield tool, "Alice"
+
+
+CREDENTIALS = (
+    own_token,
+    delegated_token,
+    passed_on_headers,
+    earlier_plugin,
+    openapi_own_token,
+    openapi_delegated_token,
+    catalogue_auth,
+    catalogue_auth_of_openapi,
+    oauth_grant,
+    stored_oauth_grant,
+)
+
+
+async def called(tool: Tool, actor: User) -> ToolResult | Deferred:
+    toolbox = Toolbox(Scripted(), 30)
+    toolbox.load([Tools(tool)])
+    return await toolbox.call(ToolCall("c1", tool.spec.name, "{}"), context_of(actor))
+
+
+@pytest.mark.parametrize("credential", CREDENTIALS, ids=lambda case: case.__name__)
+async def test_only_the_owner_spends_the_owners_credentials(
+    credential: Callable[[Path], Case], tmp_path: Path
+) -> None:
+    """For everyone else the call waits for the owner, before and after the owner's own. covers: HITL-4"""
+    cases = credential(tmp_path)
+    async for tool, told in cases:
+        for other in OTHERS:
+            assert await called(tool, other) == Deferred(ToolCall("c1", tool.spec.name, "{}"), None)
+        result = await called(tool, OWNER)
+        assert isinstance(result, ToolResult)
+        assert (result.output, result.is_error) == (told, False)
+        for other in OTHERS:
+            assert isinstance(await called(tool, other), Deferred)
+
+
+async def test_nobody_but_the_owner_is_shown_where_to_authorize() -> None:
+    """An approver who visited the link would authorize the server as the owner."""
+    with protected(Provider()) as url:
+        async with MCPServer(MCPServerOptions(name="secure", url=url), Consents(CALLBACK)) as server:
+            tool = server.find("secure-whoami")
+            assert tool is not None
+            for other in OTHERS:
+                assert await called(tool, other) == Deferred(ToolCall("c1", tool.spec.name, "{}"), None)
+            asked = await called(tool, OWNER)
+            assert isinstance(asked, Deferred)
+            assert asked.authorization is not None
