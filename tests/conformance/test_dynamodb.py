@@ -20,7 +20,8 @@ from tealagents.stores import open_store as store_of
 from tealagents.stores.dynamodb_service import ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
-from tealagents.testing.stores import OpenStore, StoreContract
+from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.stores import StoreContract
 
 
 class TestDynamo(StoreContract):

@@ -11,7 +11,8 @@ from tealagents.domain.ports import Store
 from tealagents.state.codec import unseal
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.stores.encrypted import EncryptedStore
-from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
+from tealagents.testing.store_steps import OpenStore, commit, put, values
+from tealagents.testing.stores import StoreContract
 
 KEY = "a key of 43 characters, like 32 random bytes"
 OLD = "an older key, of forty-three characters, too"

@@ -13,7 +13,8 @@ from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unkno
 from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.stores.files import FileOptions, FileStore
-from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
+from tealagents.testing.store_steps import OpenStore, commit, put, values
+from tealagents.testing.stores import StoreContract
 
 VALUE = b'{"sha256":"00","value":{"text":"hello"}}'
 

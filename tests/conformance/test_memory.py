@@ -8,16 +8,8 @@ import pytest
 
 from tealagents.stores import open_store
 from tealagents.stores.memory import MemoryStore
-from tealagents.testing.stores import (
-    OpenStore,
-    StoreContract,
-    batches,
-    commit,
-    put,
-    put_all,
-    values,
-    watching,
-)
+from tealagents.testing.store_steps import OpenStore, batches, commit, put, put_all, ticks, values
+from tealagents.testing.stores import StoreContract
 
 
 class TestMemoryStore(StoreContract):
@@ -65,10 +57,12 @@ async def test_time_can_be_passed_in() -> None:
 
 
 async def test_a_watch_wakes_at_once() -> None:
-    """A watcher is woken by the commit itself, one made before it first waits included."""
-    async with open_store("memory://", watch_seconds=0.5) as store, watching(store, "p", "a/") as wakes:
-        await put(store, "p", {"a/1": b""})
-        waiting = asyncio.ensure_future(anext(wakes))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+    """A watch is woken within the commit, and what no commit notified wakes it never."""
+    async with open_store("memory://") as store, store.watch("p", "a") as watch:
+        assert not await watch.wait(0)
+        waiting = asyncio.ensure_future(watch.wait())
+        await ticks(3)
+        await store.commit("p", commit(put={"record": b""}, notify=["a"]))
+        await ticks(3)
         assert waiting.done()
+        assert waiting.result()

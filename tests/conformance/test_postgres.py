@@ -15,7 +15,8 @@ from tealagents.stores import open_store as store_of
 from tealagents.stores.postgres import PostgresStore
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer, free_port
-from tealagents.testing.stores import OpenStore, StoreContract
+from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.stores import StoreContract
 
 
 class TestPostgres(StoreContract):

@@ -22,7 +22,8 @@ from tealagents.stores import open_store as store_of
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
-from tealagents.testing.stores import OpenStore, StoreContract
+from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.stores import StoreContract
 
 
 class TestRedis(StoreContract):

@@ -11,7 +11,8 @@ from tealagents.domain.ports import Commit, Put
 from tealagents.stores import open_store as store_of
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
-from tealagents.testing.stores import OpenStore, StoreContract
+from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.stores import StoreContract
 
 
 class TestRedisCluster(StoreContract):

@@ -15,7 +15,8 @@ from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavaila
 from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, open_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
-from tealagents.testing.stores import OpenStore, StoreContract, commit, put, values
+from tealagents.testing.store_steps import OpenStore, commit, put, values
+from tealagents.testing.stores import StoreContract
 
 
 class TestSqliteStore(StoreContract):
@@ -55,7 +56,7 @@ async def test_nobody_else_can_read_it(store: Store, tmp_path: Path) -> None:
 OTHER_PROCESS = """
 import asyncio, sys
 from tealagents.stores import open_store
-from tealagents.testing.stores import put
+from tealagents.testing.store_steps import put
 
 async def main(url, *keys):
     async with open_store(url) as store:
@@ -117,7 +118,7 @@ async def test_a_relaxed_commit_is_made_at_once_or_waits_its_turn(store: Store, 
 KILLED = """
 import asyncio, os, signal, sys
 from tealagents.stores import open_store
-from tealagents.testing.stores import commit
+from tealagents.testing.store_steps import commit
 
 async def main(url):
     async with open_store(url) as store:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
 
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
@@ -20,6 +20,7 @@ from tealagents.domain.ports import (
     Tool,
     ToolContext,
     ToolSpec,
+    Watch,
 )
 from tealagents.engine.agent import Agent, Limits
 from tealagents.engine.approvals import Approvals
@@ -50,6 +51,7 @@ class Faulty:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.name, self.shared, self.durable = store.name, store.shared, store.durable
+        self.pushes = store.pushes
         #: "away": nothing is done; "lost": it is done and nobody hears of it; None: all is well
         self.fault: Callable[[str, Commit], str | None] = lambda _, __: None
         self.unreadable = False
@@ -87,8 +89,8 @@ class Faulty:
     async def now(self) -> float:
         return await self.store.now()
 
-    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        return self.store.watch(partition, prefix)
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.store.watch(partition, topic)
 
     async def ping(self) -> None:
         await self.store.ping()

@@ -1,6 +1,7 @@
 """Conversations for the tests of threads."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -18,7 +19,7 @@ from tealagents.domain.models import (
     ToolCall,
     User,
 )
-from tealagents.domain.ports import Commit, Model, Record, Store
+from tealagents.domain.ports import Commit, Model, Record, Store, Watch
 from tealagents.engine.agent import Agent
 from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
@@ -140,6 +141,7 @@ class CountedStore:
     def __init__(self, inner: BaseStore) -> None:
         self.inner = inner
         self.name, self.shared, self.durable = inner.name, inner.shared, inner.durable
+        self.pushes = inner.pushes
         self.log_batches = 0
         self.trips = 0
 
@@ -169,8 +171,8 @@ class CountedStore:
     async def now(self) -> float:
         return await self.inner.now()
 
-    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        return self.inner.watch(partition, prefix)
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.inner.watch(partition, topic)
 
     async def ping(self) -> None:
         await self.inner.ping()

@@ -4,7 +4,8 @@ A port can be implemented from its docstrings alone. Adapters live in `stores`, 
 or with a third party (entry-point groups `tealagents.stores`, `.llm`, `.auth`, `.tools`, …).
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -66,10 +67,41 @@ class Commit(Struct, frozen=True, kw_only=True):
     #: True where nothing is acknowledged before a later commit: it must outlive the process as any other, and
     #: can be read at once, but a store may leave it to that later commit to make both outlive a power cut
     unsynced: bool = False
+    #: at most 8 topics of the partition whose watches are woken once the commit is applied (`Store.watch`);
+    #: a topic is named like a key and needs no record
+    notify: Collection[str] = ()
+
+
+class Watch(Protocol):
+    """One watch of a topic, held open by ``async with store.watch(partition, topic)``.
+
+    ::
+
+        async with store.watch(partition, topic) as watch:
+            found = await look()
+            while await watch.wait(found=found):
+                found = await look()
+    """
+
+    async def wait(self, timeout: float | None = None, *, found: bool = True) -> bool:
+        """True when it is time to look again, False after `timeout` seconds without a reason to.
+
+        Time to look is: a commit that named the topic was applied since the last wait returned True, or
+        since the watch was opened. The wake-up is latched and coalesced: one that comes while no one waits
+        makes the next wait return at once, and any number of them return one wait. There may be more
+        wake-ups than commits.
+
+        Where the store does not push (`Store.pushes`), and while the link to its server is down, waits
+        return by a timer: soon where `found` says that the last look found something new, then less and
+        less often, at most 1.5 seconds apart. So callers need no timer of their own.
+
+        One caller waits at a time. A canceled wait loses no wake-up.
+        """
+        ...
 
 
 class Store(Protocol):
-    """Records in partitions: three primitives, a clock and an option.
+    """Records in partitions: three primitives, a clock and notifications.
 
     A *partition* is a text of 1 to 255 characters from ``A-Za-z0-9._~/@:-``; a *key* is the same, within
     its partition; keys are ordered by their code points. A *value* is any bytes up to 1 MB. Every
@@ -89,6 +121,8 @@ class Store(Protocol):
     shared: bool
     #: True where acknowledged data outlives the process
     durable: bool
+    #: True where commits wake watches by themselves; False where watches wait by a timer (`Watch.wait`)
+    pushes: bool
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         """The records of `keys`, in their order, None where absent or expired.
@@ -136,11 +170,19 @@ class Store(Protocol):
         """Seconds since the epoch by the clock that all processes on this store share."""
         ...
 
-    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        """Yields whenever something under `prefix` may have changed, at least every half second.
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        """Opens a watch that is woken by every commit to `partition` whose `notify` names `topic`.
 
-        The default of `BaseStore` is a timer. A spurious wake-up is fine, a missed one costs half a second.
-        Closing the iterator (`aclose`) stops watching.
+        Such commits may come from any process on the store, this one included. The watch is in effect once
+        its context is entered: a commit acknowledged later wakes it, so look at the records after entering.
+        Leaving the context frees what the watch held. A process may hold tens of thousands of watches; all
+        share one connection (in a cluster: one a node), opened by the first of them.
+
+        Notifications are delivered at best effort, in no order, and carry nothing: they say when to look,
+        and the records say what happened. A store that loses its link wakes every watch when it notices,
+        lets them wait by a timer while there is none, and wakes every watch again once it is back. A link
+        that does not answer counts as lost after at most 1.5 seconds. Entering and waiting never raise
+        because of the link.
         """
         ...
 

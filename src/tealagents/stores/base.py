@@ -1,4 +1,4 @@
-"""What every store shares: its URL and options, the port's limits, a timer to watch by, the commit's shield.
+"""What every store shares: its URL and options, the port's limits, watches, the commit's shield.
 
 `BaseStore` fills everything of the port `tealagents.domain.ports.Store` but its three primitives, `read`,
 `scan` and `commit`. `docs/how-to-write-a-store.md` builds a store on it, line by line.
@@ -8,7 +8,8 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -17,11 +18,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tealagents.domain.errors import PersistenceUnavailable
-from tealagents.domain.ports import Commit, Record
+from tealagents.domain.ports import Commit, Record, Watch
+from tealagents.stores.watches import Watches
 
 __all__ = [
     "MAX_BYTES",
     "MAX_RECORDS",
+    "MAX_TOPICS",
     "BaseStore",
     "StoreConfigError",
     "StoreOptions",
@@ -35,6 +38,8 @@ __all__ = [
 
 #: records that one commit may expect, put and delete together
 MAX_RECORDS = 10
+#: topics that one commit may notify
+MAX_TOPICS = 8
 #: bytes that the values of one commit may sum to: the port's 1,000,000, and room for a wrapper's envelope
 MAX_BYTES = 1 << 20
 
@@ -115,7 +120,7 @@ class StoreOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    #: seconds between the wake-ups of a `watch` that polls
+    #: seconds after which a watch that no commit can wake looks again, at first
     watch_seconds: float = Field(default=0.25, gt=0, le=0.5)
 
     @classmethod
@@ -178,6 +183,8 @@ def check_commit(partition: str, commit: Commit) -> None:
         raise ValueError(f"keys have {_NAME_RULE}")
     if delete and not put.keys().isdisjoint(delete):
         raise ValueError("a key is both put and deleted")
+    if commit.notify and (len(commit.notify) > MAX_TOPICS or not all(map(_NAME.fullmatch, commit.notify))):
+        raise ValueError(f"a commit notifies at most {MAX_TOPICS} topics, which have {_NAME_RULE}")
     total = 0
     for value, ttl in put.values():
         total += len(value)
@@ -209,6 +216,7 @@ class BaseStore(ABC):
     name: str
     shared: bool
     durable: bool
+    pushes: bool = False
     options_type: ClassVar[type[StoreOptions]] = StoreOptions
 
     def __init__(
@@ -218,6 +226,8 @@ class BaseStore(ABC):
         #: seconds since the epoch, for a store that has no clock of its own
         self.clock = clock
         self._under_way: set[asyncio.Future[Any]] = set()
+        #: a store that pushes calls its `notify` for what it hears of
+        self._watches = Watches(self.options.watch_seconds, live=self.pushes)
 
     @classmethod
     def from_url(cls, url: StoreUrl, **options: object) -> Self:
@@ -254,11 +264,11 @@ class BaseStore(ABC):
         """This machine's clock: right for a store of one machine, or of machines with synchronised clocks."""
         return self.clock()
 
-    async def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        """A timer. To stop it, close it: `contextlib.aclosing`."""
-        while True:
-            await asyncio.sleep(self.options.watch_seconds)
-            yield
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        """See `Store.watch`. Waits by a timer, unless the store pushes."""
+        check_key(partition)
+        check_key(topic)
+        return self._watches.watch(partition, topic)
 
     async def ping(self) -> None:
         """Reads a record that nobody writes; a store with a cheaper question asks that."""

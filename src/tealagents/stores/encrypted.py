@@ -11,7 +11,8 @@ not noticed here; the audit's hash chain notices it.
 
 import hmac
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Final, Self
 
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.ports import SEALED, Commit, Put, Record, Store
+from tealagents.domain.ports import SEALED, Commit, Put, Record, Store, Watch
 from tealagents.stores.base import StoreConfigError, check_commit
 
 __all__ = ["EncryptedStore"]
@@ -50,6 +51,7 @@ class EncryptedStore:
         self.name = f"{store.name}, encrypted"
         self.shared = store.shared
         self.durable = store.durable
+        self.pushes = store.pushes
         self._key = _Key(key)
         self._keys = {known.id: known for known in (*map(_Key, old_keys), self._key)}
 
@@ -82,8 +84,8 @@ class EncryptedStore:
     async def now(self) -> float:
         return await self.store.now()
 
-    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        return self.store.watch(partition, prefix)
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.store.watch(partition, topic)
 
     async def ping(self) -> None:
         await self.store.ping()

@@ -4,11 +4,9 @@ It keeps copies of the bytes it is given, as any store does: no live object is s
 no slack (a serialiser may hand over a small text in a large buffer, which would live as long as the record).
 """
 
-import asyncio
 import time
 from bisect import bisect_left, insort
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from typing import ClassVar
@@ -33,6 +31,7 @@ class MemoryStore(BaseStore):
     name = "memory"
     shared = False
     durable = False
+    pushes = True
 
     def __init__(
         self, options: StoreOptions | None = None, *, clock: Callable[[], float] = time.time
@@ -41,7 +40,6 @@ class MemoryStore(BaseStore):
         self._partitions: dict[str, _Partition] = {}
         #: (when, partition, key, version) of what expires, soonest first
         self._expiring: list[tuple[float, str, str, str]] = []
-        self._watches: dict[str, set[_Watch]] = {}
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         check_keys(partition, keys)
@@ -80,16 +78,10 @@ class MemoryStore(BaseStore):
             target.put(key, bytes(memoryview(value)), commit.operation)
             if ttl is not None:
                 heappush(self._expiring, (self.clock() + ttl, partition, key, commit.operation))
-        for watch in self._watches.get(partition, ()):
-            watch.see(commit)
+        self._watches.notify(partition, commit.notify)
 
     async def ping(self) -> None:
         """It is here."""
-
-    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        """Wakes at once when something changes from this call on, and by the timer besides."""
-        check_scan(partition, prefix, None, 1)
-        return _Watch(self._watches, partition, prefix, self.options.watch_seconds)
 
     def _forget_expired(self) -> None:
         """Removes what has expired anywhere, unless it was written again since."""
@@ -174,36 +166,3 @@ class _SortedKeys:
             block = self._blocks[place]
             part = block[bisect_left(block, low) : bisect_left(block, high)]
             yield from reversed(part) if reverse else part
-
-
-class _Watch(AsyncIterator[None]):
-    """One `watch`: an event that commits set, with a time limit."""
-
-    def __init__(
-        self, watches: dict[str, set["_Watch"]], partition: str, prefix: str, seconds: float
-    ) -> None:
-        self._watches, self._partition, self._prefix, self._seconds = watches, partition, prefix, seconds
-        self._changed = asyncio.Event()
-        self._closed = False
-        watches.setdefault(partition, set()).add(self)
-
-    def see(self, commit: Commit) -> None:
-        if any(key.startswith(self._prefix) for key in (*commit.put, *commit.delete)):
-            self._changed.set()
-
-    async def __anext__(self) -> None:
-        if self._closed:
-            raise StopAsyncIteration
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._seconds):
-                await self._changed.wait()
-        self._changed.clear()
-
-    async def aclose(self) -> None:
-        """Stops watching; whoever waits is woken once more."""
-        self._closed = True
-        self._changed.set()
-        watches = self._watches.get(self._partition, set())
-        watches.discard(self)
-        if not watches:
-            self._watches.pop(self._partition, None)

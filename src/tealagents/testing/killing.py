@@ -18,12 +18,12 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from tealagents.domain.events import ModelDone, ModelEvent
-from tealagents.domain.ports import Commit, ModelCall, Record
+from tealagents.domain.ports import Commit, ModelCall, Record, Watch
 from tealagents.llm.openai_chat import OpenAIChat
 from tealagents.stores import open_store
 from tealagents.stores.base import BaseStore, StoreOptions
@@ -68,6 +68,7 @@ class KillingStore(BaseStore):
         super().__init__(options)
         self.store = open_store(options.url)
         self.name, self.shared, self.durable = self.store.name, self.store.shared, self.store.durable
+        self.pushes = self.store.pushes
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         records = await self.store.read(partition, keys)
@@ -93,6 +94,9 @@ class KillingStore(BaseStore):
 
     async def now(self) -> float:
         return await self.store.now()
+
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.store.watch(partition, topic)
 
     async def open(self) -> None:
         await self.store.__aenter__()

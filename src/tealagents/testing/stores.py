@@ -15,33 +15,40 @@ ones each time, unless the environment's `STORE_EXAMPLES` sets how many, which m
 
 import asyncio
 import os
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
 from tealagents.domain.errors import Conflict
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
+from tealagents.testing.store_histories import Histories
+from tealagents.testing.store_steps import (
+    OpenStore,
+    amount,
+    batches,
+    change_until_done,
+    commit,
+    moved,
+    pages,
+    put,
+    put_all,
+    reading,
+    scanning,
+    ticks,
+    two_openings,
+    until,
+    values,
+    winners,
+)
+from tealagents.testing.store_watches import WatchContract
 
-__all__ = ["AWKWARD_NAMES", "AWKWARD_VALUES", "OpenStore", "StoreContract"]
-
-#: makes a store that is not yet opened; each call makes one more on the same state
-OpenStore = Callable[[], Store]
+__all__ = ["AWKWARD_NAMES", "AWKWARD_VALUES", "StoreContract"]
 
 _NAMES = """
     - -rf . .. ... ../../etc/passwd ./a / // /abs/olute a/ a//b a/b 0 A AA Aa aA aa a CON con nul a. a.json
@@ -65,7 +72,7 @@ AWKWARD_VALUES = (
 )
 
 
-class StoreContract:
+class StoreContract(WatchContract):
     """Every sentence of the port `Store`, as tests. Subclass it with a fixture `open_store`."""
 
     #: how many random histories are compared with the model; `STORE_EXAMPLES` in the environment wins
@@ -577,7 +584,7 @@ class StoreContract:
                 assert {key[:-1] + "a" for key in keys} == {key[:-1] + "a" for key in keys if key[-1] == "b"}
                 assert len(keys) % 2 == 0
 
-    # --- clock, health, watching -----------------------------------------------------------------
+    # --- clock and health -------------------------------------------------------------------------
 
     async def test_the_clock_moves_on(self, open_store: OpenStore) -> None:
         """`now` is seconds since the epoch, the same for every opening, and does not run backwards."""
@@ -592,34 +599,6 @@ class StoreContract:
         assert store.name
         assert isinstance(store.shared, bool)
         assert isinstance(store.durable, bool)
-
-    async def test_watching_wakes_up(self, open_store: OpenStore, partition: str) -> None:
-        """A watcher is woken after each change, by whichever opening made it, and without one too."""
-        async with (
-            two_openings(open_store) as (one, other),
-            watching(one, partition, "events/") as wakes,
-            asyncio.timeout(30),
-        ):
-            for n in range(2):
-                await put(other, partition, {f"events/{n}": b""})
-                await anext(wakes)
-                assert await values(one, partition, [f"events/{n}"]) == [b""]
-            await anext(wakes)
-
-    async def test_watchers_are_independent(self, store: Store, partition: str) -> None:
-        """Several watchers of one prefix are all woken; one that is closed, or canceled, disturbs nobody."""
-        async with watching(store, partition, "a/") as first, watching(store, partition, "a/") as second:
-            async with watching(store, partition, "a/") as third, asyncio.timeout(30):
-                await anext(third)
-            canceled = asyncio.ensure_future(anext(first))
-            await ticks(3)
-            canceled.cancel()
-            await asyncio.wait([canceled])
-            await put(store, partition, {"a/1": b""})
-            async with asyncio.timeout(30):
-                await anext(second)
-        with pytest.raises(StopAsyncIteration):
-            await anext(second)
 
     # --- random histories -------------------------------------------------------------------------
 
@@ -641,212 +620,3 @@ class StoreContract:
                 run_state_machine_as_test(machine, settings=profile)
             finally:
                 runner.run(store.__aexit__(None, None, None))
-
-
-# --- the model: a dictionary ----------------------------------------------------------------------
-
-_KEYS = st.sampled_from(["a", "A", "a/1", "a/10", "a/2", "a_1", "a.1", "b/1", "~"])
-_VALUES = st.sampled_from([b"", b"1", b'{"a": 1}', b"\xff\x00"])
-_PREFIXES = st.sampled_from(["", "a", "a/", "a/1", "a_", "A", "b", "~", "c"])
-_CHANGES = st.dictionaries(_KEYS, st.one_of(st.none(), _VALUES), max_size=5)
-_VERSIONS = st.sampled_from(["as it is", "as it is", "as it is", "absent", "past"])
-_EXPECTED = st.dictionaries(_KEYS, _VERSIONS, max_size=4)
-
-
-class Histories(RuleBasedStateMachine):
-    """Commits, reads and scans at random, in a partition of its own, beside a dictionary."""
-
-    def __init__(self, store: Store, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        super().__init__()
-        self.store, self.run = store, run
-        self.partition = f"history/{operation_id()}"
-        self.model: dict[str, Record] = {}
-        self.past = operation_id()
-
-    @rule(expected=_EXPECTED, changes=_CHANGES, keeps=st.booleans(), unsynced=st.booleans())
-    def commit(
-        self, expected: dict[str, str], changes: dict[str, bytes | None], keeps: bool, unsynced: bool
-    ) -> None:
-        """`changes` holds None where a key is deleted; one in two commits puts with a (long) ttl."""
-        ttl = None if keeps else 3600
-        puts = {key: Put(value, ttl) for key, value in changes.items() if value is not None}
-        change = Commit(
-            operation=operation_id(),
-            expect={key: self.version(key, how) for key, how in expected.items()},
-            put=puts,
-            delete=changes.keys() - puts.keys(),
-            unsynced=unsynced,
-        )
-        if any(self.version(key, "as it is") != version for key, version in change.expect.items()):
-            with pytest.raises(Conflict):
-                self.run(self.store.commit(self.partition, change))
-        else:
-            self.run(self.store.commit(self.partition, change))
-            self.apply(change)
-
-    @rule(key=_KEYS)
-    def expire(self, key: str) -> None:
-        """A record is put and has expired before anything else happens."""
-        self.run(put(self.store, self.partition, {key: b"short-lived"}, ttl=0.001))
-        self.model.pop(key, None)
-        self.run(asyncio.sleep(0.004))
-
-    @rule(keys=st.lists(_KEYS, max_size=6))
-    def read(self, keys: list[str]) -> None:
-        assert self.run(self.store.read(self.partition, keys)) == [self.model.get(key) for key in keys]
-
-    @rule(
-        prefix=_PREFIXES,
-        after=st.one_of(st.none(), _KEYS),
-        limit=st.sampled_from([1, 2, 3, 100]),
-        reverse=st.booleans(),
-    )
-    def scan(self, prefix: str, after: str | None, limit: int, reverse: bool) -> None:
-        keys = [
-            key
-            for key in sorted(self.model, reverse=reverse)
-            if key.startswith(prefix) and (after is None or (key < after if reverse else key > after))
-        ]
-        found = self.run(self.store.scan(self.partition, prefix, after=after, limit=limit, reverse=reverse))
-        assert found == [(key, self.model[key]) for key in keys[:limit]]
-
-    def teardown(self) -> None:
-        assert self.run(self.store.scan(self.partition, "")) == sorted(self.model.items())
-
-    def version(self, key: str, how: str) -> str | None:
-        """The version of `key` as it is; or None; or the last one that was overwritten (of whatever key)."""
-        record = self.model.get(key)
-        return {"as it is": record.version if record else None, "absent": None, "past": self.past}[how]
-
-    def apply(self, change: Commit) -> None:
-        for key in change.delete:
-            self.model.pop(key, None)
-        for key, (value, _) in change.put.items():
-            if key in self.model:
-                self.past = self.model[key].version
-            self.model[key] = Record(value, change.operation)
-
-
-# --- small words ----------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def two_openings(open_store: OpenStore) -> AsyncIterator[tuple[Store, Store]]:
-    """Two stores on the same state; one, twice, where no more than one may be open."""
-    async with AsyncExitStack() as opened:
-        one = await opened.enter_async_context(open_store())
-        yield one, await opened.enter_async_context(open_store()) if one.shared else one
-
-
-def commit(
-    *,
-    expect: Mapping[str, str | None] | None = None,
-    put: Mapping[str, bytes] | None = None,
-    delete: Collection[str] = (),
-    ttl: float | None = None,
-    unsynced: bool = False,
-) -> Commit:
-    """A commit under a fresh operation id."""
-    puts = {key: Put(value, ttl) for key, value in (put or {}).items()}
-    return Commit(operation=operation_id(), expect=expect or {}, put=puts, delete=delete, unsynced=unsynced)
-
-
-async def put(store: Store, partition: str, records: Mapping[str, bytes], ttl: float | None = None) -> str:
-    """Writes whatever was there before; the operation's id."""
-    change = commit(put=records, ttl=ttl)
-    await store.commit(partition, change)
-    return change.operation
-
-
-async def put_all(store: Store, partition: str, records: Mapping[str, bytes]) -> None:
-    """As `put`, in as many commits as it takes."""
-    for keys in batches(list(records)):
-        await put(store, partition, {key: records[key] for key in keys})
-
-
-async def values(store: Store, partition: str, keys: Sequence[str]) -> list[bytes | None]:
-    return [record and record.value for record in await store.read(partition, keys)]
-
-
-async def pages(
-    store: Store, partition: str, prefix: str, limit: int, reverse: bool
-) -> AsyncGenerator[list[str]]:
-    """The keys of each page up to the first that is short."""
-    after = None
-    while True:
-        found = await store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
-        yield [key for key, _ in found]
-        if len(found) < limit:
-            return
-        after = found[-1][0]
-
-
-async def winners(store: Store, partition: str, changes: Sequence[Commit]) -> list[Commit]:
-    """Those of `changes`, all committed at once, that did not conflict."""
-
-    async def won(change: Commit) -> bool:
-        try:
-            await store.commit(partition, change)
-        except Conflict:
-            return False
-        return True
-
-    outcomes = await asyncio.gather(*map(won, changes))
-    return [change for change, outcome in zip(changes, outcomes, strict=True) if outcome]
-
-
-async def change_until_done(
-    store: Store, partition: str, change: Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
-) -> None:
-    """Reads everything, changes it, and commits on the versions read; again after a conflict."""
-    while True:
-        found = dict(await store.scan(partition, ""))
-        new = change({key: record.value for key, record in found.items()})
-        with suppress(Conflict):
-            await store.commit(partition, commit(expect={key: found[key].version for key in new}, put=new))
-            return
-
-
-def moved(found: Mapping[str, bytes], source: str, target: str) -> Mapping[str, bytes]:
-    """One unit taken from an account and added to another."""
-    return {source: b"%d" % (int(found[source]) - 1), target: b"%d" % (int(found[target]) + 1)}
-
-
-def amount(value: bytes | None) -> int:
-    assert value is not None
-    return int(value)
-
-
-async def reading(store: Store, partition: str, keys: Collection[str]) -> None:
-    for _ in range(4):
-        await store.read(partition, list(keys))
-
-
-async def scanning(store: Store, partition: str) -> None:
-    for _ in range(4):
-        await store.scan(partition, "")
-
-
-async def until(look: Callable[[], Coroutine[Any, Any, Any]], expected: Collection[Any]) -> None:
-    """Looks until one of `expected` is seen; fails after some seconds, showing what is seen instead."""
-    for _ in range(100):
-        if (seen := await look()) in expected:
-            return
-        await asyncio.sleep(0.02)
-    assert seen in expected
-
-
-async def ticks(count: int) -> None:
-    """Lets the event loop turn so many times."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def watching(store: Store, partition: str, prefix: str) -> "aclosing[AsyncGenerator[None]]":
-    """A watch that is closed at the end of its `async with`."""
-    return aclosing(cast("AsyncGenerator[None]", store.watch(partition, prefix)))
-
-
-def batches(items: Sequence[str], size: int = 10) -> Iterator[Sequence[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -1,0 +1,118 @@
+"""The watches of one opened store: which wait for which topic, by a timer where no commit can wake them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Final
+
+__all__ = ["LONGEST_PAUSE", "Topic", "Watches"]
+
+#: seconds between two looks, at most, of a watch that waits by a timer
+LONGEST_PAUSE: Final = 1.5
+#: how much longer each pause is than the one before while looks find nothing
+GROWTH: Final = 1.5
+
+#: a partition, and a topic of it
+Topic = tuple[str, str]
+
+
+async def _nothing_to_do(topic: Topic) -> None:
+    """For a store whose notifications come without being subscribed to."""
+
+
+class Watches:
+    """All watches of one opened store.
+
+    `live` says whether every notification of the store arrives here: while it does, watches wait for `notify`
+    alone. `subscribe` is awaited before a watch is in effect, also where its topic has others, `unsubscribe` is called after the last watch of a topic has ended.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        live: bool,
+        subscribe: Callable[[Topic], Awaitable[None]] = _nothing_to_do,
+        unsubscribe: Callable[[Topic], object] = lambda topic: None,
+    ) -> None:
+        self.seconds = seconds
+        self.live = live
+        self._subscribe = subscribe
+        self._unsubscribe = unsubscribe
+        self._watches: dict[Topic, set[_Watch]] = {}
+
+    @property
+    def topics(self) -> Collection[Topic]:
+        """Those that are watched now."""
+        return self._watches.keys()
+
+    @asynccontextmanager
+    async def watch(self, partition: str, topic: str) -> AsyncIterator["_Watch"]:
+        """See `Store.watch`."""
+        watched, watch = (partition, topic), _Watch(self)
+        self._watches.setdefault(watched, set()).add(watch)
+        try:
+            await self._subscribe(watched)
+            yield watch
+        finally:
+            others = self._watches[watched]
+            others.discard(watch)
+            if not others:
+                del self._watches[watched]
+                self._unsubscribe(watched)
+
+    def notify(self, partition: str, topics: Collection[str]) -> None:
+        """Wakes the watches of these topics."""
+        for topic in topics:
+            for watch in self._watches.get((partition, topic), ()):
+                watch.wake()
+
+    def wake_all(self) -> None:
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.wake()
+
+
+class _Watch:
+    """One watch. Fills `tealagents.domain.ports.Watch`."""
+
+    __slots__ = ("_pause", "_waiter", "_watches", "_woken")
+
+    def __init__(self, watches: Watches) -> None:
+        self._watches = watches
+        self._pause = watches.seconds
+        self._woken = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        self._woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, timeout: float | None = None, *, found: bool = True) -> bool:
+        """See `Watch.wait`."""
+        self._pause = self._watches.seconds if found else min(self._pause * GROWTH, LONGEST_PAUSE)
+        pause = None if self._watches.live else self._pause
+        if not self._woken:
+            await self._sleep(min((s for s in (timeout, pause) if s is not None), default=None))
+            if pause is not None and (timeout is None or pause <= timeout):
+                self._woken = True
+        woken, self._woken = self._woken, False
+        return woken
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Returns when it is woken, or after some seconds."""
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, _settle, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _settle(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

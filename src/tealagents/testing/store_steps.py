@@ -1,0 +1,165 @@
+"""Steps that the tests of stores share: commits under fresh ids, reads as values, races, pages."""
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+from tealagents.domain.errors import Conflict
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put, Store
+
+__all__ = [
+    "OpenStore",
+    "amount",
+    "batches",
+    "change_until_done",
+    "commit",
+    "moved",
+    "pages",
+    "put",
+    "put_all",
+    "reading",
+    "scanning",
+    "ticks",
+    "two_openings",
+    "until",
+    "values",
+    "winners",
+]
+
+#: makes a store that is not yet opened; each call makes one more on the same state
+OpenStore = Callable[[], Store]
+
+
+@asynccontextmanager
+async def two_openings(open_store: OpenStore) -> AsyncIterator[tuple[Store, Store]]:
+    """Two stores on the same state; one, twice, where no more than one may be open."""
+    async with AsyncExitStack() as opened:
+        one = await opened.enter_async_context(open_store())
+        yield one, await opened.enter_async_context(open_store()) if one.shared else one
+
+
+def commit(
+    *,
+    expect: Mapping[str, str | None] | None = None,
+    put: Mapping[str, bytes] | None = None,
+    delete: Collection[str] = (),
+    ttl: float | None = None,
+    unsynced: bool = False,
+    notify: Collection[str] = (),
+) -> Commit:
+    """A commit under a fresh operation id."""
+    return Commit(
+        operation=operation_id(),
+        expect=expect or {},
+        put={key: Put(value, ttl) for key, value in (put or {}).items()},
+        delete=delete,
+        unsynced=unsynced,
+        notify=notify,
+    )
+
+
+async def put(store: Store, partition: str, records: Mapping[str, bytes], ttl: float | None = None) -> str:
+    """Writes whatever was there before; the operation's id."""
+    change = commit(put=records, ttl=ttl)
+    await store.commit(partition, change)
+    return change.operation
+
+
+async def put_all(store: Store, partition: str, records: Mapping[str, bytes]) -> None:
+    """As `put`, in as many commits as it takes."""
+    for keys in batches(list(records)):
+        await put(store, partition, {key: records[key] for key in keys})
+
+
+async def values(store: Store, partition: str, keys: Sequence[str]) -> list[bytes | None]:
+    return [record and record.value for record in await store.read(partition, keys)]
+
+
+async def pages(
+    store: Store, partition: str, prefix: str, limit: int, reverse: bool
+) -> AsyncGenerator[list[str]]:
+    """The keys of each page up to the first that is short."""
+    after = None
+    while True:
+        found = await store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        yield [key for key, _ in found]
+        if len(found) < limit:
+            return
+        after = found[-1][0]
+
+
+async def winners(store: Store, partition: str, changes: Sequence[Commit]) -> list[Commit]:
+    """Those of `changes`, all committed at once, that did not conflict."""
+
+    async def won(change: Commit) -> bool:
+        try:
+            await store.commit(partition, change)
+        except Conflict:
+            return False
+        return True
+
+    outcomes = await asyncio.gather(*map(won, changes))
+    return [change for change, outcome in zip(changes, outcomes, strict=True) if outcome]
+
+
+async def change_until_done(
+    store: Store, partition: str, change: Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
+) -> None:
+    """Reads everything, changes it, and commits on the versions read; again after a conflict."""
+    while True:
+        found = dict(await store.scan(partition, ""))
+        new = change({key: record.value for key, record in found.items()})
+        with suppress(Conflict):
+            await store.commit(partition, commit(expect={key: found[key].version for key in new}, put=new))
+            return
+
+
+def moved(found: Mapping[str, bytes], source: str, target: str) -> Mapping[str, bytes]:
+    """One unit taken from an account and added to another."""
+    return {source: b"%d" % (int(found[source]) - 1), target: b"%d" % (int(found[target]) + 1)}
+
+
+def amount(value: bytes | None) -> int:
+    assert value is not None
+    return int(value)
+
+
+async def reading(store: Store, partition: str, keys: Collection[str]) -> None:
+    for _ in range(4):
+        await store.read(partition, list(keys))
+
+
+async def scanning(store: Store, partition: str) -> None:
+    for _ in range(4):
+        await store.scan(partition, "")
+
+
+async def until(look: Callable[[], Coroutine[Any, Any, Any]], expected: Collection[Any]) -> None:
+    """Looks until one of `expected` is seen; fails after some seconds, showing what is seen instead."""
+    for _ in range(100):
+        if (seen := await look()) in expected:
+            return
+        await asyncio.sleep(0.02)
+    assert seen in expected
+
+
+async def ticks(count: int) -> None:
+    """Lets the event loop turn so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def batches(items: Sequence[str], size: int = 10) -> Iterator[Sequence[str]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

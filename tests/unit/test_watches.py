@@ -1,0 +1,72 @@
+"""Watches of a store that cannot push: they look by a timer, soon while something is found."""
+
+import asyncio
+
+from tealagents.stores.watches import LONGEST_PAUSE, Watches
+
+
+async def pauses(watches: Watches, found: list[bool]) -> list[float]:
+    """The seconds for which a watch waits, each time after a look that found something or not."""
+    slept: list[float] = []
+    async with watches.watch("p", "topic") as watch:
+        for each in found:
+            waiting = asyncio.ensure_future(watch.wait(found=each))
+            await asyncio.sleep(0)
+            slept.append(watch._pause)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+    return slept
+
+
+async def test_looks_become_rare_while_nothing_is_found() -> None:
+    """Each pause is longer than the one before, up to the longest; what is found makes it short again."""
+    slept = await pauses(Watches(0.25, live=False), [True, *[False] * 8, True])
+    assert slept[0] == slept[-1] == 0.25
+    assert slept[:6] == sorted(set(slept[:6]))
+    assert slept[-2] == LONGEST_PAUSE
+
+
+async def test_a_timer_wakes() -> None:
+    """A wait by a timer says that it is time to look; one that ends before the timer does says no."""
+    async with Watches(0.01, live=False).watch("p", "topic") as watch:
+        assert await watch.wait(30)
+        assert not await watch.wait(0)
+
+
+async def test_the_loss_of_the_link_wakes_everything() -> None:
+    """Watches that waited for commits alone look once when the link goes, and by a timer from then on."""
+    watches = Watches(0.01, live=True)
+    async with watches.watch("p", "a") as one, watches.watch("q", "b") as other:
+        waits = [asyncio.ensure_future(watch.wait()) for watch in (one, other)]
+        await asyncio.sleep(0)
+        watches.live = False
+        watches.wake_all()
+        assert all(await asyncio.gather(*waits))
+        assert await one.wait(30)
+
+
+async def test_topics_are_subscribed_to_once() -> None:
+    """A topic is subscribed to by its first watch and let go by its last, also where that was canceled."""
+    calls: list[tuple[str, str]] = []
+    stuck = asyncio.Event()
+
+    async def subscribe(topic: tuple[str, str]) -> None:
+        calls.append(("subscribe", topic[1]))
+        if topic[1] == "stuck":
+            await stuck.wait()
+
+    watches = Watches(
+        0.25, live=True, subscribe=subscribe, unsubscribe=lambda topic: calls.append(("let go", topic[1]))
+    )
+    async with watches.watch("p", "a"), watches.watch("p", "a"):
+        pass
+    entering = asyncio.ensure_future(watches.watch("p", "stuck").__aenter__())
+    await asyncio.sleep(0)
+    entering.cancel()
+    await asyncio.wait([entering])
+    assert calls == [("subscribe", "a"), ("subscribe", "a"), ("let go", "a"), *_pair("stuck")]
+    assert not watches.topics
+
+
+def _pair(topic: str) -> list[tuple[str, str]]:
+    return [("subscribe", topic), ("let go", topic)]
