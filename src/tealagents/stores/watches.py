@@ -24,7 +24,8 @@ class Watches:
     """All watches of one opened store.
 
     `live` says whether every notification of the store arrives here: while it does, watches wait for `notify`
-    alone. `subscribe` is awaited before a watch is in effect, also where its topic has others, `unsubscribe` is called after the last watch of a topic has ended.
+    alone. `subscribe` is awaited before a watch is in effect, also where its topic has others;
+    `unsubscribe` is called after the last watch of a topic has ended.
     """
 
     def __init__(
