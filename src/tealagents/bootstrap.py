@@ -37,6 +37,7 @@ from tealagents.threads.context import Providers, open_providers
 from tealagents.threads.reducers import open_view
 from tealagents.threads.views import View
 from tealagents.tooling import Tooling
+from tealagents.tools.naming import plugin_of
 
 log = logging.getLogger(__name__)
 
@@ -138,12 +139,18 @@ def rules_of(config: ServiceConfig) -> Rules:
     )
 
 
+def _measured(store: Store) -> Store:
+    from tealagents.telemetry.stores import MeasuredStore
+
+    return MeasuredStore(store)
+
+
 class Wiring:
     """Makes the parts of one application, and opens them."""
 
     def __init__(self, config: ServiceConfig, clock: Clock) -> None:
         self.config = config
-        self.store = store_of(config)
+        self.store = _measured(store_of(config)) if config.telemetry.metered else store_of(config)
         self.credential = credential_of(config)
         self.model = model_of(config, self.credential)
         self.auth: Authenticator = open_auth(config.auth.provider, config.auth.provider_options, clock)
@@ -156,22 +163,26 @@ class Wiring:
         source = f"{config.name}:{config.version}"
         tasks = Tasks(records, self.lease, directory, rules_of(config), source)
         self.service = Service(self._agent(), records, self.lease, directory, tasks)
+        self.service.agent.observer.loaded(self.service.load)
         self.api = Api(self.service, self.auth, self._surface())
 
     def app(self) -> FastAPI:
         return AppV3(self.api, self._lifespan).build()
 
-    @property
-    def _traced(self) -> bool:
-        return self.config.telemetry.enabled and self.config.telemetry.endpoint is not None
-
     def _observer(self) -> Observer:
-        if not self._traced:
+        if not self.config.telemetry.metered:
             return Observer()
         from tealagents.telemetry.observing import OpenTelemetryObserver
 
         config = self.config
-        return OpenTelemetryObserver(config.name, config.version, content=config.telemetry.log_content)
+        agent = config.agent
+        plugins = (*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers))
+        return OpenTelemetryObserver(
+            config.name,
+            config.version,
+            plugins=map(plugin_of, plugins),
+            content=config.telemetry.log_content,
+        )
 
     def _agent(self) -> Agent:
         config, limits = self.config, self.config.limits
@@ -211,7 +222,8 @@ class Wiring:
             public_url=config.public_url,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": self._store_probe},
-            traced=self._traced,
+            traced=config.telemetry.traced,
+            metered=config.telemetry.metered,
             consents=self.tooling.consents,
         )
 

@@ -132,9 +132,27 @@ def _run(config: ServiceConfig, host: str, port: int, workers: int, *, reload: b
             **options,  # type: ignore[arg-type]
         )
     elif workers > 1:
-        _run_workers(workers, options)
+        with _metrics_of_workers(config):
+            _run_workers(workers, options)
     else:
         uvicorn.run(build_or_exit(config), **options)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _metrics_of_workers(config: ServiceConfig) -> Iterator[None]:
+    """Answers Prometheus for all workers, where there is a port for it."""
+    told = config.telemetry
+    if told.metrics_port is None:
+        yield
+        return
+    from tealagents.telemetry.scraping import gathered
+
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(gathered(told.metrics_host, told.metrics_port))
+        except OSError as error:
+            raise fail(str(error)) from None
+        yield
 
 
 def _run_workers(workers: int, options: dict[str, Any]) -> None:

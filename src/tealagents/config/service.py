@@ -58,10 +58,24 @@ class TelemetryOptions(Section):
     """Whether traces, metrics and logs are exported."""
     endpoint: str | None = None
     """Where to export to (OTLP over HTTP)."""
+    metrics_host: str = "127.0.0.1"
+    """Address at which Prometheus reads `/metrics`."""
+    metrics_port: int | None = None
+    """Port at which Prometheus reads `/metrics`; None: nowhere."""
     log_level: str = "INFO"
     """Least severity that is logged."""
     log_content: bool = False
     """Whether logs and spans may hold the content of messages."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is somewhere to export to."""
+        return self.enabled and self.endpoint is not None
+
+    @property
+    def metered(self) -> bool:
+        """Whether metrics are exported, or can be read."""
+        return self.traced or self.metrics_port is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +318,8 @@ def _telemetry(settings: Settings, warnings: list[str]) -> TelemetryOptions:
     return TelemetryOptions(
         enabled=endpoint is not None and settings.telemetry_enabled is not False,
         endpoint=endpoint,
+        metrics_host=settings.metrics_host,
+        metrics_port=settings.metrics_port,
         log_level=settings.log_level,
         log_content=settings.log_content,
     )

@@ -25,6 +25,7 @@ from tealagents.config.types import (
     NameOrClass,
     OnDisconnect,
     Origins,
+    Port,
     Tenant,
     TenantIds,
     Text,
@@ -146,6 +147,10 @@ class Settings(Section):
     """Whether traces, metrics and logs are exported. Unset: when there is an endpoint."""
     otel_endpoint: HttpUrl | None = None
     """Where to export to (OTLP over HTTP)."""
+    metrics_port: Port | None = None
+    """Port at which Prometheus reads `/metrics`, without a token. Unset: nowhere."""
+    metrics_host: Text = "127.0.0.1"
+    """Address at which it listens. Another than loopback: let a firewall say who reaches it."""
     log_level: LogLevel = "INFO"
     """Least severity that is logged: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     log_content: Flag = False

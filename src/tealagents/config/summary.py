@@ -30,6 +30,8 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "limits", _limits(config)
     endpoint = config.telemetry.endpoint if config.telemetry.enabled else None
     yield "telemetry", masked(endpoint) if endpoint else "off"
+    if config.telemetry.metrics_port is not None:
+        yield "metrics", f"{config.telemetry.metrics_host}:{config.telemetry.metrics_port}"
 
 
 _CLIENTS = {"local": "openai-chat", "remote": "openai-responses"}

@@ -123,6 +123,7 @@ _TEN_YEARS = 315_360_000
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1), BeforeValidator(_number)]
 CountOrNone = Annotated[int, Field(ge=0, le=2**31 - 1), BeforeValidator(_number)]
+Port = Annotated[int, Field(ge=1, le=65_535), BeforeValidator(_number)]
 Seconds = Annotated[float, Field(gt=0, le=_TEN_YEARS), BeforeValidator(_number)]
 DrainSeconds = Annotated[float, Field(ge=0, le=86_400), BeforeValidator(_number)]
 LeaseSeconds = Annotated[float, Field(ge=0.1, le=3600), BeforeValidator(_number)]

@@ -1,12 +1,29 @@
 """What can be watched of a request. The base watches nothing and costs nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from msgspec import Struct
 
 from tealagents.domain.current import current_ids
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import RequestRecord, ToolCall
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """How busy this process is, and how its lease stands."""
+
+    #: requests that were admitted and have not ended or paused
+    in_flight: int
+    #: of these, those that wait for their turn on a task
+    queued: int
+    #: streams of events that are open
+    followers: int
+    #: how much of the lease has passed since the last beat: a third in good order, 1 where it is lost
+    lease_used: float
+    #: how often the lease was lost
+    leases_lost: int
 
 
 class ModelWatch:
@@ -63,6 +80,12 @@ class Observer:
             yield self.watch_request(request)
         finally:
             current_ids.reset(token)
+
+    def refused(self, error: TealError) -> None:
+        """An HTTP request was answered with a problem."""
+
+    def loaded(self, load: Callable[[], Load]) -> None:
+        """`load` tells at any time, on any thread, how busy the process is."""
 
     def watch_request(self, request: RequestRecord) -> RequestWatch:
         return RequestWatch()

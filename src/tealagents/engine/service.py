@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import weakref
 from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
@@ -18,6 +19,7 @@ from tealagents.engine.admission import Admission
 from tealagents.engine.agent import Agent
 from tealagents.engine.following import follow
 from tealagents.engine.loop import Resumption
+from tealagents.engine.observer import Load
 from tealagents.engine.run import Recall, Run
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turns import Turns
@@ -74,6 +76,7 @@ class Service:
         self._runs: dict[str, Run] = {}
         self._lines = WaitQueues(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
+        self._followers: weakref.WeakSet[AsyncIterator[Sequence[StreamEvent]]] = weakref.WeakSet()
         lease.attach(on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs))
 
     def run_of(self, request_id: str) -> Run | None:
@@ -238,7 +241,9 @@ class Service:
 
     def events(self, partition: str, request_id: str, after: int) -> AsyncIterator[Sequence[StreamEvent]]:
         """The events of a request behind `after`, from wherever they are."""
-        return follow(self, partition, request_id, after)
+        events = follow(self, partition, request_id, after)
+        self._followers.add(events)
+        return events
 
     # --- cancel ----------------------------------------------------------------------------------
 
@@ -264,6 +269,16 @@ class Service:
             run.cancel(SUPERSEDED if word.superseded else CANCELED, word.actor)
         elif self.tasks.begun_here[word.request_id]:
             self.tasks.ended_early.add(word.request_id)
+
+    def load(self) -> Load:
+        """How busy this process is."""
+        return Load(
+            in_flight=self.admission.in_flight,
+            queued=len(self._waiting),
+            followers=len(self._followers),
+            lease_used=self.lease.used,
+            leases_lost=self.lease.lost,
+        )
 
     # --- the process -----------------------------------------------------------------------------
 

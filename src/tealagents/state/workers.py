@@ -75,6 +75,8 @@ class Lease:
         self._writing = asyncio.Lock()
         #: when a new lease was last asked for
         self._tried_at = float("-inf")
+        #: how often the lease was lost
+        self.lost = 0
         self._on_lost: LostHandler = lambda: None
         self._on_signal: SignalHandler | None = None
         self._busy: Callable[[], bool] = lambda: True
@@ -88,6 +90,11 @@ class Lease:
     def held(self) -> bool:
         """Whether this process may still write for the requests it runs."""
         return self._records.clock.monotonic() - self._beaten_at < self._seconds
+
+    @property
+    def used(self) -> float:
+        """How much of the lease has passed since the last beat, at most all of it."""
+        return min(1.0, (self._records.clock.monotonic() - self._beaten_at) / self._seconds)
 
     async def ensure(self) -> None:
         """Returns where the lease is held; takes a new one where it had lapsed.
@@ -187,6 +194,7 @@ class Lease:
     async def _lost(self, why: str) -> None:
         if self._version is not None:
             log.error("lease lost: %s; the requests running here are dropped", why)
+            self.lost += 1
         self._beaten_at = float("-inf")
         self._on_lost()
         try:

@@ -3,12 +3,15 @@
 =============  ==========================================================================
 `logs`         one line a record, with the ids of the request it belongs to; never content
 `exporting`    OpenTelemetry's SDK and its OTLP exporters, only where an endpoint is given
+`scraping`     `/metrics` for Prometheus, on an address of its own, only where a port is given
 `observing`    spans and metrics of an agent, its model calls and its tools (GenAI conventions)
+`stores`       a store whose operations are measured
 =============  ==========================================================================
 
 The span of an HTTP request, which continues the caller's W3C trace context, is FastAPI's own.
 
-Off until an endpoint is given: then nothing of OpenTelemetry's SDK is imported and a turn pays nothing.
+Off until an endpoint or a port is given: until then nothing of OpenTelemetry's SDK is imported and a turn
+pays nothing.
 Used by bootstrap alone; the engine knows only `engine.agent.Observer`.
 """
 
@@ -23,7 +26,7 @@ from tealagents.telemetry.logs import configure_logs
 def configured(options: TelemetryOptions, name: str, version: str) -> Iterator[None]:
     """Logs as configured, and exporters for as long as the service runs."""
     configure_logs(options.log_level, content=options.log_content)
-    if not (options.enabled and options.endpoint):
+    if not options.metered:
         yield
         return
     from tealagents.telemetry.exporting import exporting

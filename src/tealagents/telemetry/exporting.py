@@ -1,10 +1,10 @@
-"""OpenTelemetry's SDK and its OTLP exporters."""
+"""OpenTelemetry's SDK: its OTLP exporters, and its reader for Prometheus."""
 
 import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from opentelemetry import metrics, trace
 from opentelemetry._logs import Logger, SeverityNumber, set_logger_provider
@@ -12,16 +12,19 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tealagents.config import TelemetryOptions
 from tealagents.telemetry.logs import Ids
+from tealagents.telemetry.scraping import offered
 
 _SEVERITIES = (
     (logging.CRITICAL, SeverityNumber.FATAL),
@@ -74,16 +77,22 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
             "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
         }
     )
-    base = (options.endpoint or "").rstrip("/")
+    base = options.endpoint.rstrip("/") if options.traced and options.endpoint else None
+    with ExitStack() as stack:
+        if base is not None:
+            stack.enter_context(_traces_and_logs(base, resource))
+        stack.enter_context(_metrics(options, base, resource))
+        yield
+
+
+@contextmanager
+def _traces_and_logs(base: str, resource: Resource) -> Iterator[None]:
     tracing = TracerProvider(resource=resource)
     tracing.add_span_processor(WithoutQueries())
     tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics"))
-    metering = MeterProvider(resource=resource, metric_readers=[reader])
     logs = LoggerProvider(resource=resource)
     logs.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=f"{base}/v1/logs")))
     trace.set_tracer_provider(tracing)
-    metrics.set_meter_provider(metering)
     set_logger_provider(logs)
     handler = Exported(logs.get_logger("tealagents"))
     handler.addFilter(Ids())
@@ -92,5 +101,24 @@ def exporting(options: TelemetryOptions, name: str, version: str) -> Iterator[No
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-        for provider in (tracing, metering, logs):
-            provider.shutdown()
+        tracing.shutdown()
+        logs.shutdown()
+
+
+@contextmanager
+def _metrics(options: TelemetryOptions, base: str | None, resource: Resource) -> Iterator[None]:
+    """The same metrics for both: pushed to the endpoint, read at the port."""
+    readers: list[MetricReader] = []
+    registry = CollectorRegistry()
+    if base is not None:
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
+    if options.metrics_port is not None:
+        readers.append(PrometheusMetricReader(scope_info_enabled=False, registry=registry))
+        ProcessCollector(registry=registry)
+    metering = MeterProvider(resource=resource, metric_readers=readers)
+    metrics.set_meter_provider(metering)
+    with ExitStack() as stack:
+        stack.callback(metering.shutdown)
+        if options.metrics_port is not None:
+            stack.enter_context(offered(registry, options.metrics_host, options.metrics_port))
+        yield

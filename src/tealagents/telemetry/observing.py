@@ -5,42 +5,93 @@ Names follow OpenTelemetry's semantic conventions for generative AI: `invoke_age
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from opentelemetry import context, metrics, propagate, trace
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from tealagents.domain.current import current_ids
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
-from tealagents.domain.models import RequestRecord, ToolCall
-from tealagents.engine.observer import ModelWatch, Observer, RequestWatch, ToolWatch
+from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
+from tealagents.engine.observer import Load, ModelWatch, Observer, RequestWatch, ToolWatch
 
 #: seconds; as the conventions advise for model operations
 _BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+#: name, field of `Load`, unit and description
+_GAUGES = (
+    (
+        "tealagents.requests.in_flight",
+        "in_flight",
+        "{request}",
+        "Requests admitted, not yet ended or paused.",
+    ),
+    (
+        "tealagents.requests.queued",
+        "queued",
+        "{request}",
+        "Of these, those waiting for their turn on a task.",
+    ),
+    ("tealagents.followers", "followers", "{stream}", "Streams of events that are open."),
+    (
+        "tealagents.lease.used_ratio",
+        "lease_used",
+        "1",
+        "Part of the lease gone since the last beat; 1: it is lost.",
+    ),
+)
 
 
 class OpenTelemetryObserver(Observer):
-    """Tells OpenTelemetry. `content` allows what was said into spans."""
+    """Tells OpenTelemetry. `content` allows what was said into spans.
 
-    def __init__(self, agent: str, version: str, *, content: bool) -> None:
+    Metrics name nothing that a user, the model or a tool server could make up: of tools only the plugin,
+    where it is one of `plugins`.
+    """
+
+    def __init__(self, agent: str, version: str, *, plugins: Iterable[str] = (), content: bool) -> None:
         self._agent = agent
         self._version = version
+        self._plugins = tuple(plugins)
         self._content = content
         self._tracer = trace.get_tracer("tealagents")
         meter = metrics.get_meter("tealagents")
         self._duration = meter.create_histogram(
-            "gen_ai.client.operation.duration", "s", explicit_bucket_boundaries_advisory=_BUCKETS
+            "gen_ai.client.operation.duration",
+            "s",
+            "Calls of the model, to their end.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._first = meter.create_histogram(
-            "gen_ai.client.operation.time_to_first_chunk", "s", explicit_bucket_boundaries_advisory=_BUCKETS
+            "gen_ai.client.operation.time_to_first_chunk",
+            "s",
+            "From a call of the model to the first piece of its answer.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
         )
         self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage", "{token}", explicit_bucket_boundaries_advisory=_TOKENS
+            "gen_ai.client.token.usage",
+            "{token}",
+            "Tokens of a call of the model.",
+            explicit_bucket_boundaries_advisory=_TOKENS,
         )
-        self._requests = meter.create_counter("tealagents.requests", "{request}")
+        self._requests = meter.create_counter(
+            "tealagents.requests", "{request}", "Requests that ended or paused."
+        )
+        self._request_duration = meter.create_histogram(
+            "tealagents.request.duration",
+            "s",
+            "From the start of a run to its end or pause.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )
+        self._tools = meter.create_histogram(
+            "tealagents.tool.duration", "s", "Calls of tools.", explicit_bucket_boundaries_advisory=_BUCKETS
+        )
+        self._refusals = meter.create_counter(
+            "tealagents.refusals", "{request}", "HTTP requests that were answered with a problem."
+        )
 
     @contextmanager
     def request(self, request: RequestRecord) -> Iterator[RequestWatch]:
@@ -62,8 +113,24 @@ class OpenTelemetryObserver(Observer):
             span.end()
             context.detach(token)
 
-    def count(self, status: str, code: str | None) -> None:
+    def count(self, status: str, code: str | None, seconds: float) -> None:
         self._requests.add(1, {"status": status, "error.type": code or ""})
+        self._request_duration.record(seconds, {"status": status})
+
+    def refused(self, error: TealError) -> None:
+        self._refusals.add(1, {"error.type": error.code})
+
+    def loaded(self, load: Callable[[], Load]) -> None:
+        meter = metrics.get_meter("tealagents")
+
+        def told(name: str) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
+            return [lambda _: [Observation(getattr(load(), name))]]
+
+        for name, field, unit, about in _GAUGES:
+            meter.create_observable_gauge(name, told(field), unit, about)
+        meter.create_observable_counter(
+            "tealagents.leases.lost", told("leases_lost"), "{lease}", "How often the lease was lost."
+        )
 
     def model_call(self, model: str, provider: str, *, streamed: bool) -> ModelWatch:
         attributes = {
@@ -101,13 +168,19 @@ class OpenTelemetryObserver(Observer):
         with self._tracer.start_as_current_span(f"execute_tool {call.tool}", attributes=attributes) as span:
             if self._content:
                 span.set_attribute("gen_ai.tool.call.arguments", call.arguments)
-            yield _ToolWatch(span, content=self._content)
+            yield _ToolWatch(span, self, call.tool)
+
+    def record_tool(self, tool: str, outcome: str, seconds: float) -> None:
+        known = (name for name in self._plugins if tool.startswith(name + TOOL_SEPARATOR))
+        attributes = {"tealagents.plugin": max(known, key=len, default="other"), "outcome": outcome}
+        self._tools.record(seconds, attributes)
 
 
 class _RequestWatch(RequestWatch):
     def __init__(self, span: Span, observer: OpenTelemetryObserver) -> None:
         self._span = span
         self._observer = observer
+        self._began = time.perf_counter()
 
     def ended(self, request: RequestRecord) -> None:
         code = request.error["code"] if request.error else None
@@ -117,12 +190,12 @@ class _RequestWatch(RequestWatch):
         if code is not None:
             self._span.set_attribute("error.type", code)
             self._span.set_status(Status(StatusCode.ERROR, code))
-        self._observer.count(request.status, code)
+        self._observer.count(request.status, code, time.perf_counter() - self._began)
 
     def failed(self, error: TealError) -> None:
         self._span.set_attribute("error.type", error.code)
         self._span.set_status(Status(StatusCode.ERROR, error.code))
-        self._observer.count("Unknown", error.code)
+        self._observer.count("Unknown", error.code, time.perf_counter() - self._began)
 
 
 class _ModelWatch(ModelWatch):
@@ -165,19 +238,26 @@ class _ModelWatch(ModelWatch):
 
 
 class _ToolWatch(ToolWatch):
-    def __init__(self, span: Span, *, content: bool) -> None:
+    def __init__(self, span: Span, observer: OpenTelemetryObserver, tool: str) -> None:
         self._span = span
-        self._content = content
+        self._observer = observer
+        self._tool = tool
+        self._began = time.perf_counter()
 
     def done(self, output: str, *, is_error: bool) -> None:
+        self._record("error" if is_error else "done")
         if is_error:
             self._span.set_attribute("error.type", "tool_error")
             self._span.set_status(Status(StatusCode.ERROR, "tool_error"))
-        if self._content:
+        if self._observer.content:
             self._span.set_attribute("gen_ai.tool.call.result", output)
 
     def deferred(self) -> None:
         self._span.set_attribute("tealagents.deferred", True)
+        self._record("deferred")
+
+    def _record(self, outcome: str) -> None:
+        self._observer.record_tool(self._tool, outcome, time.perf_counter() - self._began)
 
 
 def _ids() -> dict[str, str]:

@@ -52,7 +52,7 @@ class AppV3:
             redoc_url=None,
             lifespan=self._lifespan,
             redirect_slashes=False,
-            telemetry=_telemetry(prefix, traced=api.surface.traced),
+            telemetry=_telemetry(prefix, traced=api.surface.traced, metered=api.surface.metered),
         )
         #: for whoever adds routes of their own, and for tests
         app.state.api = api
@@ -156,6 +156,7 @@ class AppV3:
         def refused(request: Request, error: TealError) -> Response:
             if problems.status_of(error) >= 500:
                 log.warning("%s: %s", error.code, error.detail)
+            api.service.agent.observer.refused(error)
             lacking = isinstance(error, Unauthenticated | InsufficientScope)
             return problems.respond(error, challenge=api.resource.challenge(request) if lacking else "Bearer")
 
@@ -170,7 +171,7 @@ class AppV3:
                 await api.caller(request)
             except TealError as refusal:
                 return refused(request, refusal)
-            return problems.respond(bodies.refusal(_shortened(error)))
+            return refused(request, bodies.refusal(_shortened(error)))
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
@@ -220,7 +221,7 @@ def _is_probed(path: str) -> bool:
     return path == "/" or path.endswith(("/health", "/health/live", "/health/ready"))
 
 
-def _telemetry(prefix: str, *, traced: bool) -> TelemetryConfig:
+def _telemetry(prefix: str, *, traced: bool, metered: bool) -> TelemetryConfig:
     """FastAPI's own spans and metrics, without the probes, and never with what clients sent."""
 
     def probe(scope: MutableMapping[str, Any]) -> bool:
@@ -229,7 +230,7 @@ def _telemetry(prefix: str, *, traced: bool) -> TelemetryConfig:
 
     return TelemetryConfig(
         tracing=traced,
-        metrics=traced,
+        metrics=metered,
         logs=False,
         operation_spans=False,
         auto_configure=False,

@@ -58,6 +58,7 @@ class ApiSettings:
     dependencies: dict[str, Probe] = field(default_factory=dict)
     #: a span for each request but the probes, continuing the caller's trace
     traced: bool = False
+    metered: bool = False
     #: None where no tool server can need the user's own authorization
     consents: Consents | None = None
 

@@ -1,0 +1,202 @@
+"""`/metrics` for Prometheus, on an address of its own.
+
+A process that serves alone answers there itself (`offered`). With `--workers` each worker offers its metrics
+on a socket in a folder of the parent, whose path it inherits (`SOCKETS`); the parent answers for all of them
+(`gathered`) and gives each sample the label `worker`. A worker that does not answer in time is left out.
+
+Read by threads: metrics come even from a process whose event loop hangs.
+"""
+
+import logging
+import os
+import socket
+import socketserver
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+log = logging.getLogger(__name__)
+
+PATH = "/metrics"
+#: the variable that names the folder with the workers' sockets
+SOCKETS = "TEALAGENTS_METRICS_SOCKETS"
+#: readers at once; Prometheus needs one
+MOST_READERS = 8
+#: seconds for which a reader may be silent, and a worker
+SILENCE_SECONDS = 2.0
+#: seconds between two looks whether to stop
+LOOK_SECONDS = 0.1
+
+
+class _Bounded(socketserver.ThreadingMixIn):
+    """A thread for each reader, of whom there may be `MOST_READERS`; one too many is hung up on."""
+
+    daemon_threads = True
+    registry: Collector
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._places = threading.BoundedSemaphore(MOST_READERS)
+        super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)  # type: ignore[attr-defined]
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # readers may leave when they like
+            log.warning("metrics could not be told", exc_info=True)
+
+
+class _HttpServer(_Bounded, ThreadingHTTPServer):
+    pass
+
+
+class _SocketServer(_Bounded, socketserver.UnixStreamServer):
+    pass
+
+
+class _Page(BaseHTTPRequestHandler):
+    """GET /metrics, and nothing else."""
+
+    timeout = SILENCE_SECONDS
+    server: _HttpServer
+    server_version, sys_version = "tealagents", ""
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        page = generate_latest(self.server.registry)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("content-type", CONTENT_TYPE_PLAIN_0_0_4)
+        self.send_header("content-length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not worth a line."""
+
+
+class _Text(socketserver.StreamRequestHandler):
+    """The metrics, without a question."""
+
+    timeout = SILENCE_SECONDS
+    server: _SocketServer
+
+    def handle(self) -> None:
+        self.wfile.write(generate_latest(self.server.registry))
+
+
+@contextmanager
+def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
+    """Offers the metrics of this process: to its parent where it is a worker, else at `host` and `port`.
+
+    Raises `OSError` where the address is taken.
+    """
+    if folder := os.environ.get(SOCKETS):
+        with _SocketServer(str(Path(folder, str(os.getpid()))), _Text) as worker:
+            yield from _answering(worker, registry)
+    else:
+        with _http_server(host, port) as server:
+            yield from _answering(server, registry)
+
+
+@contextmanager
+def gathered(host: str, port: int) -> Iterator[None]:
+    """Offers at `host` and `port` what the workers offer that are started meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="tealagents-") as folder, _http_server(host, port) as server:
+        os.environ[SOCKETS] = folder
+        registry = CollectorRegistry()
+        registry.register(_Workers(Path(folder)))
+        try:
+            yield from _answering(server, registry)
+        finally:
+            del os.environ[SOCKETS]
+
+
+def _http_server(host: str, port: int) -> _HttpServer:
+    """The server, listening. Takes IPv6 where `host` is of that kind."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    kind = type("_Server", (_HttpServer,), {"address_family": family})
+    try:
+        return kind(address[:2], _Page)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise OSError(f"the metrics cannot be offered at {host}:{port}: {error.strerror}") from error
+
+
+def _answering(server: Any, registry: Collector) -> Iterator[None]:
+    server.registry = registry
+    thread = threading.Thread(target=server.serve_forever, args=[LOOK_SECONDS], daemon=True, name="metrics")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        if isinstance(server, _SocketServer):
+            Path(str(server.server_address)).unlink(missing_ok=True)
+
+
+class _Workers(Collector):
+    """What the workers offer, each sample with the process it came from, and how many there are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        answered = 0
+        for path in sorted(self._folder.iterdir()):
+            if (text := _read(path)) is None:
+                continue
+            answered += 1
+            for family in text_string_to_metric_families(text):
+                known = families.setdefault(family.name, _empty(family))
+                known.samples += [
+                    sample._replace(labels={**sample.labels, "worker": path.name})
+                    for sample in family.samples
+                ]
+        yield from families.values()
+        yield GaugeMetricFamily("tealagents_workers", "Workers that told their metrics.", answered)
+
+
+def _empty(family: Metric) -> Metric:
+    return Metric(family.name, family.documentation, family.type)
+
+
+def _read(path: Path) -> str | None:
+    """What one worker tells; None where it does not. What a dead one has left is removed."""
+    told = bytearray()
+    with socket.socket(socket.AF_UNIX) as reader:
+        reader.settimeout(SILENCE_SECONDS)
+        try:
+            reader.connect(str(path))
+            while piece := reader.recv(65536):
+                told += piece
+        except ConnectionRefusedError:
+            with suppress(FileNotFoundError):
+                path.unlink()
+            return None
+        except OSError:
+            return None
+    return told.decode()

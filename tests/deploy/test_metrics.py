@@ -1,0 +1,148 @@
+"""`/metrics`: what it tells, what it never tells, and who answers for several workers."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from monitored import MonitoredService, message, monitored
+
+from tealagents.llm.offline import OfflineModel
+
+USER, WORDS, MADE_UP = "canary-user", "canary words", "Work-canary_tool"
+SCRIPT = f"""
+rules:
+  - when: {{text: made up}}
+    reply: {{tool_calls: [{{id: call_1, name: {MADE_UP}, arguments: '{{}}'}}]}}
+  - when: {{text: not today}}
+    reply: {{error: {{status: 400, message: not today}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredService]:
+    with monitored(tmp_path_factory.mktemp("metrics"), SCRIPT) as running:
+        yield running
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what comes by itself."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_turn_is_counted(service: MonitoredService) -> None:
+    """Its outcome and time, the model's tokens, its tools by plugin, and what it asked of the store."""
+    turns = service.value("tealagents_requests_total", status="Completed")
+    with service.client(USER) as client:
+        client.post("", json=message('call Work-repeat {"text": "a", "times": 2}')).raise_for_status()
+        client.post("", json=message(WORDS), headers={"accept": "text/event-stream"}).raise_for_status()
+    until(lambda: service.value("tealagents_requests_total", status="Completed") == turns + 2)
+    value = service.value
+    assert value("tealagents_request_duration_seconds_count", status="Completed") == turns + 2
+    assert value("gen_ai_client_token_usage_sum", gen_ai_token_type="output") > 0
+    assert value("gen_ai_client_operation_time_to_first_chunk_seconds_count") > 0
+    assert value("tealagents_tool_duration_seconds_count", tealagents_plugin="Work", outcome="done") == 1
+    assert value("db_client_operation_duration_seconds_count", db_operation_name="commit") > 0
+    assert 0 < value("tealagents_lease_used_ratio") < 1
+    assert value("process_open_fds") > 0
+
+
+def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
+    """Requests that end Failed, and HTTP requests that are refused."""
+    with service.client(USER) as client, service.client(None) as nobody:
+        assert client.post("", json=message("not today")).status_code == 502
+        assert nobody.post("", json=message("hello")).status_code == 401
+        assert client.post("", json={"items": []}).status_code == 422
+    for code in ("unauthenticated", "invalid_request"):
+        assert service.value("tealagents_refusals_total", error_type=code) >= 1
+    until(lambda: service.value("tealagents_requests_total", error_type="model_error") == 1)
+    assert service.value("http_server_request_duration_seconds_count", http_response_status_code="401") == 1
+
+
+def test_nothing_is_told_that_anyone_could_make_up(service: MonitoredService) -> None:
+    """No user, no message, no id, no tool that the model invents, no path or method that a client invents."""
+    with service.client(USER) as client:
+        answer = client.post("", json=message(WORDS)).raise_for_status().json()
+        client.post("", json=message("made up")).raise_for_status()
+        client.get("/tasks/canary-path")
+        client.request("CANARY", "/tasks")
+    page = service.metrics()
+    assert "canary" not in page.lower()
+    for name in ("session_id", "task_id", "request_id"):
+        assert answer[name] not in page
+    assert service.value("tealagents_tool_duration_seconds_count", outcome="error") >= 1
+
+
+def test_the_public_port_has_no_metrics(service: MonitoredService) -> None:
+    """They are at their own address only, where there is nothing else, and only to be read."""
+    with service.client(USER) as client:
+        for path in ("/metrics", service.prefix + "/metrics"):
+            assert client.get(service.root + path).status_code == 404
+    own = f"http://127.0.0.1:{service.metrics_port}"
+    assert httpx.get(own).status_code == 404
+    assert httpx.get(own + service.prefix).status_code == 404
+    assert httpx.post(own + "/metrics").status_code == 501
+
+
+def test_a_reader_that_is_silent_is_hung_up_on(service: MonitoredService) -> None:
+    """As many as there may be at once do not keep Prometheus out for long."""
+    address = ("127.0.0.1", service.metrics_port)
+    silent = [socket.create_connection(address) for _ in range(12)]
+    try:
+        for each in silent:
+            each.settimeout(20)
+            assert each.recv(1) == b""
+        assert service.samples()
+    finally:
+        for each in silent:
+            each.close()
+
+
+def test_all_workers_are_told_of_as_one(tmp_path: Path) -> None:
+    """Two workers share one address; one that dies is told of no more, and the one in its place is."""
+    with monitored(tmp_path, workers=2) as service:
+        until(lambda: service.value("tealagents_workers") == 2)
+        with service.client(USER) as client:
+            for _ in range(5):
+                client.post("", json=message("hello")).raise_for_status()
+        until(lambda: service.value("tealagents_requests_total", status="Completed") == 5)
+        first = workers_of(service)
+        assert len(first) == 2
+        os.kill(int(min(first)), signal.SIGKILL)
+        until(lambda: len(workers_of(service) - first) == 1 and service.value("tealagents_workers") == 2)
+        assert min(first) not in workers_of(service)
+
+
+def workers_of(service: MonitoredService) -> set[str]:
+    return {sample.labels["worker"] for sample in service.samples() if "worker" in sample.labels}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_address_that_is_taken_fails_the_start(tmp_path: Path, workers: int) -> None:
+    """With one sentence that names it: a service that nobody can watch is not what was asked for."""
+    with socket.socket() as taken, OfflineModel() as model:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        service = MonitoredService(tmp_path, model, workers=workers, TA_METRICS_PORT=str(port))
+        try:
+            with pytest.raises(RuntimeError):
+                service.start()
+            assert service.process.wait(30) != 0
+            assert f"the metrics cannot be offered at 127.0.0.1:{port}" in service.log()
+            assert "Traceback" not in service.log()
+        finally:
+            service.__exit__()
+
+
+def test_without_a_port_there_is_nothing_to_read(tmp_path: Path) -> None:
+    """Metrics are off by default."""
+    with monitored(tmp_path, TA_METRICS_PORT="") as service, pytest.raises(httpx.ConnectError):
+        service.metrics()
