@@ -1,13 +1,13 @@
 """A store whose operations are measured: how long each took, and how it failed."""
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Self
 
 from opentelemetry import metrics
 
-from tealagents.domain.ports import Commit, Record, Store
+from tealagents.domain.ports import Commit, Record, Store, Watch
 
 #: seconds; a store on the same machine answers in less than one thousandth
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -21,6 +21,7 @@ class MeasuredStore(Store):
         self.name = store.name
         self.shared = store.shared
         self.durable = store.durable
+        self.pushes = store.pushes
         self._duration = metrics.get_meter("tealagents").create_histogram(
             "db.client.operation.duration",
             "s",
@@ -52,8 +53,8 @@ class MeasuredStore(Store):
         with self._measured("now"):
             return await self.store.now()
 
-    def watch(self, partition: str, prefix: str) -> AsyncIterator[None]:
-        return self.store.watch(partition, prefix)
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.store.watch(partition, topic)
 
     async def ping(self) -> None:
         with self._measured("ping"):
