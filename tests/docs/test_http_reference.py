@@ -9,6 +9,7 @@ import pytest
 
 from tealagents.api.problems import RETRY_AFTER, STATUSES
 from tealagents.domain.events import EventName
+from tealagents.domain.models import Json
 from tealagents.testing.service import ServiceThread, agent_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
@@ -25,15 +26,28 @@ def first_cells(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def routes() -> set[str]:
-    """Method and path of every operation of the OpenAPI document, as the page writes them."""
+def paths() -> Json:
+    """The operations of the OpenAPI document, by path and method; paths as the page writes them."""
     with ServiceThread(agent_config(), {"TA_API_KEY": "none", "TA_AUTH": "mock"}) as service:
-        paths = httpx.get(service.url + "/openapi.json").raise_for_status().json()["paths"]
-        return {
-            f"{method.upper()} {path.replace(service.prefix, '…', 1)}"
-            for path, operations in paths.items()
-            for method in operations
-        }
+        found = httpx.get(service.url + "/openapi.json").raise_for_status().json()["paths"]
+        return {path.replace(service.prefix, "…", 1): operations for path, operations in found.items()}
+
+
+@pytest.fixture(scope="module")
+def routes(paths: Json) -> set[str]:
+    return {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
+
+
+def test_routes_that_take_messages_are_described_as_the_agent(paths: Json) -> None:
+    """Orchestrators choose an agent by the description of the first path's `post` alone."""
+    own = agent_config()["description"]
+    assert next(iter(paths)) == "…"
+    assert [
+        path
+        for path, operations in paths.items()
+        for operation in operations.values()
+        if operation.get("description", "").startswith(f"{own}\n\n")
+    ] == ["…", "…/sse"]
 
 
 def test_every_route_is_documented(routes: set[str]) -> None:

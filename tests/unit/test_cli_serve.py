@@ -2,10 +2,14 @@
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tealagents.testing.servers import free_port
@@ -13,11 +17,13 @@ from tealagents.testing.servers import free_port
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 
 
+PROGRAM = str(Path(sys.executable).with_name("tealagents"))
+
+
 def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """`tealagents serve` of the config in a folder, until it ends by itself."""
-    program = str(Path(sys.executable).with_name("tealagents"))
     return subprocess.run(
-        [program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port()), *options],
+        [PROGRAM, "serve", str(folder / "config.yaml"), "--offline", "--port", str(free_port()), *options],
         env={**os.environ, **env},
         capture_output=True,
         text=True,
@@ -47,6 +53,7 @@ def test_a_start_that_fails_serves_nothing(tmp_path: Path, source: str, told: st
     served = serve(tmp_path)
     assert served.returncode == 3, served
     assert told in served.stderr
+    assert served.stdout == ""
 
 
 def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> None:
@@ -57,3 +64,55 @@ def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> Non
     served = serve(tmp_path, "--workers", "2", **away)
     assert served.returncode == 3, served
     assert "redis" in served.stderr
+    assert served.stdout == ""
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that another socket listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+SERVE = ("serve", str(DEMO / "config.yaml"), "--offline")
+
+
+@pytest.mark.parametrize(
+    "command", [SERVE, (*SERVE, "--workers", "2"), (*SERVE, "--reload"), ("offline-model",)]
+)
+def test_a_used_port_is_a_sentence(tmp_path: Path, taken: int, command: tuple[str, ...]) -> None:
+    """It names the port and the option that helps."""
+    ended = subprocess.run(
+        [PROGRAM, *command, "--port", str(taken)],
+        env={**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2, ended
+    said = f"port {taken} on 127.0.0.1 is in use by another process; stop it, or choose another with --port"
+    assert said in ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2"), ("--reload",)])
+def test_the_address_is_shown_when_it_is_served(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Who pastes the first message at once is answered."""
+    for name in ("config.yaml", "custom_plugins.py"):
+        shutil.copy(DEMO / name, tmp_path)
+    port = free_port()
+    command = [PROGRAM, "serve", str(tmp_path / "config.yaml"), "--offline", "--port", str(port), *options]
+    env = {**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            shown = service.stdout.readline()
+            url = shown.split()[-1]
+            ready = httpx.get(f"{url}/health/ready", timeout=30, trust_env=False)
+        finally:
+            service.send_signal(signal.SIGTERM)
+            rest = service.stdout.read() if service.stdout else ""
+    assert ready.status_code == 200
+    assert f"127.0.0.1:{port}" in url
+    assert "Paste a first message" in rest

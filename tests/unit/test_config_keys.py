@@ -128,7 +128,17 @@ def test_unknown_api_version_lists_the_known(tmp_path: Path) -> None:
     """The start fails on another version, and the versions there are are named. covers: APP-1"""
     for version in ("tealagents/v2", "skagents/v1", "1"):
         [complaint] = complaints(tmp_path, SMALLEST.replace("tealagents/v1alpha1", version))
-        assert complaint.startswith("1: apiVersion: is not known; known: tealagents/v1alpha1")
+        assert complaint.startswith(f"1: apiVersion: '{version}' is not known; known: tealagents/v1alpha1")
+
+
+def test_keys_of_a_missing_section_are_to_be_indented(tmp_path: Path) -> None:
+    """`spec.model` without `spec.agent` is one level too high, as is `agent` without `spec`."""
+    text = SMALLEST.replace("  agent:\n", "").replace("    ", "  ")
+    assert complaints(tmp_path, text)[0] == (
+        "4: spec.agent: is missing; write 'agent:' and indent below it: model, system_prompt"
+    )
+    text = SMALLEST.replace("spec:\n", "").replace("  agent:", "agent:")
+    assert complaints(tmp_path, text)[0] == "1: spec: is missing; write 'spec:' and indent below it: agent"
 
 
 def test_misspelt_api_version_is_recognised(tmp_path: Path) -> None:

@@ -43,3 +43,17 @@ def test_what_asyncio_says_of_a_lost_exception_is_cut() -> None:
     assert (
         json.loads(JsonLines(content=False).format(lost))["message"] == "Task exception was never retrieved"
     )
+
+
+def test_what_a_tool_server_says_forges_no_line() -> None:
+    """Newlines and escape sequences of a name are shown as they are written, in texts and in tracebacks."""
+    name = "evil\n12:00:00 ERROR   forged\x1b[2J\u202e"
+    try:
+        raise ValueError(name)
+    except ValueError:
+        raised = logging.LogRecord("tool", logging.INFO, __file__, 1, "called %s", (name,), sys.exc_info())
+    for content in (False, True):
+        lines = Readable(content=content).format(raised).split("\n")
+        assert lines[0].endswith(r"called evil\n12:00:00 ERROR   forged\x1b[2J\u202e")
+        assert all(line.isprintable() for line in lines)
+        assert all(line.startswith("  ") for line in lines[1:])

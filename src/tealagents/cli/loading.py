@@ -1,5 +1,6 @@
 """Reading a config for a command: mistakes are printed for a person, and end the command."""
 
+import errno
 from pathlib import Path
 
 import typer
@@ -32,6 +33,14 @@ def fail(*reasons: str) -> typer.Exit:
     for reason in reasons:
         stderr.print(f"[red]✗[/] {_escaped(reason)}")
     return typer.Exit(2)
+
+
+def unusable(host: str, port: int, error: OSError) -> str:
+    """Why an address cannot be listened on, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use by another process; stop it, or choose another with --port"
+    reason = (error.strerror or type(error).__name__).lower()
+    return f"cannot listen on port {port} of {host}: {reason}; choose another with --port or --host"
 
 
 def _escaped(text: str) -> str:

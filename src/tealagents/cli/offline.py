@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tealagents.cli.loading import fail, unusable
+
 
 def offline_model_command(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
@@ -19,6 +21,11 @@ def offline_model_command(
 
     Point any OpenAI client at it, or `tealagents serve` with `TA_BASE_URL`.
     """
-    from tealagents.llm.offline import serve
+    from tealagents.llm.offline import ScriptError, serve
 
-    serve(host, port, script)
+    try:
+        serve(host, port, script)
+    except ScriptError as error:
+        raise fail(str(error)) from None
+    except OSError as error:
+        raise fail(unusable(host, port, error)) from None

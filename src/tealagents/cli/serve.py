@@ -5,14 +5,17 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from tealagents.cli.loading import fail, load_or_exit
+from tealagents.cli.loading import fail, load_or_exit, unusable
 from tealagents.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -22,9 +25,12 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 3
 #: new objects after which the garbage collector looks for what is no longer used
 YOUNG_OBJECTS = 10_000
+#: seconds between two looks whether connections are accepted
+_LOOK_SECONDS = 0.02
 
 log = logging.getLogger(__name__)
 
+_WORKER_APP = "tealagents.cli.serve:worker_app"
 _OFFLINE_KEY = "offline"
 _BEARER = "-H 'Authorization: Bearer ada'"
 
@@ -48,11 +54,41 @@ def serve_command(
     with _unhurried_collector(), _model_service(offline, config) as overrides:
         checked = load_or_exit(config, overrides=overrides)
         _check_start(checked, host, workers)
-        _say_where(checked, host, port, offline=offline)
         os.environ.update(overrides)
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
-        _run(checked, host, port, workers, reload=reload)
+        with bound(host, port) as listener:
+            _when_ready(listener, lambda: _say_where(checked, host, port, offline=offline))
+            _run(checked, listener, workers, reload=reload)
+
+
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """The socket to serve on, or exit status 2 where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise fail(unusable(host, port, error)) from None
+        listener.set_inheritable(True)
+        yield listener
+
+
+def _when_ready(listener: socket.socket, announce: Callable[[], None]) -> None:
+    """Calls `announce` once connections are accepted: by this process, or by the first of several."""
+    host, port = listener.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+
+    def wait() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection((reachable, port), timeout=1).close()
+                return announce()
+            time.sleep(_LOOK_SECONDS)
+
+    threading.Thread(target=wait, name="announce", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -61,10 +97,14 @@ def _model_service(offline: bool, config: Path | None) -> Iterator[dict[str, str
     if not offline:
         yield {}
         return
-    from tealagents.llm.offline import OfflineModel
+    from tealagents.llm.offline import OfflineModel, ScriptError
 
     script = os.environ.get("TA_OFFLINE_SCRIPT")
-    with OfflineModel(Path(script) if script else None) as model:
+    try:
+        offline_model = OfflineModel(Path(script) if script else None)
+    except (ScriptError, OSError) as error:
+        raise fail(f"TA_OFFLINE_SCRIPT: {error}") from None
+    with offline_model as model:
         yield {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY}
 
 
@@ -106,15 +146,14 @@ def _newest_task(url: str) -> str:
     return f"  TASK=$(curl -s '{url}/tasks?limit=1' {_BEARER} | {found})"
 
 
-def _run(config: ServiceConfig, host: str, port: int, workers: int, *, reload: bool) -> None:
-    import uvicorn
+def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload: bool) -> None:
+    from uvicorn import Config, Server
+    from uvicorn.config import STARTUP_FAILURE
 
     # The server raises the signal again that stopped it; having drained, we exit with 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    options = {
-        "host": host,
-        "port": port,
+    options: dict[str, Any] = {
         "access_log": False,
         "log_config": None,
         "timeout_graceful_shutdown": GRACE_SECONDS,
@@ -123,19 +162,15 @@ def _run(config: ServiceConfig, host: str, port: int, workers: int, *, reload: b
         "http": "tealagents.cli.protocol:BoundedProtocol",
     }
     if reload:
-        uvicorn.run(
-            "tealagents.cli.serve:worker_app",
-            factory=True,
-            reload=True,
-            reload_dirs=[str(config.source.parent)],
-            reload_includes=["*.yaml", "*.yml", "*.py"],
-            **options,  # type: ignore[arg-type]
-        )
+        _run_reloading(config.source.parent, listener, options)
     elif workers > 1:
         with _metrics_of_workers(config):
-            _run_workers(workers, options)
+            _run_workers(workers, listener, options)
     else:
-        uvicorn.run(build_or_exit(config), **options)  # type: ignore[arg-type]
+        server = Server(Config(build_or_exit(config), **options))
+        server.run(sockets=[listener])
+        if not server.started:
+            raise SystemExit(STARTUP_FAILURE)
 
 
 @contextlib.contextmanager
@@ -155,14 +190,31 @@ def _metrics_of_workers(config: ServiceConfig) -> Iterator[None]:
         yield
 
 
-def _run_workers(workers: int, options: dict[str, Any]) -> None:
-    """As `uvicorn.run` does, which exits with 0 where none of them could start."""
+def _run_reloading(folder: Path, listener: socket.socket, options: dict[str, Any]) -> None:
+    """A process that is replaced by a new one whenever a file of the folder changes."""
+    from uvicorn import Config, Server
+    from uvicorn.supervisors import ChangeReload
+
+    config = Config(
+        _WORKER_APP,
+        factory=True,
+        reload=True,
+        reload_dirs=[str(folder)],
+        reload_includes=["*.yaml", "*.yml", "*.py"],
+        **options,
+    )
+    ChangeReload(config, target=Server(config).run, sockets=[listener]).run()
+
+
+def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any]) -> None:
+    """As `uvicorn.run` does, which exits with 0 where no worker could start."""
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
-    config = Config("tealagents.cli.serve:worker_app", factory=True, workers=workers, **options)
-    supervisor = Multiprocess(config, sockets=[config.bind_socket()])
+    supervisor = Multiprocess(
+        Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener]
+    )
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)

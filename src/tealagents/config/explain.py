@@ -37,7 +37,10 @@ def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, An
     kind, context = error["type"], error.get("ctx", {})
     match kind:
         case "missing":
-            return "is missing" + _misspelt(str(error["loc"][-1]), model_at(model, error["loc"][:-1]), around)
+            return "is missing" + (
+                _misplaced(str(error["loc"][-1]), model_at(model, error["loc"]), around or {})
+                or _misspelt(str(error["loc"][-1]), model_at(model, error["loc"][:-1]), around)
+            )
         case "extra_forbidden":
             return _unknown_key(str(error["loc"][-1]), model_at(model, error["loc"][:-1]))
         case "literal_error":
@@ -63,6 +66,15 @@ def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
         return refused[key]
     known = keys_of(model) if model else []
     return "unknown key" + (did_you_mean(key, known) or f"; the keys here are {', '.join(known)}")
+
+
+def _misplaced(section: str, model: type[BaseModel] | None, around: Mapping[str, Any]) -> str:
+    """What to say where required keys of a missing section stand beside it."""
+    fields = model.model_fields if model else {}
+    if not any(field.is_required() and key_of(name, field) in around for name, field in fields.items()):
+        return ""
+    keys = [key for name, field in fields.items() if (key := key_of(name, field)) in around]
+    return f"; write '{section}:' and indent below it: {', '.join(keys)}"
 
 
 def _misspelt(key: str, model: type[BaseModel] | None, around: Mapping[str, Any] | None) -> str:

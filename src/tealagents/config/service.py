@@ -31,6 +31,8 @@ from tealagents.config.urls import absolute_store
 
 #: Versions of the earlier framework whose files differ in nothing but this line.
 _SAME_STRUCTURE = ("skagents/v2alpha1",)
+#: characters of a value that an error repeats
+_MOST_REPEATED = 60
 _AUTH: KeyPath = ("spec", "auth")
 _CERTIFICATE: KeyPath = (*_AUTH, "certificate")
 _PERSISTENCE: KeyPath = ("spec", "persistence")
@@ -196,10 +198,16 @@ def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
     if version in _SAME_STRUCTURE:
         message = f"is of the earlier framework; change this one line to 'apiVersion: {API_VERSIONS[0]}'"
     else:
-        message = f"is not known; known: {', '.join(API_VERSIONS)}{did_you_mean(str(version), API_VERSIONS)}"
+        known = ", ".join(API_VERSIONS)
+        message = f"{_short(version)} is not known; known: {known}{did_you_mean(str(version), API_VERSIONS)}"
     problems.append(document.problem(("apiVersion",), message))
     document.data["apiVersion"] = API_VERSIONS[0]
     return version in _SAME_STRUCTURE
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return repr(text if len(text) <= _MOST_REPEATED else f"{text[:_MOST_REPEATED]}…")
 
 
 def _resolve_paths(document: Document, problems: list[Problem]) -> None:

@@ -71,14 +71,27 @@ class JsonLines(_Lines):
 
 
 class Readable(_Lines):
-    """A record as a line for a person."""
+    """A record as a line for a person.
+
+    Control characters are escaped and tracebacks indented: a name that a tool server chose must not forge a
+    line, nor command the terminal.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         ids = getattr(record, "ids", {})
         about = f"  [{ids['request_id']}]" if "request_id" in ids else ""
         at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
-        line = f"{at} {record.levelname:<7} {self.said(record)}{about}"
-        return line + "\n" + self.formatException(record.exc_info) if record.exc_info else line
+        line = f"{at} {record.levelname:<7} {_printable(self.said(record))}{about}"
+        if not record.exc_info:
+            return line
+        raised = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *(f"  {_printable(each)}" for each in raised)])
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _raised(error: BaseException | None, known: frozenset[int] = frozenset()) -> Iterator[str]:

@@ -78,7 +78,11 @@ class AppV3:
                 made = get_openapi(
                     title=app.title, version=app.version, description=app.description, routes=app.routes
                 )
-                app.openapi_schema = openapi.complete(made, max_items=self._api.surface.max_items)
+                app.openapi_schema = openapi.complete(
+                    made,
+                    max_items=self._api.surface.max_items,
+                    description=app.description,
+                )
             return app.openapi_schema
 
         app.openapi = document  # type: ignore[method-assign]

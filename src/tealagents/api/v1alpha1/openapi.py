@@ -167,8 +167,16 @@ def _link(operation: str, description: str, identifier: str) -> Json:
 # --- the whole document --------------------------------------------------------------------------
 
 
-def complete(document: dict[str, Any], *, max_items: int) -> dict[str, Any]:
-    """Adds what FastAPI was not told: the schemas of bodies, events and problems, and the bearer token."""
+def complete(document: dict[str, Any], *, max_items: int, description: str) -> dict[str, Any]:
+    """Adds what FastAPI was not told: the schemas of bodies, events and problems, and the bearer token.
+
+    `description` is the agent's own. It begins that of each route that takes messages: orchestrators choose
+    among agents by that text alone.
+    """
+    for path in document["paths"].values():
+        for operation in path.values():
+            if operation["operationId"] in _TAKING_MESSAGES:
+                operation["description"] = f"{description}\n\n{operation['description']}"
     components = document.setdefault("components", {})
     schemas_of = components.setdefault("schemas", {})
     schemas_of.update(_unseen())
@@ -187,6 +195,9 @@ def complete(document: dict[str, Any], *, max_items: int) -> dict[str, Any]:
     document["tags"] = [{"name": name, "description": text} for name, text in _TAGS.items()]
     return document
 
+
+#: the operations to which an orchestrator sends
+_TAKING_MESSAGES = frozenset({"send_message", "stream_message"})
 
 _TAGS = {
     "messages": "Sending messages, and deciding pauses",
