@@ -113,7 +113,7 @@ def _metrics(options: TelemetryOptions, base: str | None, resource: Resource) ->
     if base is not None:
         readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
     if options.metrics_port is not None:
-        readers.append(PrometheusMetricReader(scope_info_enabled=False, registry=registry))
+        readers.append(_reader(registry))
         ProcessCollector(registry=registry)
     metering = MeterProvider(resource=resource, metric_readers=readers)
     metrics.set_meter_provider(metering)
@@ -122,3 +122,12 @@ def _metrics(options: TelemetryOptions, base: str | None, resource: Resource) ->
         if options.metrics_port is not None:
             stack.enter_context(offered(registry, options.metrics_host, options.metrics_port))
         yield
+
+
+def _reader(registry: CollectorRegistry) -> PrometheusMetricReader:
+    """Puts the agent's name on each metric, so that several agents can be told apart."""
+    return PrometheusMetricReader(
+        scope_info_enabled=False,
+        resource_attribute_filter=lambda name: name == "service.name",
+        registry=registry,
+    )
