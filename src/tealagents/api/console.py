@@ -1,0 +1,157 @@
+"""The console's files, under `…/console/`: pages that use the public API as any other client does.
+
+They need no token to be read, and hold nothing but what anybody may know. `config.json` says how one signs in.
+"""
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tealagents.domain.errors import NotFound
+from tealagents.domain.models import Json
+
+__all__ = ["Console", "SignIn"]
+
+_MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+
+#: Everything is refused but what is named. Markup is made in one place only: by the sanitizer.
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "dompurify",
+}
+
+
+@dataclass(frozen=True)
+class SignIn:
+    """How users of the console prove who they are."""
+
+    #: `mock` takes a name, `entra` signs in with the authority, `token` takes a bearer token as it is
+    kind: str
+    #: for `entra`: `authority`, `tenant_id`, `client_id` and `scopes`
+    settings: Mapping[str, object] | None = None
+
+    def document(self) -> Json:
+        return {"kind": self.kind, **(self.settings or {})}
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Where else than to the service the page has to talk to."""
+        return (str(self.settings["authority"]),) if self.kind == "entra" and self.settings else ()
+
+
+@dataclass(frozen=True)
+class Console:
+    """What the console is told of its agent."""
+
+    name: str
+    version: str
+    description: str
+    prefix: str
+    sign_in: SignIn
+    #: messages to begin with, from the skills of the config
+    examples: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"{self.prefix}/console/"
+
+    def router(self) -> APIRouter:
+        routes = APIRouter(include_in_schema=False)
+        served = {**_static_files(), "config.json": _File("config.json", orjson.dumps(self._settings()))}
+        headers = self._headers()
+
+        @routes.get(self.url.rstrip("/"))
+        async def without_slash() -> Response:
+            return RedirectResponse(self.url, status_code=308)
+
+        @routes.api_route(self.url + "{path:path}", methods=["GET", "HEAD"])
+        async def file(request: Request, path: str) -> Response:
+            found = served.get(path or "index.html")
+            if found is None:
+                raise NotFound(f"The console has no file of that name. It begins at {self.url}.")
+            return found.response(request, headers)
+
+        return routes
+
+    def _settings(self) -> Json:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "description": self.description,
+            "url": self.prefix,
+            "sign_in": self.sign_in.document(),
+            "examples": self.examples,
+        }
+
+    def _headers(self) -> dict[str, str]:
+        policy = {**_POLICY, "connect-src": " ".join(("'self'", *self.sign_in.origins))}
+        return {
+            "content-security-policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
+            "cross-origin-opener-policy": "same-origin",
+            "cross-origin-resource-policy": "same-origin",
+            "permissions-policy": "camera=(), geolocation=(), microphone=()",
+            "referrer-policy": "no-referrer",
+            "x-content-type-options": "nosniff",
+            "x-frame-options": "DENY",
+            "cache-control": "no-cache",
+            "vary": "accept-encoding",
+        }
+
+
+class _File:
+    """One file in memory, as it is and compressed."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self.content = content
+        self.media_type = _MEDIA_TYPES.get(PurePosixPath(name).suffix, "text/plain; charset=utf-8")
+        self.tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+
+    @cached_property
+    def compressed(self) -> bytes:
+        return gzip.compress(self.content, mtime=0)
+
+    def response(self, request: Request, headers: Mapping[str, str]) -> Response:
+        common = {**headers, "etag": self.tag}
+        if self.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=common)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            packed = {**common, "content-encoding": "gzip"}
+            return Response(self.compressed, headers=packed, media_type=self.media_type)
+        return Response(self.content, headers=common, media_type=self.media_type)
+
+
+def _static_files() -> dict[str, _File]:
+    """All files of the package's folder, by their paths; nothing else can be asked for."""
+    return {name: _File(name, entry.read_bytes()) for name, entry in _walk(files("tealagents") / "console")}
+
+
+def _walk(folder: Traversable, before: str = "") -> list[tuple[str, Traversable]]:
+    found = []
+    for entry in folder.iterdir():
+        name = before + entry.name
+        found += _walk(entry, f"{name}/") if entry.is_dir() else [(name, entry)]
+    return found

@@ -1,0 +1,98 @@
+/** The inbox: everything that the caller may decide, and what became of it. */
+import {html, useEffect, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {useRead} from "./data.js";
+import {Pause, ShownCall} from "./pause.js";
+import {href} from "./router.js";
+import {readable} from "./text.js";
+import {Empty, Icon, Loading, Problem, Time} from "./ui.js";
+
+const FILTERS = [
+  ["pending", "To decide"],
+  ["decided", "Decided"],
+  ["expired", "Expired"],
+  ["canceled", "Canceled"],
+];
+
+export function Approvals() {
+  const {client} = useApp();
+  const [status, setStatus] = useState("pending");
+  const [limit, setLimit] = useState(50);
+  const read = (signal) => client.approvals({status, limit, signal}).page();
+  const {data, error, reload} = useRead(read, [client, status, limit], 3000);
+  const items = useKept(data?.items ?? [], status);
+  return html`
+    <div class="page inbox">
+      <header class="page-header">
+        <a class="back icon-button" href="#/" aria-label="Conversations"><${Icon} name="back" /></a>
+        <h2>Approvals</h2>
+        <div class="segments" role="group" aria-label="Which">
+          ${FILTERS.map(([value, label]) => html`
+            <button key=${value} aria-pressed=${value === status} onClick=${() => setStatus(value)}>${label}</button>
+          `)}
+        </div>
+      </header>
+      ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
+      ${!data && !error && html`<${Loading} what="the inbox" />`}
+      <div role="feed" aria-label="Approvals" aria-busy=${!data}>
+        ${items.map((item) => html`<${Item} key=${item.approval_id} item=${item} onDecided=${reload} />`)}
+      </div>
+      ${data && items.length === 0 && html`<${Nothing} status=${status} />`}
+      ${data?.next_cursor && limit < 200 && html`<button class="quiet wide" onClick=${() => setLimit(200)}>Show more</button>`}
+    </div>
+  `;
+}
+
+/** What was to be decided stays, with what came of it, until one looks elsewhere. */
+function useKept(items, status) {
+  const [seen, setSeen] = useState({status, items: []});
+  useEffect(() => {
+    setSeen((known) => {
+      if (known.status !== status) return {status, items};
+      const now = new Map(items.map((item) => [item.approval_id, item]));
+      const kept = known.items.map((item) => now.get(item.approval_id) ?? {...item, gone: true});
+      const fresh = items.filter((item) => !known.items.some((old) => old.approval_id === item.approval_id));
+      return {status, items: [...fresh, ...kept]};
+    });
+  }, [items.map((item) => item.approval_id + item.status).join(), status]);
+  return seen.status === status ? seen.items : items;
+}
+
+function Nothing({status}) {
+  if (status === "pending")
+    return html`<${Empty} icon="inbox" title="Nothing waits for you">
+      When the agent wants to call a tool that needs a person, the call is shown here before it runs. The list is live.
+    <//>`;
+  return html`<${Empty} icon="inbox" title="None">There is no approval in this state.<//>`;
+}
+
+function Item({item, onDecided}) {
+  if (item.error)
+    return html`<article class="card">This approval is damaged: ${readable(item.error.detail)}</article>`;
+  return html`
+    <article class="card" aria-label=${readable(item.message)}>
+      ${item.status === "pending"
+        ? html`<${Pause} pause=${item} onDecided=${onDecided} />`
+        : html`<${Past} item=${item} />`}
+      <footer class="card-footer">
+        <span>Asked <${Time} at=${item.created_at} /></span>
+        <a href=${href("tasks", item.task_id)}>Conversation</a>
+      </footer>
+    </article>
+  `;
+}
+
+function Past({item}) {
+  return html`
+    <section class="pause past">
+      <header><${Icon} name="inbox" /><strong>${readable(item.message)}</strong></header>
+      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)}
+      <p>${whatBecame(item)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
+    </section>
+  `;
+}
+
+function whatBecame({status, decided_by}) {
+  if (status === "decided") return `Decided by ${decided_by ? readable(decided_by.oid) : "the owner"}`;
+  return status === "expired" ? "Nobody decided in time: the request was canceled." : "The request was canceled.";
+}

@@ -1,0 +1,98 @@
+/** Where a message is written: text, images, and a button that sends or stops. */
+import {html, useLayoutEffect, useRef, useState} from "./html.js";
+import {Icon, Problem} from "./ui.js";
+
+const LARGEST_IMAGE = 10_000_000;
+
+/**
+ * `onSend(items)` resolves when the service has taken the message; what it refuses stays to be changed.
+ * `onStop` is there while an answer is on its way.
+ */
+export function Composer({onSend, onStop, placeholder, initial = "", autofocus = false}) {
+  const [text, setText] = useState(initial);
+  const [images, setImages] = useState([]);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const field = useRef(null);
+  const file = useRef(null);
+  useGrowth(field, text);
+  const empty = text.trim() === "" && images.length === 0;
+
+  const submit = async (event) => {
+    event?.preventDefault();
+    if (empty || busy) return;
+    setBusy(true);
+    setError(null);
+    const items = images.map((image) => ({content_type: "image", content: image.source}));
+    if (text.trim()) items.unshift({content_type: "text", content: text});
+    try {
+      await onSend(items);
+      setText("");
+      setImages([]);
+    } catch (failure) {
+      setError(failure);
+    } finally {
+      setBusy(false);
+    }
+  };
+  const add = async (files) => {
+    const chosen = [...files].filter((each) => each.type.startsWith("image/") && each.size <= LARGEST_IMAGE);
+    const read = await Promise.all(chosen.map(asImage));
+    setImages((known) => [...known, ...read]);
+  };
+  const key = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  };
+  const paste = (event) => event.clipboardData.files.length && (event.preventDefault(), add(event.clipboardData.files));
+  const drop = (event) => (event.preventDefault(), add(event.dataTransfer.files));
+  return html`
+    ${error && html`<${Problem} error=${error} />`}
+    <form class="composer" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
+      <${Images} images=${images} onRemove=${(gone) => setImages(images.filter((image) => image !== gone))} />
+      <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto"
+        autofocus=${autofocus} onInput=${(event) => setText(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
+      <div class="composer-actions">
+        <button type="button" class="icon-button" onClick=${() => file.current.click()} aria-label="Add an image" title="Add an image">
+          <${Icon} name="image" />
+        </button>
+        <input ref=${file} type="file" accept="image/png,image/jpeg,image/gif,image/webp" multiple hidden
+          aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
+        <span class="hint">Enter sends, Shift + Enter begins a line</span>
+        ${onStop && empty
+          ? html`<button type="button" class="send" onClick=${onStop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`
+          : html`<button class="send" disabled=${empty || busy} aria-label="Send" title="Send"><${Icon} name="send" /></button>`}
+      </div>
+    </form>
+  `;
+}
+
+/** The field is as high as its text, up to a third of the window. */
+function useGrowth(field, text) {
+  useLayoutEffect(() => {
+    field.current.style.height = "auto";
+    field.current.style.height = `${Math.min(field.current.scrollHeight, innerHeight / 3)}px`;
+  }, [text]);
+}
+
+function Images({images, onRemove}) {
+  if (!images.length) return null;
+  return html`<ul class="images" aria-label="Images to send">
+    ${images.map((image) => html`<li key=${image.key}>
+      <img src=${image.source} alt=${image.name} />
+      <button type="button" class="icon-button small" onClick=${() => onRemove(image)} aria-label=${`Remove ${image.name}`}>
+        <${Icon} name="close" />
+      </button>
+    </li>`)}
+  </ul>`;
+}
+
+let images = 0;
+
+function asImage(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve({source: reader.result, name: blob.name || "Pasted image", key: (images += 1)});
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}

@@ -1,0 +1,10 @@
+/** What every view needs: the client, who is signed in, what the service says of itself, and messages. */
+import {createContext, useContext} from "./html.js";
+
+export const App = createContext(null);
+
+/** `{client, config, me, notify}`; `me` is `{oid, tid}`, or null where it is not known. */
+export const useApp = () => useContext(App);
+
+/** Whether a task is somebody else's, which an auditor may read and nobody may change. */
+export const isForeign = (task, me) => me !== null && (task.owner.oid !== me.oid || task.owner.tid !== me.tid);

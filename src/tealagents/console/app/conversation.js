@@ -1,0 +1,202 @@
+/** A conversation: its messages, the answer as it comes, and what to say next. */
+import {html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {Composer} from "./composer.js";
+import {Pause} from "./pause.js";
+import {plural} from "./format.js";
+import {useLive} from "./live.js";
+import {turnsOf, useMessages} from "./messages.js";
+import {href, navigate} from "./router.js";
+import {titleFrom} from "./sidebar.js";
+import {readable} from "./text.js";
+import {Ended, Parts, Turn, UserMessage} from "./turn.js";
+import {Icon, Loading, Problem} from "./ui.js";
+
+/** turns that are drawn at once; earlier ones come as one scrolls up to them */
+const DRAWN = 30;
+
+export function NewConversation({sessionId}) {
+  const {client, config} = useApp();
+  const send = async (items) => {
+    const taken = await client.background(items, {
+      session_id: sessionId ?? undefined,
+      metadata: {title: titleFrom(items)},
+    });
+    dispatchEvent(new Event("tasks-changed"));
+    navigate("tasks", taken.task_id);
+  };
+  return html`
+    <div class="welcome">
+      <img src="icon.svg" alt="" width="52" height="52" />
+      <h2>${readable(config.name)}</h2>
+      <p class="muted">${readable(config.description)}</p>
+      ${sessionId && html`<p class="muted">This conversation joins the session ${sessionId}.</p>`}
+      <div class="welcome-composer"><${Composer} onSend=${send} placeholder="Say something to begin" autofocus /></div>
+      ${config.examples.length > 0 &&
+      html`<ul class="examples" aria-label="Examples">
+        ${config.examples.map((text) => html`<li key=${text}>
+          <button onClick=${() => send([{content_type: "text", content: text}])}>${readable(text)}</button>
+        </li>`)}
+      </ul>`}
+    </div>
+  `;
+}
+
+export function Conversation({task, foreign, reload}) {
+  const {client} = useApp();
+  const {items, error, reload: reloadMessages} = useMessages(client, task);
+  const [sent, setSent] = useState(null);
+  const running = sent?.request_id ?? task.request_id;
+  const refresh = useCallback(async () => {
+    await Promise.all([reload(), reloadMessages()]);
+    setSent(null);
+  }, [reload, reloadMessages]);
+  const live = useLive(client, running, refresh);
+  useEffect(() => void (live.status && reload()), [live.status]);
+
+  const send = async (content) => {
+    const taken = await client.background(content, {task_id: task.task_id, supersede: task.status === "Paused"});
+    setSent({request_id: taken.request_id, items: content});
+    reload();
+  };
+  const stop = running ? () => client.cancel(running).then(reload, reload) : undefined;
+  const turns = useMemo(() => turnsOf(items ?? []), [items]);
+  const past = turns.filter((turn) => turn.requestId !== running);
+  const user = turns.find((turn) => turn.requestId === running)?.user ?? [];
+  const shownUser = user.length === 0 && sent ? [{message_id: "sent", items: sent.items}] : user;
+
+  if (error && !items) return html`<div class="page"><${Problem} error=${error} onRetry=${reloadMessages} /></div>`;
+  if (!items) return html`<div class="page"><${Loading} what="the messages" /></div>`;
+  return html`
+    <${Scroller} past=${past} task=${task} foreign=${foreign} follow=${live.parts}>
+      ${running && html`<${Running} live=${live} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
+      ${task.queued.length > 0 && html`<p class="muted" role="status">${plural(task.queued.length, "message")} waiting.</p>`}
+    <//>
+    ${!foreign &&
+    html`<div class="dock">
+      <${Composer} key=${task.task_id} onSend=${send} onStop=${stop} placeholder=${placeholder(task, running)} />
+    </div>`}
+  `;
+}
+
+function placeholder(task, running) {
+  if (task.status === "Paused") return "A decision is awaited; sending a message cancels it";
+  return running ? "The agent is answering" : "Reply";
+}
+
+/** The answer that is on its way. */
+function Running({live, user, task, foreign, reload}) {
+  const {lost, pause, problem, status, parts} = live;
+  const waiting = parts.length === 0 && !pause && !problem && !live.answer;
+  return html`
+    <section class="turn" data-live="true">
+      ${user.map((message) => html`<${UserMessage} key=${message.message_id} message=${message} />`)}
+      <div class="answer">
+        <${Parts} parts=${parts} />
+        ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
+        ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
+        ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}
+        ${lost &&
+        html`<div class="ended" role="status">
+          <${Icon} name="warn" />
+          <div>
+            <strong>The connection is lost</strong>
+            <p>The answer goes on without this page. Trying again by itself, attempt ${lost.attempt} …</p>
+          </div>
+        </div>`}
+        <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>
+      </div>
+    </section>
+  `;
+}
+
+/**
+ * The newest turns, and earlier ones as they are scrolled to. It stays at the end while the end is what one
+ * looks at, and elsewhere it stays where it is.
+ */
+function Scroller({past, task, foreign, follow, children}) {
+  const [drawn, setDrawn] = useState(DRAWN);
+  const box = useRef(null);
+  const top = useRef(null);
+  const height = useRef({before: 0, atEnd: true});
+  const first = Math.max(0, past.length - drawn);
+  useLayoutEffect(() => {
+    const {current} = box;
+    if (height.current.grew) current.scrollTop += current.scrollHeight - height.current.before;
+    else if (height.current.atEnd) current.scrollTop = current.scrollHeight;
+    height.current.grew = false;
+  }, [drawn, past.length, follow, children]);
+  useEffect(() => {
+    if (first === 0) return;
+    const seen = new IntersectionObserver(
+      ([entry]) => {
+        if (!entry.isIntersecting) return;
+        height.current = {before: box.current.scrollHeight, atEnd: false, grew: true};
+        setDrawn((count) => count + DRAWN);
+      },
+      {root: box.current, rootMargin: "600px"},
+    );
+    seen.observe(top.current);
+    return () => seen.disconnect();
+  }, [first]);
+  const scrolled = () => {
+    const {scrollTop, scrollHeight, clientHeight} = box.current;
+    height.current.atEnd = scrollHeight - scrollTop - clientHeight < 40;
+  };
+  return html`
+    <div class="scroller" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Messages">
+      <div class="column">
+        ${first > 0 && html`<p ref=${top} class="muted earlier">${plural(first, "earlier request")}</p>`}
+        ${task.origin && first === 0 && html`<${Origin} task=${task} />`}
+        ${past.slice(first).map((turn, place) => html`
+          <${Turn} key=${turn.requestId} turn=${turn} task=${task}
+            actions=${foreign ? undefined : (of, message) => html`<${Edit} message=${message} task=${task} before=${past.slice(0, first + place).findLast((earlier) => earlier.answered)} />`} />
+        `)}
+        ${children}
+        ${past.length === 0 && !children?.[0] && html`<p class="muted">No message is on this path. Write one below.</p>`}
+      </div>
+    </div>
+  `;
+}
+
+function Origin({task}) {
+  const from = task.origin.task_id;
+  if (!from) return html`<p class="origin">This conversation was imported.</p>`;
+  return html`<p class="origin">
+    <${Icon} name="branch" /> A fork of <a href=${href("tasks", from)}>an earlier conversation</a>.
+    ${task.checkpoint_id && html`<a href=${href("compare", from, "current", task.task_id, "current")}>Compare the two</a>`}
+  </p>`;
+}
+
+/** Changes what was said: a fork of the task up to the request before, and the new message in it. */
+function Edit({message, task, before}) {
+  const {client, notify} = useApp();
+  const [editing, setEditing] = useState(false);
+  const text = message.items.filter((item) => item.content_type === "text").map((item) => item.content).join("\n");
+  const images = message.items.filter((item) => item.content_type === "image");
+  const send = async (items) => {
+    const content = [...items, ...images];
+    const options = await destination(client, task, before, items);
+    const taken = await client.background(content, options);
+    dispatchEvent(new Event("tasks-changed"));
+    navigate("tasks", taken.task_id);
+    notify("The changed message was sent in a fork. The conversation that was is unchanged.");
+  };
+  if (!editing)
+    return html`<button class="icon-button small" onClick=${() => setEditing(true)} aria-label="Edit and send again"
+      title="Edit and send again"><${Icon} name="edit" /></button>`;
+  return html`
+    <div class="editing">
+      <${Composer} onSend=${send} initial=${text} placeholder="The message" autofocus />
+      <button class="quiet" onClick=${() => setEditing(false)}>Cancel</button>
+    </div>
+  `;
+}
+
+/** Where a changed message goes: into a fork, or, where nothing was before it, a new task of the session. */
+async function destination(client, task, before, items) {
+  if (!before) return {session_id: task.session_id, metadata: {title: titleFrom(items)}};
+  const fork = await client.fork(task.task_id, {checkpoint_id: before.requestId});
+  await client.patchTask(fork.task_id, {metadata: {title: titleFrom(items)}});
+  return {task_id: fork.task_id};
+}

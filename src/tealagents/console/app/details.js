@@ -1,0 +1,95 @@
+/** What a task says of itself: ids, times, where it came from, and metadata that can be changed. */
+import {html, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {longTime, shortId} from "./format.js";
+import {href} from "./router.js";
+import {exact, Json} from "./text.js";
+import {Problem, Status} from "./ui.js";
+
+export function Details({task, foreign, reload}) {
+  const from = task.origin?.task_id;
+  const facts = [
+    ["Status", html`<${Status} value=${task.status} />`],
+    ["Task", html`<code>${task.task_id}</code>`],
+    ["Session", html`<code>${task.session_id}</code>`],
+    ["Owner", html`<code>${exact(task.owner.oid)}</code> of <code>${exact(task.owner.tid)}</code>`],
+    ["Created", longTime(task.created_at)],
+    ["Last change", longTime(task.last_updated)],
+    ["Expires", task.expires_at ? longTime(task.expires_at) : "never"],
+    ["Checkpoint", task.checkpoint_id ? html`<code>${task.checkpoint_id}</code>` : "none yet"],
+    from && ["Forked from", html`<a href=${href("tasks", from)}><code>${shortId(from)}</code></a>`],
+  ].filter(Boolean);
+  return html`
+    <div class="page details">
+      <section class="card">
+        <h3>This conversation</h3>
+        <dl class="facts rows">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      </section>
+      <section class="card">
+        <h3>Metadata</h3>
+        ${foreign ? html`<${Json} value=${task.metadata} />` : html`<${Metadata} key=${task.last_updated} task=${task} reload=${reload} />`}
+      </section>
+      ${!foreign && html`<section class="card"><h3>Expiry</h3><${Expiry} task=${task} reload=${reload} /></section>`}
+    </div>
+  `;
+}
+
+/** The whole of it as JSON; what is left out of it is removed. */
+function Metadata({task, reload}) {
+  const {client, notify} = useApp();
+  const before = JSON.stringify(task.metadata, null, 2);
+  const [text, setText] = useState(before);
+  const [error, setError] = useState(null);
+  const wanted = parsed(text);
+  const save = async (event) => {
+    event.preventDefault();
+    const removed = Object.keys(task.metadata).filter((name) => !(name in wanted)).map((name) => [name, null]);
+    try {
+      await client.patchTask(task.task_id, {metadata: {...wanted, ...Object.fromEntries(removed)}});
+      notify("The metadata is saved.");
+      await reload();
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  return html`
+    <form onSubmit=${save}>
+      <label class="visually-hidden" for="metadata">Metadata as JSON</label>
+      <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
+        aria-invalid=${wanted === null} onInput=${(event) => setText(event.target.value)}></textarea>
+      ${wanted === null && html`<p class="wrong">This is no JSON object.</p>`}
+      ${error && html`<${Problem} error=${error} />`}
+      <div class="actions"><button class="primary" disabled=${wanted === null || text === before}>Save</button></div>
+    </form>
+  `;
+}
+
+function parsed(text) {
+  try {
+    const value = JSON.parse(text);
+    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+  } catch {
+    return null;
+  }
+}
+
+function Expiry({task, reload}) {
+  const {client, notify} = useApp();
+  const [when, setWhen] = useState("");
+  const set = async (expires_at) => {
+    try {
+      await client.patchTask(task.task_id, {expires_at});
+      await reload();
+    } catch (error) {
+      notify(error.detail ?? error.message);
+    }
+  };
+  return html`
+    <p class="muted">After it the conversation cannot be reached any more; the operator's prune erases it.</p>
+    <div class="row">
+      <input type="datetime-local" aria-label="Expires at" value=${when} onInput=${(event) => setWhen(event.target.value)} />
+      <button disabled=${!when} onClick=${() => set(new Date(when))}>Set</button>
+      ${task.expires_at && html`<button class="quiet" onClick=${() => set(null)}>Keep it</button>`}
+    </div>
+  `;
+}

@@ -1,0 +1,62 @@
+/**
+ * Signing in with Microsoft Entra ID: authorization code with PKCE, in this window. The library is loaded only
+ * where the service wants it. Tokens are kept in the tab's session storage and renewed with the refresh token;
+ * where that is no longer taken, the user signs in again.
+ */
+import "../vendor/msal-browser.js";
+
+const {CacheLookupPolicy, PublicClientApplication} = globalThis.msal;
+
+let opened = null;
+
+function application({authority, tenant_id, client_id}) {
+  opened ??= (async () => {
+    const made = new PublicClientApplication({
+      auth: {
+        clientId: client_id,
+        authority: `${authority}/${tenant_id}`,
+        knownAuthorities: [new URL(authority).host],
+        redirectUri: here(),
+        postLogoutRedirectUri: here(),
+      },
+      cache: {cacheLocation: "sessionStorage"},
+      system: {allowPlatformBroker: false},
+    });
+    await made.initialize();
+    return made;
+  })();
+  return opened;
+}
+
+const here = () => location.origin + location.pathname;
+
+/** The session that this tab has, or has just come back with. */
+export async function restoredFromEntra(settings) {
+  const entra = await application(settings);
+  const answer = await entra.handleRedirectPromise();
+  const account = answer?.account ?? entra.getActiveAccount() ?? entra.getAllAccounts()[0];
+  if (!account) return null;
+  entra.setActiveAccount(account);
+  const token = async ({refused}) => {
+    const {accessToken} = await entra.acquireTokenSilent({
+      account,
+      scopes: settings.scopes,
+      forceRefresh: refused,
+      cacheLookupPolicy: CacheLookupPolicy.AccessTokenAndRefreshToken,
+    });
+    return accessToken;
+  };
+  return {me: {tid: account.tenantId, oid: account.localAccountId}, label: account.username || account.name, token};
+}
+
+export async function signInWithEntra(settings) {
+  const entra = await application(settings);
+  await entra.loginRedirect({scopes: settings.scopes, prompt: "select_account"});
+}
+
+/** Forgets the tokens of this tab; other tabs and applications stay signed in. */
+export async function signOutOfEntra(settings) {
+  const entra = await application(settings);
+  await entra.clearCache({account: entra.getActiveAccount()});
+  entra.setActiveAccount(null);
+}

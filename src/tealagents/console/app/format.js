@@ -1,0 +1,51 @@
+/** How values are written. */
+
+const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit"});
+const seconds = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit", second: "2-digit"});
+const day = new Intl.DateTimeFormat(undefined, {day: "numeric", month: "short"});
+const full = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"});
+const integer = new Intl.NumberFormat();
+
+/** The time of day, with the date where it is another day's. */
+export function shortTime(text) {
+  const at = new Date(text);
+  return at.toDateString() === new Date().toDateString() ? clock.format(at) : `${day.format(at)}, ${clock.format(at)}`;
+}
+
+export const timeOfDay = (text) => seconds.format(new Date(text));
+export const longTime = (text) => full.format(new Date(text));
+export const number = (value) => integer.format(value);
+
+/** `0.4 ms`, `12 ms`, `3.2 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h` */
+export function duration(ms) {
+  if (ms < 10) return `${Number(ms.toFixed(1))} ms`;
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60_000) return `${Number((ms / 1000).toFixed(ms < 10_000 ? 1 : 0))} s`;
+  const units = [["d", 86_400_000], ["h", 3_600_000], ["min", 60_000], ["s", 1000]];
+  const first = units.findIndex(([, size]) => ms >= size);
+  return units
+    .slice(first, first + 2)
+    .map(([unit, size], place) => [unit, Math.floor((place ? ms % units[first][1] : ms) / size)])
+    .filter(([, count]) => count > 0)
+    .map(([unit, count]) => `${count} ${unit}`)
+    .join(" ");
+}
+
+/** The first part of an id: enough to tell two apart on a page. */
+export const shortId = (id) => id.slice(-8);
+
+export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+
+export function bytes(count) {
+  if (count < 1000) return `${count} B`;
+  return count < 1_000_000 ? `${Math.round(count / 1000)} KB` : `${(count / 1_000_000).toFixed(1)} MB`;
+}
+
+/** JSON text as it is easiest to read; what is no JSON stays as it is. */
+export function prettyJson(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,17 @@
+/** The rendering library, bound once: `html` makes elements, the hooks keep state. */
+import {Component, createContext, Fragment, h, render} from "../vendor/preact.js";
+import htm from "../vendor/htm.js";
+
+export {
+  useCallback,
+  useContext,
+  useEffect,
+  useId,
+  useLayoutEffect,
+  useMemo,
+  useReducer,
+  useRef,
+  useState,
+} from "../vendor/preact-hooks.js";
+export {Component, createContext, Fragment, render};
+export const html = htm.bind(h);

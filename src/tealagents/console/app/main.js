@@ -1,0 +1,110 @@
+/** The console: a client of the service's public API, in a page. */
+import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js";
+import {Client} from "../vendor/client/index.js";
+import {App} from "./context.js";
+import {useRoute} from "./router.js";
+import {restored, signOut} from "./session.js";
+import {Approvals} from "./approvals.js";
+import {Compare} from "./compare.js";
+import {NewConversation} from "./conversation.js";
+import {Sidebar} from "./sidebar.js";
+import {SignIn} from "./signin.js";
+import {TaskView} from "./task.js";
+import {applyTheme} from "./theme.js";
+import {Empty, Problem} from "./ui.js";
+
+function Console({config, session, onSignOut, onRefused}) {
+  const route = useRoute();
+  const [notice, setNotice] = useState("");
+  const app = useMemo(() => {
+    const client = new Client(location.origin + config.url, {
+      token: session.token,
+      fetch: (...call) => watched(fetch(...call), onRefused),
+      retry: {attempts: 60},
+    });
+    return {client, config, me: session.me, notify: setNotice};
+  }, [config, session]);
+  useEffect(() => {
+    if (!notice) return;
+    const timer = setTimeout(() => setNotice(""), 6000);
+    return () => clearTimeout(timer);
+  }, [notice]);
+  const [place] = route.path;
+  return html`
+    <${App.Provider} value=${app}>
+      <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
+      <div class="frame" data-place=${place ?? "home"}>
+        <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
+        <main id="main" tabindex="-1"><${View} route=${route} /></main>
+      </div>
+      <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""}>${notice}</div>
+    <//>
+  `;
+}
+
+const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
+
+/** The answer of a call; a token that is not taken is told, another user's things are not (`not_owner`). */
+async function watched(answer, onRefused) {
+  const {status, headers} = await answer;
+  if (status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "")) onRefused();
+  return answer;
+}
+
+/** The address stays: what follows its `#` is the view. */
+function toMain(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+function View({route}) {
+  const [place, id, tab] = route.path;
+  if (place === "approvals") return html`<${Approvals} />`;
+  if (place === "compare") return html`<${Compare} key=${route.path.join("/")} sides=${route.path.slice(1)} />`;
+  if (place === "tasks" && id) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
+  if (place === undefined || place === "new")
+    return html`<${NewConversation} key=${route.query.get("session")} sessionId=${route.query.get("session")} />`;
+  return html`<${Empty} icon="info" title="There is no such page">Choose a conversation on the left.<//>`;
+}
+
+function Root({config, first}) {
+  const [session, setSession] = useState(first.session);
+  const [error, setError] = useState(first.error);
+  const leave = useCallback(
+    async (reason) => {
+      await signOut(config);
+      setError(reason ?? null);
+      setSession(null);
+    },
+    [config],
+  );
+  const refused = useCallback(() => {
+    // Entra's tokens are renewed, and the call is made again; what others gave is worth nothing now.
+    if (config.sign_in.kind !== "entra") leave(SIGNED_OUT);
+  }, [config, leave]);
+  if (!session) return html`<${SignIn} config=${config} error=${error} onSignedIn=${setSession} />`;
+  return html`<${Console} key=${session.label} config=${config} session=${session}
+    onSignOut=${() => leave()} onRefused=${refused} />`;
+}
+
+async function start() {
+  applyTheme();
+  const place = document.getElementById("app");
+  try {
+    const answer = await fetch("config.json");
+    if (!answer.ok) throw new Error(`The service answered with ${answer.status}.`);
+    const config = await answer.json();
+    document.title = `${config.name} ${config.version}`;
+    const first = {session: null, error: null};
+    try {
+      first.session = await restored(config);
+    } catch (error) {
+      first.error = error;
+    }
+    render(html`<${Root} config=${config} first=${first} />`, place);
+  } catch (error) {
+    render(html`<main class="signin"><${Problem} error=${error} onRetry=${() => location.reload()} /></main>`, place);
+  }
+}
+
+start();

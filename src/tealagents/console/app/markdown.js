@@ -1,0 +1,80 @@
+/**
+ * What models write, as markdown. Raw HTML in it is text, images are their addresses, links lead to the web or
+ * to mail: nothing runs, and nothing is loaded. Marked makes HTML, DOMPurify makes nodes of it, and the page's
+ * policy would stop what either let through.
+ */
+import {html, useLayoutEffect, useMemo, useRef} from "./html.js";
+import {Plain, readable} from "./text.js";
+import {Marked} from "../vendor/marked.js";
+import "../vendor/dompurify.js";
+
+const purify = globalThis.DOMPurify;
+
+const escaped = (text) =>
+  text.replace(/[&<>"']/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})[c]);
+
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({raw}) => escaped(raw),
+    image: ({raw}) => escaped(raw),
+    checkbox: ({checked}) => (checked ? "☑ " : "☐ "),
+  },
+});
+
+const ALLOWED = {
+  ALLOWED_TAGS: [
+    ...["p", "br", "hr", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "a"],
+    ...["h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"],
+  ],
+  ALLOWED_ATTR: ["href", "start", "align"],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  ALLOW_ARIA_ATTR: false,
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+purify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName !== "A") return;
+  if (!node.hasAttribute("href")) return;
+  node.setAttribute("target", "_blank");
+  node.setAttribute("rel", "noopener noreferrer nofollow");
+});
+
+/** beyond these a text is shown as it is: no reader misses the formatting, and none waits for it */
+const LONGEST_TEXT = 200_000;
+const LONGEST_BLOCK = 20_000;
+const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
+const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
+
+/** Blocks that can be rendered each on its own, or null where the text is better shown as it is. */
+function blocksOf(text) {
+  if (text.length > LONGEST_TEXT || DEEPEST_LINE.test(text) || TANGLED.test(text)) return null;
+  if (text.split(/\n\s*\n/).some((paragraph) => paragraph.length > LONGEST_BLOCK)) return null;
+  try {
+    return marked.lexer(text).filter((token) => token.type !== "space" && token.type !== "def");
+  } catch {
+    return null; // whatever it was, it can be read as it stands
+  }
+}
+
+/** An answer as it is known so far. While it grows, only the block that has changed is made anew. */
+export function Markdown({text}) {
+  const blocks = useMemo(() => blocksOf(readable(text)), [text]);
+  if (blocks === null) return html`<${Plain} text=${text} />`;
+  return html`<div class="markdown" dir="auto">
+    ${blocks.map((token, place) => html`<${Block} key=${place} token=${token} />`)}
+  </div>`;
+}
+
+function Block({token}) {
+  const place = useRef(null);
+  const made = useMemo(() => marked.parser([token]), [token.raw, token.type]);
+  useLayoutEffect(() => {
+    const nodes = purify.sanitize(made, ALLOWED);
+    for (const wide of nodes.querySelectorAll("pre, table")) wide.tabIndex = 0;
+    place.current.replaceChildren(nodes);
+  }, [made]);
+  return html`<div class="block" ref=${place}></div>`;
+}

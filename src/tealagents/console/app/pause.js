@@ -1,0 +1,205 @@
+/** A pause: the calls that wait, exactly as they would run, and what is decided of them. */
+import {html, useEffect, useMemo, useRef, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {duration, longTime} from "./format.js";
+import {Fields} from "./fields.js";
+import {Markdown} from "./markdown.js";
+import {exact, Json, readable} from "./text.js";
+import {Icon, Problem, Status} from "./ui.js";
+
+export function Pause({pause, foreign = false, onDecided}) {
+  return html`
+    <section class="pause" aria-label="A decision is needed">
+      <header>
+        <${Icon} name="inbox" />
+        <strong>${readable(pause.message)}</strong>
+        <${Countdown} until=${pause.expires_at} />
+      </header>
+      <${Authorizations} of=${pause.authorizations} />
+      ${foreign
+        ? pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)
+        : html`<${Decision} pause=${pause} onDecided=${onDecided} />`}
+    </section>
+  `;
+}
+
+/** How long there is to decide. */
+export function Countdown({until}) {
+  const left = useNow(1000, new Date(until) - Date.now());
+  if (left <= 0) return html`<time class="countdown late" datetime=${until}>The time to decide is over</time>`;
+  return html`<time class="countdown" datetime=${until} title=${longTime(until)} role="timer" aria-live="off">
+    ${duration(left)} left
+  </time>`;
+}
+
+function useNow(everyMs, first) {
+  const end = useRef(Date.now() + first);
+  const [left, setLeft] = useState(first);
+  useEffect(() => {
+    const timer = setInterval(() => setLeft(end.current - Date.now()), everyMs);
+    return () => clearInterval(timer);
+  }, [everyMs]);
+  return left;
+}
+
+/** Where the user first has to allow something; only addresses of the web are links. */
+function Authorizations({of}) {
+  if (!of?.length) return null;
+  return html`
+    <div class="authorizations">
+      <p>Your own authorization is needed. Give it on the page of the provider, then approve here.</p>
+      <ul>
+        ${of.map(({server, url, scopes}) => html`<li key=${url}>
+          ${/^https?:\/\//i.test(url)
+            ? html`<a class="button" href=${url} target="_blank" rel="noopener noreferrer">Authorize ${readable(server)}</a>`
+            : html`<code>${exact(url)}</code>`}
+          ${scopes?.length > 0 && html`<span class="muted"> for ${readable(scopes.join(", "))}</span>`}
+        </li>`)}
+      </ul>
+    </div>
+  `;
+}
+
+const nameOf = (call) => `${call.plugin_name}-${call.function_name}`;
+
+export function ShownCall({call}) {
+  return html`<div class="shown-call">
+    <h4><${Icon} name="tool" /> <code>${exact(nameOf(call))}</code></h4>
+    <${Json} value=${call.arguments} />
+  </div>`;
+}
+
+/** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
+function Decision({pause, onDecided}) {
+  const {client} = useApp();
+  const [choices, setChoices] = useState({});
+  const [reason, setReason] = useState("");
+  const [outcome, setOutcome] = useState(null);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const several = pause.tool_calls.length > 1;
+  const wrong = Object.values(choices).some((choice) => choice.edited instanceof Error);
+  const choose = (id, change) => setChoices((known) => ({...known, [id]: {...known[id], ...change}}));
+
+  const decide = async (action) => {
+    setBusy(true);
+    setError(null);
+    try {
+      setOutcome({status: "Running"});
+      setOutcome(await outcomeOf(client, pause, {action, reason: reason || undefined, decisions: decisions(choices, action)}));
+    } catch (failure) {
+      setOutcome(null);
+      setError(failure);
+    }
+    setBusy(false);
+    onDecided?.();
+  };
+  if (outcome) return html`<${Outcome} outcome=${outcome} />`;
+  if (pause.gone && !busy) return html`<p role="status">This no longer waits: it was decided elsewhere, or it ended.</p>`;
+  return html`
+    ${pause.tool_calls.map((call) => html`
+      <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id] ?? {}}
+        onChange=${(change) => choose(call.id, change)} />
+    `)}
+    <label>Reason <span class="muted">(told to the model, kept in the trace)</span>
+      <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => setReason(event.target.value)}></textarea>
+    </label>
+    ${error && html`<${Problem} error=${error} />`}
+    <${Buttons} calls=${pause.tool_calls} choices=${choices} disabled=${busy || wrong} onDecide=${decide} />
+  `;
+}
+
+/** One button where each call has been decided above, else one for each way to decide the others. */
+function Buttons({calls, choices, disabled, onDecide}) {
+  const chosen = calls.filter((call) => choices[call.id]?.action).length;
+  if (chosen === calls.length)
+    return html`<div class="actions">
+      <button class="primary" disabled=${disabled} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
+    </div>`;
+  const which = calls.length === 1 ? "" : chosen === 0 ? " all" : " the others";
+  return html`
+    <div class="actions">
+      <button class="primary" disabled=${disabled} onClick=${() => onDecide("approve")}>
+        <${Icon} name="check" /> Approve${which}
+      </button>
+      <button class="danger" disabled=${disabled} onClick=${() => onDecide("reject")}>
+        <${Icon} name="close" /> Reject${which}
+      </button>
+    </div>
+  `;
+}
+
+/** What differs from the default, as the service takes it. Arguments are of use only to a call that runs. */
+function decisions(choices, action) {
+  const named = Object.entries(choices).map(([id, {action: own, edited}]) => ({
+    id,
+    action: own,
+    arguments: (own ?? action) === "approve" ? edited : undefined,
+  }));
+  const told = named.filter((each) => each.action || each.arguments);
+  return told.length ? told : undefined;
+}
+
+/** Follows the request to what came of the decision. */
+async function outcomeOf(client, pause, decision) {
+  let last = {status: "Running"};
+  for await (const {event, data} of client.resumeStream(pause, decision)) {
+    if (event === "final-response" || event === "approval-required") last = data;
+    if (event === "error") last = {status: data.code === "request_canceled" ? "Canceled" : "Failed", problem: data};
+  }
+  return last;
+}
+
+function Outcome({outcome}) {
+  const {status, content, problem} = outcome;
+  return html`
+    <div class="outcome-of" role="status">
+      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "It goes on …" : html`The request is <${Status} value=${status} />`}</p>
+      ${content?.output && html`<${Markdown} text=${content.output} />`}
+      ${problem && html`<${Problem} error=${problem} />`}
+    </div>
+  `;
+}
+
+function DecidedCall({call, several, choice, onChange}) {
+  const [editing, setEditing] = useState(false);
+  const name = nameOf(call);
+  const given = useMemo(() => parsed(call.arguments), [call.arguments]);
+  const stop = () => {
+    setEditing(false);
+    onChange({edited: undefined});
+  };
+  return html`
+    <fieldset class="shown-call">
+      <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
+      ${editing
+        ? html`<${Fields} value=${given} onChange=${(value) => onChange({edited: value})} />`
+        : html`<${Json} value=${call.arguments} />`}
+      <div class="row">
+        ${given !== null &&
+        html`<button class="quiet" onClick=${editing ? stop : () => setEditing(true)}>
+          <${Icon} name="edit" /> ${editing ? "Keep what was asked for" : "Edit the arguments"}
+        </button>`}
+        ${several &&
+        html`<div class="segments" role="group" aria-label=${`Decision on ${exact(name)}`}>
+          ${["approve", "reject"].map((action) => html`
+            <button key=${action} aria-pressed=${choice.action === action}
+              onClick=${() => onChange({action: choice.action === action ? undefined : action})}>
+              ${action === "approve" ? "Approve" : "Reject"}
+            </button>
+          `)}
+        </div>`}
+      </div>
+    </fieldset>
+  `;
+}
+
+/** The arguments as an object to edit, or null: what is no object has to be decided as it is. */
+function parsed(text) {
+  try {
+    const value = JSON.parse(text || "{}");
+    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+  } catch {
+    return null;
+  }
+}

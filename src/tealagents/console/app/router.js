@@ -1,0 +1,34 @@
+/** Where one is in the console: a path behind `#`, so that the service needs to know none of them. */
+import {useEffect, useState} from "./html.js";
+
+function current() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return {path: path.split("/").filter(Boolean).map(decode), query: new URLSearchParams(query)};
+}
+
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+export function useRoute() {
+  const [route, setRoute] = useState(current);
+  useEffect(() => {
+    const moved = () => setRoute(current());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  return route;
+}
+
+/** `href("tasks", id, "trace")` is the link to that view; what is undefined at the end is left out. */
+export function href(...parts) {
+  return `#/${parts.filter((part) => part !== undefined).map(encodeURIComponent).join("/")}`;
+}
+
+export function navigate(...parts) {
+  location.hash = href(...parts);
+}

@@ -1,0 +1,242 @@
+/** What there is: conversations by session, the inbox, and who is signed in. */
+import {html, useEffect, useMemo, useRef, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {Shared, useRead} from "./data.js";
+import {plural, shortId} from "./format.js";
+import {href, navigate} from "./router.js";
+import {readable} from "./text.js";
+import {isDark, switchTheme} from "./theme.js";
+import {Icon, Menu, Problem, Status, Time} from "./ui.js";
+
+const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
+
+/** task id → what its list entry is called, where the task itself does not say */
+const titles = new Shared();
+
+export const titleOf = (task) => (typeof task.metadata?.title === "string" ? task.metadata.title : "");
+
+export function Sidebar({route, label, onSignOut}) {
+  const {config} = useApp();
+  const [place, id] = route.path;
+  const [dark, setDark] = useState(isDark);
+  return html`
+    <nav class="sidebar" aria-label="Console">
+      <header class="brand">
+        <img src="icon.svg" alt="" width="28" height="28" />
+        <h1>${readable(config.name)} <small>${readable(config.version)}</small></h1>
+      </header>
+      <div class="places">
+        <a class="place" href=${href("new")} aria-current=${place === "new" ? "page" : undefined}>
+          <${Icon} name="plus" /> New conversation
+        </a>
+        <${InboxLink} current=${place === "approvals"} />
+      </div>
+      <${TaskList} current=${place === "tasks" ? id : null} />
+      <footer class="who">
+        <span class="name" title=${exactName(label)}>${readable(label)}</span>
+        <button class="icon-button" onClick=${() => (switchTheme(), setDark(isDark()))}
+          aria-label=${dark ? "Use light colours" : "Use dark colours"} title=${dark ? "Light" : "Dark"}>
+          <${Icon} name=${dark ? "sun" : "moon"} />
+        </button>
+        <button class="quiet" onClick=${onSignOut}>Sign out</button>
+      </footer>
+    </nav>
+  `;
+}
+
+const exactName = (label) => `Signed in as ${readable(label)}`;
+
+function InboxLink({current}) {
+  const {client} = useApp();
+  const {data} = useRead(() => client.approvals({status: "pending", limit: 50}).page(), [client], 4000);
+  const count = data?.items.filter((item) => !item.error).length ?? 0;
+  const shown = data?.next_cursor ? `${count}+` : count;
+  return html`
+    <a class="place" href=${href("approvals")} aria-current=${current ? "page" : undefined}>
+      <${Icon} name="inbox" /> Approvals
+      ${count > 0 && html`<span class="badge" aria-label=${plural(count, "decision")}>${shown}</span>`}
+    </a>
+  `;
+}
+
+/** The tasks read so far: the first page is kept fresh, older pages are read on demand. */
+function useTasks(client, status) {
+  const [older, setOlder] = useState({items: [], cursor: undefined, busy: false});
+  const list = client.tasks({status: status || undefined, limit: 50});
+  const {data, error, reload} = useRead(() => list.page(), [client, status], 4000);
+  useEffect(() => setOlder({items: [], cursor: undefined, busy: false}), [client, status]);
+  useEffect(() => {
+    addEventListener("tasks-changed", reload);
+    return () => removeEventListener("tasks-changed", reload);
+  }, [reload]);
+  const cursor = older.cursor === undefined ? data?.next_cursor : older.cursor;
+  const more = async () => {
+    setOlder((known) => ({...known, busy: true}));
+    const page = await list.page(cursor);
+    setOlder((known) => ({items: [...known.items, ...page.items], cursor: page.next_cursor, busy: false}));
+  };
+  const items = useMemo(() => {
+    const seen = new Set();
+    const key = (task) => task.task_id;
+    return [...(data?.items ?? []), ...older.items].filter((task) => !seen.has(key(task)) && seen.add(key(task)));
+  }, [data, older.items]);
+  return {items, loaded: data !== null, error, reload, more: cursor && !older.busy ? more : null};
+}
+
+/** `word` in the title or anywhere in the metadata; `key:value` at that key. */
+function matches(task, filter) {
+  if (!filter) return true;
+  const wanted = filter.toLowerCase();
+  const [, key, value] = /^([\w.-]+):(.*)$/.exec(wanted) ?? [];
+  const metadata = Object.entries(task.metadata ?? {});
+  const text = (of) => (typeof of === "string" ? of : JSON.stringify(of)).toLowerCase();
+  if (key && metadata.some(([name, of]) => name.toLowerCase() === key && text(of).includes(value.trim()))) return true;
+  const title = (titles.values.get(task.task_id) ?? "").toLowerCase();
+  return title.includes(wanted) || task.task_id.startsWith(wanted) || text(task.metadata ?? {}).includes(wanted);
+}
+
+function TaskList({current}) {
+  const {client} = useApp();
+  const [status, setStatus] = useState("");
+  const [filter, setFilter] = useState("");
+  const {items, loaded, error, reload, more} = useTasks(client, status);
+  const groups = useMemo(() => bySession(items.filter((task) => matches(task, filter))), [items, filter]);
+  return html`
+    <section class="tasks" aria-label="Conversations">
+      <div class="filter">
+        <input type="search" placeholder="Filter" aria-label="Filter by title or metadata, such as team:north"
+          title="A word of the title or of the metadata, or key:value" value=${filter}
+          onInput=${(event) => setFilter(event.target.value)} />
+        <select aria-label="Status" value=${status} onChange=${(event) => setStatus(event.target.value)}>
+          <option value="">All</option>
+          ${STATUSES.map((name) => html`<option key=${name}>${name}</option>`)}
+        </select>
+        <${ListMenu} reload=${reload} />
+      </div>
+      ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
+      <div class="scroll">
+        ${groups.map(([session, tasks]) => html`
+          <${SessionGroup} key=${session} session=${session} tasks=${tasks} current=${current} reload=${reload} />
+        `)}
+        ${loaded && groups.length === 0 && html`<p class="nothing">${nothing(status, filter)}</p>`}
+        ${more && html`<button class="quiet wide" onClick=${more}>Older conversations</button>`}
+      </div>
+    </section>
+  `;
+}
+
+const nothing = (status, filter) =>
+  status || filter ? "None of those read so far. Try another filter." : "Nothing yet. Your conversations will be here.";
+
+function bySession(tasks) {
+  const groups = new Map();
+  for (const task of tasks) {
+    const key = task.session_id ?? task.task_id;
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(task);
+  }
+  return [...groups];
+}
+
+function SessionGroup({session, tasks, current, reload}) {
+  const {client, notify} = useApp();
+  if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
+  const remove = async () => {
+    if (!confirm(`Delete this session with its ${tasks.length} conversations? This cannot be undone.`)) return;
+    try {
+      await client.deleteSession(session);
+      notify("The session is deleted.");
+    } catch (error) {
+      notify(error.detail ?? error.message);
+    }
+    reload();
+  };
+  return html`
+    <section class="session" aria-label=${`Session ${shortId(session)}`}>
+      <header>
+        <span>Session ${shortId(session)}</span>
+        <${Menu} label="Session">
+          <button onClick=${() => (location.hash = `#/new?session=${session}`)}>New conversation in it</button>
+          <button class="danger" onClick=${remove}>Delete session</button>
+        <//>
+      </header>
+      ${tasks.map((task) => html`<${TaskLink} key=${task.task_id} task=${task} current=${current} />`)}
+    </section>
+  `;
+}
+
+function TaskLink({task, current}) {
+  if (task.error) return html`<div class="task damaged">${shortId(task.task_id)} is damaged: ${readable(task.error.detail)}</div>`;
+  return html`
+    <a class="task" href=${href("tasks", task.task_id)} aria-current=${task.task_id === current ? "page" : undefined}>
+      <span class="title"><${Title} task=${task} /></span>
+      <span class="below">
+        ${task.origin && html`<span class="forked" title="Forked or imported"><${Icon} name="branch" /></span>`}
+        <${Time} at=${task.created_at} />
+        ${task.status !== "Completed" && html`<${Status} value=${task.status} />`}
+      </span>
+    </a>
+  `;
+}
+
+/** What a task is called: its title, or how it begins, which is looked up once it can be seen. */
+export function Title({task}) {
+  const {client} = useApp();
+  const place = useRef(null);
+  const found = titles.use(task.task_id);
+  const given = titleOf(task);
+  useEffect(() => {
+    if (given) titles.set(task.task_id, given);
+    if (given || titles.values.has(task.task_id)) return;
+    const seen = new IntersectionObserver(([entry]) => {
+      if (!entry.isIntersecting) return;
+      seen.disconnect();
+      lookUp(client, task.task_id);
+    });
+    seen.observe(place.current);
+    return () => seen.disconnect();
+  }, [task.task_id, given]);
+  return html`<span ref=${place} dir="auto">${readable(given || found || `Task ${shortId(task.task_id)}`)}</span>`;
+}
+
+const LONGEST_TITLE = 80;
+
+/** The first words of a message, as a title. */
+export function titleFrom(items) {
+  const text = items.find((item) => item.content_type === "text")?.content ?? "An image";
+  const [line] = text.trim().split("\n");
+  return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE)}…` : line;
+}
+
+async function lookUp(client, taskId) {
+  const page = await client.messages(taskId, {limit: 1}).page();
+  if (page.items.length) titles.set(taskId, titleFrom(page.items[0].items));
+}
+
+function ListMenu({reload}) {
+  const {client, notify} = useApp();
+  const input = useRef(null);
+  const take = async (event) => {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (!file) return;
+    try {
+      const task = await client.importTask(JSON.parse(await file.text()));
+      reload();
+      navigate("tasks", task.task_id);
+    } catch (error) {
+      notify(error instanceof SyntaxError ? "That file is not JSON: choose one that was exported here." : error.message);
+    }
+  };
+  const open = () => {
+    const id = prompt("The id of a task, which you may read:")?.trim();
+    if (id) navigate("tasks", id);
+  };
+  return html`
+    <${Menu} label="More">
+      <button onClick=${() => input.current.click()}>Import …</button>
+      <button onClick=${open}>Open by id …</button>
+    <//>
+    <input ref=${input} type="file" accept="application/json,.json" hidden onChange=${take} aria-label="A task to import" />
+  `;
+}

@@ -1,0 +1,78 @@
+/** The first page: who are you? */
+import {html, useState} from "./html.js";
+import {Icon, Problem} from "./ui.js";
+import {asUser, NAME, withToken} from "./session.js";
+import {readable} from "./text.js";
+
+export function SignIn({config, onSignedIn, error}) {
+  const Form = {mock: NameForm, entra: EntraForm}[config.sign_in.kind] ?? TokenForm;
+  return html`
+    <main class="signin">
+      <img src="icon.svg" alt="" width="44" height="44" />
+      <h1>${readable(config.name)} <small>${readable(config.version)}</small></h1>
+      <p class="muted">${readable(config.description)}</p>
+      ${error && html`<${Problem} error=${error} />`}
+      <${Form} config=${config} onSignedIn=${onSignedIn} />
+    </main>
+  `;
+}
+
+function NameForm({onSignedIn}) {
+  const [name, setName] = useState("");
+  const wrong = name !== "" && !NAME.test(name);
+  const submit = (event) => {
+    event.preventDefault();
+    if (NAME.test(name)) onSignedIn(asUser(name));
+  };
+  return html`
+    <form onSubmit=${submit}>
+      <label for="name">Your name</label>
+      <input id="name" value=${name} onInput=${(event) => setName(event.target.value)} autocomplete="username"
+        autofocus spellcheck=${false} aria-describedby="name-help" aria-invalid=${wrong} />
+      <p id="name-help" class=${wrong ? "wrong" : "muted"}>
+        ${wrong
+          ? "Up to 200 letters, digits and signs, without spaces."
+          : "This service checks no passwords: you are who you say you are. What you make belongs to that name."}
+      </p>
+      <button class="primary" disabled=${!NAME.test(name)}>Continue</button>
+    </form>
+  `;
+}
+
+function TokenForm({onSignedIn}) {
+  const [token, setToken] = useState("");
+  const submit = (event) => {
+    event.preventDefault();
+    onSignedIn(withToken(token.trim()));
+  };
+  return html`
+    <form onSubmit=${submit}>
+      <label for="token">Bearer token</label>
+      <input id="token" type="password" value=${token} onInput=${(event) => setToken(event.target.value)}
+        autocomplete="off" autofocus aria-describedby="token-help" />
+      <p id="token-help" class="muted">An access token for this service. It stays in this tab.</p>
+      <button class="primary" disabled=${!NAME.test(token.trim().slice(0, 200))}>Continue</button>
+    </form>
+  `;
+}
+
+function EntraForm({config}) {
+  const [error, setError] = useState(null);
+  const [leaving, setLeaving] = useState(false);
+  const start = async () => {
+    setLeaving(true);
+    try {
+      const {signInWithEntra} = await import("./entra.js");
+      await signInWithEntra(config.sign_in);
+    } catch (failure) {
+      setError(failure);
+      setLeaving(false);
+    }
+  };
+  return html`
+    ${error && html`<${Problem} error=${error} />`}
+    <button class="primary" disabled=${leaving} onClick=${start} autofocus>
+      <${Icon} name="check" /> ${leaving ? "Going to the sign-in page …" : "Sign in with Microsoft"}
+    </button>
+  `;
+}

@@ -1,0 +1,139 @@
+/** What was done, request by request: a bar for each step, where it lies in time, and what went in and out. */
+import {html, useEffect, useMemo, useRef, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {all, useRead} from "./data.js";
+import {duration, longTime, number, plural, shortId, timeOfDay} from "./format.js";
+import {useRoute} from "./router.js";
+import {exact, Json} from "./text.js";
+import {Empty, Loading, Problem} from "./ui.js";
+
+const KINDS = {model: "Model", tool: "Tool", approval: "Approval", error: "Error", context: "Context", reduction: "Reduction"};
+
+export function Trace({task}) {
+  const {client} = useApp();
+  const route = useRoute();
+  const wanted = route.path[3];
+  const read = (signal) => all(client.trace(task.task_id, {limit: 200, signal}), signal);
+  const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated, task.status]);
+  const known = useRef(null);
+  known.current = data ?? known.current;
+  const requests = useMemo(() => byRequest(known.current ?? []), [known.current]);
+  if (error && !known.current) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
+  if (!known.current) return html`<div class="page"><${Loading} what="the trace" /></div>`;
+  if (requests.length === 0)
+    return html`<${Empty} icon="trace" title="Nothing was done yet">
+      Each model call, tool call, approval and error of a request will be here, with its times.
+    <//>`;
+  return html`
+    <div class="page trace">
+      <${Legend} />
+      ${requests.map((request) => html`<${Waterfall} key=${request.id} request=${request} wanted=${request.id === wanted} />`)}
+    </div>
+  `;
+}
+
+const Legend = () => html`
+  <ul class="legend" aria-label="Kinds of steps">
+    ${["model", "tool", "approval", "error"].map((kind) => html`<li key=${kind}><i class="key" data-kind=${kind}></i>${KINDS[kind]}</li>`)}
+    <li><i class="key first-piece"></i>First piece</li>
+  </ul>
+`;
+
+/** Requests, newest first, with their steps in the order in which they began, and the time they span. */
+function byRequest(steps) {
+  const groups = new Map();
+  for (const step of steps) {
+    if (!groups.has(step.request_id)) groups.set(step.request_id, []);
+    const began = Date.parse(step.started_at) + microseconds(step.started_at);
+    groups.get(step.request_id).push({...step, began, ended: began + step.duration_ms});
+  }
+  return [...groups].map(([id, of]) => spanOf(id, waits(of))).reverse();
+}
+
+/** What a Date leaves out of a time, in milliseconds. */
+const microseconds = (text) => Number(/\.\d{3}(\d{1,3})/.exec(text)?.[1] ?? 0) / 1000;
+
+/** An approval lasts from being asked for to being decided. */
+function waits(steps) {
+  const decided = (id) => steps.find((step) => step.name === "decided" && step.input?.approval_id === id);
+  return steps.map((step) => {
+    if (step.kind !== "approval" || step.name !== "requested") return step;
+    const end = decided(step.input?.approval_id);
+    return end ? {...step, ended: end.began} : step;
+  });
+}
+
+function spanOf(id, steps) {
+  steps.sort((one, other) => one.began - other.began);
+  const from = Math.min(...steps.map((step) => step.began));
+  const to = Math.max(...steps.map((step) => step.ended), from + 0.1);
+  const tokens = steps.reduce((sum, step) => sum + (step.usage?.total_tokens ?? 0), 0);
+  return {id, steps, from, to, tokens, failed: steps.some((step) => step.kind === "error")};
+}
+
+function Waterfall({request, wanted}) {
+  const place = useRef(null);
+  const {steps, from, to, tokens} = request;
+  useEffect(() => wanted && place.current.scrollIntoView({block: "start"}), [wanted]);
+  return html`
+    <section class="waterfall card" ref=${place} data-wanted=${wanted} aria-label=${`Request ${shortId(request.id)}`}>
+      <header>
+        <h3>${timeOfDay(steps[0].started_at)}</h3>
+        <span class="muted">${duration(to - from)} · ${plural(tokens, "token")} · ${plural(steps.length, "step")}</span>
+        <code class="muted" title=${request.id}>${shortId(request.id)}</code>
+      </header>
+      <${Scale} span=${to - from} />
+      <ol>
+        ${steps.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${to - from} />`)}
+      </ol>
+    </section>
+  `;
+}
+
+const Scale = ({span}) => html`
+  <div class="scale" aria-hidden="true">
+    ${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span key=${part}>${part === 0 ? "0" : duration(span * part)}</span>`)}
+  </div>
+`;
+
+function Step({step, from, span}) {
+  const [open, setOpen] = useState(false);
+  const left = ((step.began - from) / span) * 100;
+  const width = Math.max(((step.ended - step.began) / span) * 100, 0.4);
+  const firstPiece = step.output?.first_piece_ms;
+  return html`
+    <li class="step" data-kind=${step.kind} data-failed=${step.is_error || step.kind === "error"}>
+      <button class="step-line" aria-expanded=${open} onClick=${() => setOpen(!open)}>
+        <span class="step-name">
+          <i class="key" data-kind=${step.kind}></i>
+          <span class="visually-hidden">${KINDS[step.kind] ?? step.kind}:</span><span class="clip">${step.kind === "approval" ? `Approval ${exact(step.name)}` : exact(step.name)}</span>
+        </span>
+        <span class="bar-place">
+          <i class="bar" style=${{left: `${Math.min(left, 99.6)}%`, width: `${Math.min(width, 100 - Math.min(left, 99.6))}%`}}>
+            ${firstPiece > 0 && html`<i class="first-piece" style=${{left: `${Math.min(100, (firstPiece / step.duration_ms) * 100)}%`}}></i>`}
+          </i>
+        </span>
+        <span class="step-time">${step.ended > step.began ? duration(step.ended - step.began) : ""}</span>
+      </button>
+      ${open && html`<${StepDetails} step=${step} />`}
+    </li>
+  `;
+}
+
+function StepDetails({step}) {
+  const facts = [
+    ["Began", longTime(step.started_at)],
+    ["Took", duration(step.ended - step.began)],
+    step.output?.first_piece_ms !== undefined && ["First piece after", duration(step.output.first_piece_ms)],
+    step.usage && ["Tokens", `${number(step.usage.prompt_tokens)} in, ${number(step.usage.completion_tokens)} out`],
+    step.outcome && ["Ended", exact(step.outcome)],
+    step.imported && ["Origin", "imported"],
+  ].filter(Boolean);
+  return html`
+    <div class="step-details">
+      <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      ${step.input && html`<h4>${step.kind === "model" ? "What the model was sent" : "Input"}</h4><${Json} value=${step.input} />`}
+      ${step.output && html`<h4>Output</h4><${Json} value=${step.output} />`}
+    </div>
+  `;
+}

@@ -1,0 +1,173 @@
+/** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
+import {html, useMemo, useRef, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {useRead} from "./data.js";
+import {plural, shortId} from "./format.js";
+import {turnsOf, useMessages} from "./messages.js";
+import {href, navigate} from "./router.js";
+import {lanesOf, readTree} from "./tree.js";
+import {readable} from "./text.js";
+import {Turn} from "./turn.js";
+import {Dialog, Empty, Icon, Loading, Problem, Time} from "./ui.js";
+
+/** one row and one lane of the drawing, in pixels */
+const ROW = 68;
+const LANE = 22;
+
+export function Travel({task, foreign, reload}) {
+  const {client} = useApp();
+  const read = (signal) => readTree(client, task.task_id, signal);
+  const {data, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
+  const known = useRef(null);
+  known.current = data ?? known.current;
+  const [looked, setLooked] = useState(null);
+  const [marked, setMarked] = useState([]);
+  const tree = known.current;
+  if (error && !tree) return html`<div class="page"><${Problem} error=${error} onRetry=${readAgain} /></div>`;
+  if (!tree) return html`<div class="page"><${Loading} what="the tree" /></div>`;
+  if (tree.nodes.length === 0)
+    return html`<${Empty} icon="branch" title="No point to go back to yet">
+      Each completed request is one. Once there are some, they are drawn here as a tree.
+    <//>`;
+  const mark = (id) => setMarked((chosen) => (chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id].slice(-2)));
+  return html`
+    <div class="page travel">
+      <${Toolbar} task=${task} tree=${tree} marked=${marked} />
+      <${Tree} tree=${tree} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${reload} />
+      <${Forks} task=${task} />
+      ${looked && html`<${Look} key=${looked.id} task=${task} node=${looked} onClose=${() => setLooked(null)} />`}
+    </div>
+  `;
+}
+
+function Toolbar({task, tree, marked}) {
+  const leaves = tree.nodes.filter((node) => !tree.nodes.some((other) => other.parent === node.id));
+  const pair = marked.length === 2 ? marked : leaves.length === 2 ? leaves.map((node) => node.id) : null;
+  return html`
+    <div class="toolbar">
+      <span class="muted">${plural(tree.nodes.length, "completed request")}, ${plural(leaves.length, "branch", "branches")}</span>
+      ${pair
+        ? html`<a class="button" href=${href("compare", task.task_id, pair[0], task.task_id, pair[1])}>
+            <${Icon} name="branch" /> Compare ${marked.length === 2 ? "the marked two" : "the two branches"}
+          </a>`
+        : html`<span class="muted">Mark two points to compare them.</span>`}
+    </div>
+  `;
+}
+
+function Tree({tree, marked, onMark, onLook, task, foreign, reload}) {
+  const {lanes, count} = useMemo(() => lanesOf(tree.nodes), [tree]);
+  const rows = [...tree.nodes].reverse();
+  const row = new Map(rows.map((node, place) => [node.id, place]));
+  const x = (id) => LANE / 2 + lanes.get(id) * LANE;
+  const y = (id) => ROW / 2 + row.get(id) * ROW;
+  const line = (node) => {
+    if (node.parent === null || !row.has(node.parent)) return null;
+    const [x1, y1, x2, y2] = [x(node.parent), y(node.parent), x(node.id), y(node.id)];
+    return x1 === x2 ? `M${x1} ${y1}V${y2}` : `M${x1} ${y1}C${x1} ${y1 - ROW * 0.6} ${x2} ${y1 - ROW * 0.2} ${x2} ${y1 - ROW}V${y2}`;
+  };
+  const width = count * LANE;
+  return html`
+    <div class="tree">
+      <svg class="tree-lines" aria-hidden="true" width=${width} height=${rows.length * ROW}>
+        ${rows.map((node) => {
+          const d = line(node);
+          return d && html`<path key=${node.id} d=${d} data-on-path=${node.onPath} />`;
+        })}
+        ${rows.map((node) => html`<circle key=${node.id} cx=${x(node.id)} cy=${y(node.id)} r=${node.current ? 6 : 4.5}
+          data-on-path=${node.onPath} data-current=${node.current} />`)}
+      </svg>
+      <ol reversed aria-label="Completed requests, newest first">
+        ${rows.map((node) => html`
+          <${Node} key=${node.id} node=${node} marked=${marked.includes(node.id)} task=${task} foreign=${foreign}
+            onMark=${() => onMark(node.id)} onLook=${() => onLook(node)} reload=${reload} />
+        `)}
+      </ol>
+    </div>
+  `;
+}
+
+function Node({node, marked, task, foreign, onMark, onLook, reload}) {
+  const {client, notify} = useApp();
+  const attempt = (action) => async () => {
+    try {
+      await action();
+    } catch (error) {
+      notify(error.detail ?? error.message);
+    }
+  };
+  const rollback = attempt(async () => {
+    await client.rollback(task.task_id, node.id);
+    await reload();
+    notify("This is the current point now. Nothing is erased: later points can be made current again.");
+  });
+  const fork = attempt(async () => {
+    const made = await client.fork(task.task_id, {checkpoint_id: node.id});
+    dispatchEvent(new Event("tasks-changed"));
+    navigate("tasks", made.task_id);
+    notify("This is the fork: it has a life of its own.");
+  });
+  return html`
+    <li class="node" data-current=${node.current} data-on-path=${node.onPath}>
+      <label class="mark" title="Mark for comparing">
+        <input type="checkbox" checked=${marked} onChange=${onMark} aria-label=${`Mark “${readable(node.text).slice(0, 40)}” for comparing`} />
+      </label>
+      <button class="node-text" onClick=${onLook} title="Look at this point">
+        <span class="clip" dir="auto">${readable(node.text) || `Request ${shortId(node.id)}`}</span>
+        <span class="clip muted" dir="auto">${readable(node.answer)}</span>
+      </button>
+      <span class="node-side">
+        ${node.current ? html`<span class="status" data-status="Current">Current</span>` : html`<${Time} at=${node.at} />`}
+        ${!foreign && !node.current && html`<button class="quiet" onClick=${rollback}>${node.onPath ? "Roll back" : "Go here"}</button>`}
+        ${!foreign && html`<button class="quiet" onClick=${fork}>Fork</button>`}
+      </span>
+    </li>
+  `;
+}
+
+/** The conversation as it was at a point. */
+function Look({task, node, onClose}) {
+  const {client} = useApp();
+  const {items, error} = useMessages(client, task, node.id);
+  return html`
+    <${Dialog} title="As it was then" onClose=${onClose}>
+      <div class="look">
+        ${error && html`<${Problem} error=${error} />`}
+        ${!items && !error && html`<${Loading} what="the messages" />`}
+        ${items && turnsOf(items).map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${task} />`)}
+      </div>
+      <div class="actions"><button class="primary" onClick=${onClose} autofocus>Close</button></div>
+    <//>
+  `;
+}
+
+/** The tasks of the session that were forked from this one, and the one this was forked from. */
+function Forks({task}) {
+  const {client} = useApp();
+  const read = async (signal) => {
+    const {items} = await client.tasks({session_id: task.session_id, limit: 200, signal}).page();
+    return items.filter((other) => !other.error && other.task_id !== task.task_id);
+  };
+  const {data} = useRead(read, [client, task.task_id, task.session_id]);
+  if (!data?.length) return null;
+  return html`
+    <section class="forks">
+      <h3>Other conversations of this session</h3>
+      <ul>
+        ${data.map((other) => html`<li key=${other.task_id}>
+          <${Icon} name=${other.origin?.task_id === task.task_id ? "branch" : "chat"} />
+          <a href=${href("tasks", other.task_id)}>${readable(titled(other))}</a>
+          <span class="muted">${relation(task, other)}</span>
+          <a class="button" href=${href("compare", task.task_id, "current", other.task_id, "current")}>Compare</a>
+        </li>`)}
+      </ul>
+    </section>
+  `;
+}
+
+const titled = (task) => (typeof task.metadata.title === "string" ? task.metadata.title : `Task ${shortId(task.task_id)}`);
+
+function relation(task, other) {
+  if (other.origin?.task_id === task.task_id) return "forked from this one";
+  return task.origin?.task_id === other.task_id ? "this one was forked from it" : "";
+}

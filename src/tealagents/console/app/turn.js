@@ -1,0 +1,133 @@
+/** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
+import {html, useEffect, useState} from "./html.js";
+import {useApp} from "./context.js";
+import {duration, plural} from "./format.js";
+import {Markdown} from "./markdown.js";
+import {href} from "./router.js";
+import {exact, Json, Plain, readable} from "./text.js";
+import {Icon, inWords, Status, Time} from "./ui.js";
+
+/** images a browser draws without running or loading anything */
+const RASTER = /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,[a-z0-9+/=]+$/i;
+
+export function Image({source}) {
+  if (RASTER.test(source)) return html`<img class="shown-image" src=${source} alt="Image of the message" />`;
+  return html`<p class="muted">An image that is not shown here: ${readable(source.slice(0, 60))}</p>`;
+}
+
+/** A message of the user: text as it was typed, and images. */
+export function UserMessage({message, children}) {
+  return html`
+    <div class="said">
+      <div class="bubble">
+        <span class="visually-hidden">You said:</span>
+        ${message.items.map((item, place) =>
+          item.content_type === "text"
+            ? html`<${Plain} key=${place} text=${item.content} />`
+            : html`<${Image} key=${place} source=${item.content} />`,
+        )}
+      </div>
+      ${children}
+    </div>
+  `;
+}
+
+/** A call of a tool, folded: its arguments and what came of it. */
+export function Call({call}) {
+  const {result} = call;
+  const outcome = result ? (result.is_error ? "failed" : "done") : "open";
+  return html`
+    <details class="call" data-outcome=${outcome}>
+      <summary>
+        <${Icon} name="tool" /> <code>${exact(call.tool)}</code>
+        <span class="outcome">${OUTCOMES[outcome]}${result?.duration_ms ? ` · ${duration(result.duration_ms)}` : ""}</span>
+      </summary>
+      <h4>Arguments</h4>
+      <${Json} value=${call.arguments} />
+      ${result && html`<h4>${result.is_error ? "Error" : "Result"}</h4><${Plain} text=${result.output} code />`}
+    </details>
+  `;
+}
+
+const OUTCOMES = {done: "done", failed: "failed", open: "no result yet"};
+
+/** What the agent said and did, in its order. */
+export function Parts({parts}) {
+  return parts.map((part, place) => {
+    if (part.type === "call") return html`<${Call} key=${`${place} ${part.id}`} call=${part} />`;
+    if (part.type === "image") return html`<${Image} key=${place} source=${part.source} />`;
+    return html`<${Markdown} key=${place} text=${part.text} />`;
+  });
+}
+
+/** A request that has ended, from its messages; one without an answer says what became of it. */
+export function Turn({turn, task, actions}) {
+  return html`
+    <section class="turn" id=${`turn-${turn.requestId}`}>
+      ${turn.user.map((message) => html`
+        <${UserMessage} key=${message.message_id} message=${message}>${actions?.(turn, message)}<//>
+      `)}
+      <div class="answer">
+        <${Parts} parts=${turn.parts} />
+        ${!turn.answered && html`<${Ending} requestId=${turn.requestId} />`}
+        ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
+      </div>
+    </section>
+  `;
+}
+
+function AnswerFooter({turn, task}) {
+  const {notify} = useApp();
+  const copy = async () => {
+    await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n\n"));
+    notify("The answer is copied.");
+  };
+  return html`
+    <footer class="turn-footer">
+      <${Time} at=${turn.last.created_at} />
+      <button class="icon-button small" onClick=${copy} aria-label="Copy the answer" title="Copy"><${Icon} name="copy" /></button>
+      <a class="icon-button small" href=${href("tasks", task.task_id, "trace", turn.requestId)}
+        aria-label="Trace of this answer" title="Trace"><${Icon} name="trace" /></a>
+    </footer>
+  `;
+}
+
+/** How a request ended that has no answer among the messages, with what there was of one. */
+function Ending({requestId}) {
+  const {client} = useApp();
+  const [request, setRequest] = useState(null);
+  useEffect(() => {
+    const leaving = new AbortController();
+    client.request(requestId, {signal: leaving.signal}).then(setRequest, () => null);
+    return () => leaving.abort();
+  }, [client, requestId]);
+  if (!request || request.status === "Completed") return null;
+  const output = request.content?.output;
+  return html`
+    ${output && html`<${Markdown} text=${output} />`}
+    <${Ended} status=${request.status} problem=${request.error} />
+  `;
+}
+
+const HINTS = {
+  interrupted: "The process that was answering stopped before it was done. What it had said is kept above. Send the message again if you still want an answer.",
+  request_canceled: "It was stopped. What had been said is kept above.",
+};
+
+/** The end of a request that failed or was canceled. */
+export function Ended({status, problem}) {
+  if (status === "Paused" || status === "Running" || status === "Queued") return html`<${Status} value=${status} />`;
+  const canceled = status === "Canceled";
+  const words = problem ? inWords(problem) : {title: canceled ? "It was canceled" : "It failed", detail: ""};
+  return html`
+    <div class="ended" data-status=${status} role="status">
+      <${Icon} name=${canceled ? "stop" : "warn"} />
+      <div>
+        <strong>${canceled ? "Stopped" : words.title}</strong>
+        <p>${HINTS[problem?.code] ?? readable(words.detail)}</p>
+      </div>
+    </div>
+  `;
+}
+
+export const tokensOf = (usage) => plural(usage.total_tokens, "token");

@@ -1,0 +1,123 @@
+/** The parts that views are made of. */
+import {html, useEffect, useLayoutEffect, useRef} from "./html.js";
+import {longTime, shortTime} from "./format.js";
+import {readable} from "./text.js";
+
+const ICONS = {
+  audit: "M12 3l7 3v5c0 4.6-3 8.3-7 10-4-1.7-7-5.4-7-10V6zM9 11.8l2.2 2.2L15.2 10",
+  back: "M14.5 5.5L8 12l6.5 6.5",
+  branch: "M7 4v16M7 9c0 6 10 3 10 9M7 4a1 1 0 100 .01M17 18a1 1 0 100 .01",
+  chat: "M4 6.5A2.5 2.5 0 016.5 4h11A2.5 2.5 0 0120 6.5v7a2.5 2.5 0 01-2.5 2.5H11l-5 4v-4.3A2.5 2.5 0 014 13.5z",
+  check: "M5 12.5l4.5 4.5L19 7.5",
+  close: "M6 6l12 12M18 6L6 18",
+  copy: "M9 9h10v11H9zM15 9V4H5v11h4",
+  edit: "M4 20l1-4L16.5 4.5l3 3L8 19zM14 7l3 3",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 2.5-2.5L20 17M15.5 9.5a1 1 0 100 .01",
+  inbox: "M4 13l3-8h10l3 8v6H4zM4 13h5c.4 1.7 1.5 2.5 3 2.5s2.6-.8 3-2.5h5",
+  info: "M12 11v6M12 7.5v.01M12 3a9 9 0 100 18 9 9 0 000-18z",
+  moon: "M19.5 14.5A8 8 0 119.5 4.5a6.5 6.5 0 0010 10z",
+  more: "M6 12v.01M12 12v.01M18 12v.01",
+  plus: "M12 5v14M5 12h14",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+  sun: "M12 8a4 4 0 100 8 4 4 0 000-8zM12 2.5v2M12 19.5v2M2.5 12h2M19.5 12h2M5.3 5.3l1.4 1.4M17.3 17.3l1.4 1.4M5.3 18.7l1.4-1.4M17.3 6.7l1.4-1.4",
+  tool: "M14.5 6.5a4 4 0 005 5L11 20a2.1 2.1 0 01-3-3l8.5-8.5M14.5 6.5L17 4a4.5 4.5 0 00-2.5 2.5zM19.5 11.5A4.5 4.5 0 0021 8",
+  trace: "M4 6h9M8 12h9M12 18h8",
+  warn: "M12 9v4.5M12 17v.01M12 3.5L2.5 20h19z",
+};
+
+/** A drawing beside a word; it says nothing that the word does not. */
+export const Icon = ({name}) =>
+  html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
+
+export const Status = ({value}) => html`<span class="status" data-status=${value}>${value}</span>`;
+
+export const Time = ({at}) => html`<time datetime=${at} title=${longTime(at)}>${shortTime(at)}</time>`;
+
+/** What stands where there is nothing yet: what it would be, and what to do. */
+export const Empty = ({icon, title, children}) => html`
+  <div class="empty">
+    <${Icon} name=${icon} />
+    <h2>${title}</h2>
+    <p>${children}</p>
+  </div>
+`;
+
+export const Loading = ({what}) => html`<p class="loading" role="status">Loading ${what} …</p>`;
+
+/** Something went wrong: what, and what to do next. */
+export function Problem({error, onRetry, children}) {
+  const {title, detail} = inWords(error);
+  return html`
+    <div class="problem" role="alert">
+      <${Icon} name="warn" />
+      <div>
+        <strong>${title}</strong>
+        <p>${readable(detail)}</p>
+        ${children}
+        ${onRetry && html`<button onClick=${onRetry}>Try again</button>`}
+      </div>
+    </div>
+  `;
+}
+
+const TITLES = {
+  already_decided: "Somebody has decided this already",
+  approval_expired: "This decision came too late",
+  approval_pending: "A decision is needed first",
+  not_found: "It is not there",
+  not_owner: "This belongs to somebody else",
+  request_canceled: "It was canceled",
+  task_busy: "The agent is still answering",
+  unauthenticated: "You are not signed in any more",
+};
+
+/** An error as a sentence to read and one that says what to do. */
+export function inWords(error) {
+  const code = error.code ?? null;
+  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: error.detail};
+  if (error.name === "ConnectionLost" || error instanceof TypeError)
+    return {
+      title: "The service cannot be reached",
+      detail: "Check that it runs and that you are online. What it was doing goes on without this page.",
+    };
+  return {title: "Something went wrong", detail: error.detail ?? error.message ?? String(error)};
+}
+
+/** A dialog over the page. It closes with Escape, by its buttons, and by `onClose`. */
+export function Dialog({title, onClose, children}) {
+  const dialog = useRef(null);
+  useLayoutEffect(() => {
+    dialog.current.showModal();
+    return () => dialog.current?.close();
+  }, []);
+  return html`
+    <dialog ref=${dialog} aria-label=${title} onClose=${onClose}>
+      <h2>${title}</h2>
+      ${children}
+    </dialog>
+  `;
+}
+
+/** A button that opens a few more actions. */
+export function Menu({label, children}) {
+  const menu = useRef(null);
+  useEffect(() => {
+    const close = (event) => {
+      if (event.type === "keydown" ? event.key === "Escape" : !menu.current.contains(event.target))
+        menu.current.open = false;
+    };
+    addEventListener("pointerdown", close);
+    addEventListener("keydown", close);
+    return () => {
+      removeEventListener("pointerdown", close);
+      removeEventListener("keydown", close);
+    };
+  }, []);
+  return html`
+    <details class="menu" ref=${menu}>
+      <summary class="icon-button" aria-label=${label} title=${label}><${Icon} name="more" /></summary>
+      <div class="menu-items" onClick=${() => (menu.current.open = false)}>${children}</div>
+    </details>
+  `;
+}

@@ -1,0 +1,116 @@
+/** @import {Problem} from "./index.js" */
+
+export class ClientError extends Error {
+  /** @override */
+  get name() {
+    return this.constructor.name;
+  }
+}
+
+export class ConnectionLost extends ClientError {
+  /**
+   * @param {string} [message]
+   * @param {{cause?: unknown, requestId?: string | null, lastEventId?: number, idempotencyKey?: string | null}} [known]
+   */
+  constructor(message, {cause, requestId = null, lastEventId = 0, idempotencyKey = null} = {}) {
+    super(message, {cause});
+    this.requestId = requestId;
+    this.lastEventId = lastEventId;
+    this.idempotencyKey = idempotencyKey;
+  }
+}
+
+export class UnexpectedAnswer extends ClientError {}
+
+export class ProblemError extends ClientError {
+  /**
+   * @param {Partial<Problem>} problem
+   * @param {{status?: number, retryAfter?: number | null, replayed?: boolean}} [reply] what came with the document
+   */
+  constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
+    super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
+    this.detail = this.message;
+    this.status = status;
+    this.code = problem.code ?? null;
+    this.title = problem.title ?? null;
+    this.retryAfter = retryAfter;
+    this.sessionId = problem.session_id ?? null;
+    this.taskId = problem.task_id ?? null;
+    this.requestId = problem.request_id ?? null;
+    this.approvalId = problem.approval_id ?? null;
+    this.field = problem.field ?? null;
+    this.replayed = replayed;
+    this.problem = problem;
+  }
+}
+
+export class InvalidRequest extends ProblemError {}
+export class IdempotencyKeyReused extends ProblemError {}
+export class TooLarge extends ProblemError {}
+export class Unauthenticated extends ProblemError {}
+export class NotOwner extends ProblemError {}
+export class InsufficientScope extends ProblemError {}
+export class NotFound extends ProblemError {}
+export class MethodNotAllowed extends ProblemError {}
+export class AlreadyExists extends ProblemError {}
+export class SessionMismatch extends ProblemError {}
+export class TaskBusy extends ProblemError {}
+export class ApprovalPending extends ProblemError {}
+export class AlreadyDecided extends ProblemError {}
+export class ApprovalExpired extends ProblemError {}
+export class RequestCanceled extends ProblemError {}
+export class RequestInProgress extends ProblemError {}
+export class Overloaded extends ProblemError {}
+export class Draining extends ProblemError {}
+export class AuthUnavailable extends ProblemError {}
+export class PersistenceUnavailable extends ProblemError {}
+export class Interrupted extends ProblemError {}
+export class CorruptState extends ProblemError {}
+export class InternalError extends ProblemError {}
+export class ModelError extends ProblemError {}
+export class ModelTimeout extends ProblemError {}
+export class ToolRoundsExceeded extends ProblemError {}
+export class RemoteThreadLost extends ProblemError {}
+export class RequestTimeout extends ProblemError {}
+
+/** @type {Map<string | undefined, typeof ProblemError>} */
+const CLASSES = new Map(
+  Object.entries({
+    invalid_request: InvalidRequest,
+    idempotency_key_reused: IdempotencyKeyReused,
+    too_large: TooLarge,
+    unauthenticated: Unauthenticated,
+    not_owner: NotOwner,
+    insufficient_scope: InsufficientScope,
+    not_found: NotFound,
+    method_not_allowed: MethodNotAllowed,
+    already_exists: AlreadyExists,
+    session_mismatch: SessionMismatch,
+    task_busy: TaskBusy,
+    approval_pending: ApprovalPending,
+    already_decided: AlreadyDecided,
+    approval_expired: ApprovalExpired,
+    request_canceled: RequestCanceled,
+    request_in_progress: RequestInProgress,
+    overloaded: Overloaded,
+    draining: Draining,
+    auth_unavailable: AuthUnavailable,
+    persistence_unavailable: PersistenceUnavailable,
+    interrupted: Interrupted,
+    corrupt_state: CorruptState,
+    internal_error: InternalError,
+    model_error: ModelError,
+    model_timeout: ModelTimeout,
+    tool_rounds_exceeded: ToolRoundsExceeded,
+    remote_thread_lost: RemoteThreadLost,
+    request_timeout: RequestTimeout,
+  }),
+);
+
+/**
+ * @param {Partial<Problem>} problem
+ * @param {ConstructorParameters<typeof ProblemError>[1]} [reply]
+ */
+export function problemError(problem, reply) {
+  return new (CLASSES.get(problem.code) ?? ProblemError)(problem, reply);
+}

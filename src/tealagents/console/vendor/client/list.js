@@ -1,0 +1,60 @@
+/** @import {JsonObject, ListOptions, Page} from "./index.js" */
+/** @import {Calls} from "./calls.js" */
+import {UnexpectedAnswer} from "./errors.js";
+
+/** @template T */
+export class List {
+  #calls;
+  #path;
+  #signal;
+  #query;
+
+  /**
+   * @param {Calls} calls
+   * @param {string} path
+   * @param {ListOptions} options
+   */
+  constructor(calls, path, {signal, ...query}) {
+    this.#calls = calls;
+    this.#path = path;
+    this.#signal = signal;
+    this.#query = query;
+  }
+
+  /**
+   * @param {string | null} [cursor]
+   * @returns {Promise<Page<T>>}
+   */
+  async page(cursor = this.#query.cursor) {
+    const call = /** @type {const} */ ({
+      method: "GET",
+      path: this.#path,
+      query: {...this.#query, cursor},
+      repeatable: true,
+    });
+    const document = /** @type {any} */ (await this.#calls.document(call, this.#signal));
+    if (!Array.isArray(document.items)) throw new UnexpectedAnswer(`the list ${this.#path} has no \`items\``);
+    return document;
+  }
+
+  /** @returns {AsyncGenerator<T, void, void>} */
+  async *[Symbol.asyncIterator]() {
+    /** @type {string | null | undefined} */
+    let cursor = this.#query.cursor;
+    do {
+      const {items, next_cursor} = await this.page(cursor);
+      yield* items;
+      if (next_cursor && next_cursor === cursor) {
+        throw new UnexpectedAnswer(`the list ${this.#path} names the same page as its next one`);
+      }
+      cursor = next_cursor;
+    } while (cursor);
+  }
+
+  async toArray() {
+    /** @type {T[]} */
+    const all = [];
+    for await (const item of this) all.push(item);
+    return all;
+  }
+}

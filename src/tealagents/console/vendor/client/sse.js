@@ -1,0 +1,40 @@
+/** @import {EventSourceMessage} from "../eventsource-parser.js" */
+/** @import {Watch} from "./wire.js" */
+import {createParser} from "../eventsource-parser.js";
+import {UnexpectedAnswer} from "./errors.js";
+
+/** An event longer than this is no answer of an agent but an attack on the reader's memory. */
+const LONGEST_EVENT = 64 * 1024 * 1024;
+
+/**
+ * The messages of an event stream, as they come; then the connection is closed. What a broken connection
+ * left unfinished is not a message.
+ *
+ * @param {Response} response
+ * @param {Watch} watch
+ * @returns {AsyncGenerator<EventSourceMessage, void, void>}
+ */
+export async function* readMessages(response, watch) {
+  /** @type {EventSourceMessage[]} */
+  const messages = [];
+  const parser = createParser({
+    onEvent: (message) => messages.push(message),
+    onError: ({type, message}) => {
+      if (type === "max-buffer-size-exceeded") throw new UnexpectedAnswer(message);
+    },
+    maxBufferSize: LONGEST_EVENT,
+  });
+  const decoder = new TextDecoder();
+  try {
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+    for (;;) {
+      const {done, value} = await watch.over(() => reader.read());
+      if (done) return;
+      watch.touch();
+      parser.feed(decoder.decode(value, {stream: true}));
+      yield* messages.splice(0);
+    }
+  } finally {
+    watch.end();
+  }
+}

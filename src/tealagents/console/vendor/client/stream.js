@@ -1,0 +1,251 @@
+/** @import {Answer, FollowOptions, Ids, RequestDocument, StreamEvent} from "./index.js" */
+/** @import {EventSourceMessage} from "../eventsource-parser.js" */
+/** @import {Calls} from "./calls.js" */
+/** @import {Budget} from "./retry.js" */
+/** @import {Call, Reply} from "./wire.js" */
+import {answerOf, attempt, isGoingOn, mayRepeat} from "./calls.js";
+import {ClientError, NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, problemError} from "./errors.js";
+import {EVENT_STREAM, Lost, segment} from "./wire.js";
+
+const ENDS = new Set(["approval-required", "final-response", "error"]);
+const KNOWN = new Set([...ENDS, "request", "partial-response", "tool-call", "tool-result"]);
+
+/** The events of a request: what `EventStream` of the types says, and how far they have been read. */
+export class EventStream {
+  #calls;
+  #start;
+  #signal;
+  #onReconnect;
+  /** the service is known to have the message, so that its events can be followed */
+  #located = false;
+  /** a pause ends the stream, unless more follows because it has been decided meanwhile
+   * @type {StreamEvent | null} */
+  #pause = null;
+  /** @type {StreamEvent | null} */
+  #end = null;
+
+  /** @type {string | null} */
+  sessionId = null;
+  /** @type {string | null} */
+  taskId = null;
+  /** @type {string | null} */
+  requestId = null;
+  lastEventId = 0;
+
+  /**
+   * @param {Calls} calls
+   * @param {Call | string} start the call that begins the request, or the id of a request that the service has
+   * @param {FollowOptions} options
+   */
+  constructor(calls, start, {signal, onReconnect, after = 0}) {
+    this.#calls = calls;
+    this.#signal = signal;
+    this.#onReconnect = onReconnect;
+    this.lastEventId = after;
+    if (typeof start === "string") {
+      this.requestId = start;
+      this.#located = true;
+    }
+    this.#start = typeof start === "string" ? follow(start, after) : start;
+  }
+
+  /**
+   * The call that begins the request is made until the service is known to have it; from then on the request's
+   * log is followed from where reading ended.
+   *
+   * @returns {AsyncGenerator<StreamEvent, void, void>}
+   */
+  async *[Symbol.asyncIterator]() {
+    const budget = this.#calls.budget();
+    while (!this.#end) {
+      const call = this.#located && this.requestId ? follow(this.requestId, this.lastEventId) : this.#start;
+      const reply = await attempt(() => this.#calls.wire.reply(call, this.#signal));
+      const trouble = reply instanceof Lost ? reply
+        : reply.isStream ? yield* this.#read(reply, budget)
+        : yield* this.#withoutStream(call, reply);
+      if (trouble) await this.#holdOn(trouble, budget);
+    }
+  }
+
+  /** @returns {Promise<Answer>} */
+  async answer() {
+    for await (const _ of this);
+    const end = /** @type {StreamEvent} */ (this.#end);
+    if (end.event === "error") throw problemError(end.data);
+    return /** @type {Answer} */ (end.data);
+  }
+
+  /**
+   * Hand on what the connection brings.
+   *
+   * @param {Reply} reply
+   * @param {Budget} budget
+   * @returns {AsyncGenerator<StreamEvent, Lost | ProblemError | null, void>} null: the stream has ended; else why it broke
+   */
+  async *#read(reply, budget) {
+    const opened = Date.now();
+    this.#pause = null;
+    try {
+      for await (const message of reply.messages()) {
+        const event = this.#take(message);
+        if (!event) continue;
+        if (isOfTheWay(event)) return problemError(event.data);
+        budget.renew();
+        this.#pass(event);
+        yield event;
+        if (this.#end) return null;
+      }
+    } catch (error) {
+      if (!(error instanceof Lost)) throw error;
+      if (Date.now() - opened > budget.longestDelayMs) budget.renew();
+      return error;
+    }
+    if (!this.#pause) return new Lost(new Error("the stream broke off before its last event"));
+    yield this.#pass(this.#pause);
+    return null;
+  }
+
+  /**
+   * What an answer means that is no stream.
+   *
+   * @param {Call} call
+   * @param {Reply} reply
+   * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>} null: go on, or the end has been told
+   */
+  async *#withoutStream(call, reply) {
+    if (reply.status === 204) return yield* this.#settle();
+    if (reply.ok) {
+      const answer = /** @type {any} */ (reply.document());
+      this.#locate(answer);
+      if (!isGoingOn(answer)) yield this.#pass(ending(answer));
+      return null;
+    }
+    const problem = reply.problem();
+    if (problem instanceof RequestInProgress && problem.requestId) {
+      this.#locate(/** @type {any} */ (problem.problem));
+      return null;
+    }
+    if (this.#located && problem instanceof NotFound) return yield* this.#settle();
+    if (problem instanceof RequestInProgress || mayRepeat(call, problem)) return problem;
+    throw problem;
+  }
+
+  /**
+   * The log has nothing more to say: the request itself tells its end.
+   *
+   * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>}
+   */
+  async *#settle() {
+    const request = await this.#calls.found(this.requestId ?? "", this.#signal);
+    if (isGoingOn(request)) {
+      return new RequestInProgress({detail: "the request goes on, and its log says nothing"}, {status: 409});
+    }
+    yield this.#pass(endOf(request));
+    return null;
+  }
+
+  /**
+   * The event to hand on, if any: nothing unknown, nothing twice, and no pause before its end is sure.
+   *
+   * @param {EventSourceMessage} message
+   */
+  #take(message) {
+    const id = numberOf(message);
+    if ((id !== null && id <= this.lastEventId) || !KNOWN.has(message.event ?? "")) return null;
+    const event = /** @type {StreamEvent} */ ({event: message.event, id, data: dataOf(message)});
+    this.#pause = event.event === "approval-required" ? event : null;
+    return this.#pause ? null : event;
+  }
+
+  /**
+   * @template {StreamEvent} E
+   * @param {E} event
+   */
+  #pass(event) {
+    this.lastEventId = Math.max(this.lastEventId, event.id ?? 0);
+    this.#locate(event.data);
+    if (ENDS.has(event.event)) this.#end = event;
+    return event;
+  }
+
+  /** @param {Partial<Ids>} ids */
+  #locate({session_id, task_id, request_id}) {
+    this.sessionId = session_id ?? this.sessionId;
+    this.taskId = task_id ?? this.taskId;
+    this.requestId = request_id ?? this.requestId;
+    this.#located = this.requestId !== null;
+  }
+
+  /**
+   * @param {Lost | ProblemError} trouble
+   * @param {Budget} budget
+   */
+  #holdOn(trouble, budget) {
+    const {requestId, lastEventId} = this;
+    const around = {requestId, lastEventId, signal: this.#signal, onReconnect: this.#onReconnect};
+    return this.#calls.holdOn(trouble, budget, this.#start, around);
+  }
+}
+
+/**
+ * @param {string} requestId
+ * @param {number} after
+ * @returns {Call}
+ */
+function follow(requestId, after) {
+  return {
+    method: "GET",
+    path: `/requests/${segment(requestId)}/events`,
+    headers: {Accept: EVENT_STREAM, ...(after ? {"Last-Event-ID": String(after)} : {})},
+    patience: "silenceMs",
+    repeatable: true,
+  };
+}
+
+/**
+ * An error that no log holds says what happened to the reading of the log, not to the request.
+ *
+ * @param {StreamEvent} event
+ * @returns {event is import("./index.js").ErrorEvent}
+ */
+function isOfTheWay(event) {
+  return event.event === "error" && event.id === null && event.data.status === 503;
+}
+
+/**
+ * The event's number in its request's log; null where it is no part of it.
+ *
+ * @param {EventSourceMessage} message
+ */
+function numberOf({id}) {
+  return id !== undefined && /^\d{1,15}$/.test(id) ? Number(id) : null;
+}
+
+/** @param {EventSourceMessage} message */
+function dataOf({event, data}) {
+  try {
+    return JSON.parse(data);
+  } catch (cause) {
+    throw new UnexpectedAnswer(`the data of a \`${event}\` event is not JSON`, {cause});
+  }
+}
+
+/**
+ * The last event that stands for an answer that came without a stream.
+ *
+ * @param {any} answer
+ * @returns {StreamEvent}
+ */
+function ending(answer) {
+  return {event: answer.status === "Paused" ? "approval-required" : "final-response", id: null, data: answer};
+}
+
+/**
+ * @param {RequestDocument} request
+ * @returns {StreamEvent}
+ */
+function endOf(request) {
+  if (!request.error) return ending(answerOf(request));
+  const {session_id, task_id, request_id, error} = request;
+  return {event: "error", id: null, data: {session_id, task_id, request_id, ...error}};
+}
