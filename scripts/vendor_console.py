@@ -87,8 +87,13 @@ def main() -> None:
             fetch(package, version, files, licence, Path(scratch))
     for name, text in client_files().items():
         write(name, text)
-    listed = "".join(f"- {package} {version}: {', '.join(files.values())}\n" for package, version, files, _ in PACKAGES)
-    write("README.md", f"Made by `scripts/vendor_console.py`; not to be edited.\n\n{listed}- `client/` is `clients/js/src`\n")
+    listed = "".join(
+        f"- {package} {version}: {', '.join(files.values())}\n" for package, version, files, _ in PACKAGES
+    )
+    write(
+        "README.md",
+        f"Made by `scripts/vendor_console.py`; not to be edited.\n\n{listed}- `client/`: `clients/js/src`\n",
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import FastAPI
 
 from tealagents import telemetry
+from tealagents.api.console import Console, SignIn
 from tealagents.api.v1alpha1.app import AppV3
 from tealagents.api.v1alpha1.context import Api, ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
@@ -54,6 +55,8 @@ START_ERRORS = (
 
 #: bytes an audit key must have to be worth its name
 SHORTEST_AUDIT_KEY = 16
+#: messages that the console offers to begin with
+EXAMPLES_SHOWN = 4
 
 
 def application(config: ServiceConfig, *, clock: Clock | None = None) -> FastAPI:
@@ -145,6 +148,40 @@ def _measured(store: Store) -> Store:
     return MeasuredStore(store)
 
 
+def console_of(config: ServiceConfig) -> Console | None:
+    """The config's console, where it is to be served."""
+    if not config.console.enabled:
+        return None
+    return Console(
+        name=config.name,
+        version=config.version,
+        description=_description(config),
+        prefix=config.prefix,
+        sign_in=_sign_in(config),
+        examples=tuple(text for skill in config.metadata.skills for text in skill.examples)[:EXAMPLES_SHOWN],
+    )
+
+
+def _sign_in(config: ServiceConfig) -> SignIn:
+    auth = config.auth
+    if auth.provider != "entra" or not config.console.client_id:
+        return SignIn("mock" if auth.provider == "mock" else "token")
+    resource = next((name for name in auth.audience if name.startswith("api://")), auth.audience[0])
+    return SignIn(
+        "entra",
+        {
+            "authority": auth.authority,
+            "tenant_id": auth.tenant_id,
+            "client_id": config.console.client_id,
+            "scopes": [f"{resource}/{scope}" for scope in auth.scopes or (".default",)],
+        },
+    )
+
+
+def _description(config: ServiceConfig) -> str:
+    return config.description or config.metadata.description or config.name
+
+
 class Wiring:
     """Makes the parts of one application, and opens them."""
 
@@ -164,10 +201,14 @@ class Wiring:
         tasks = Tasks(records, self.lease, directory, rules_of(config), source)
         self.service = Service(self._agent(), records, self.lease, directory, tasks)
         self.service.agent.observer.loaded(self.service.load)
+        self.console = console_of(config)
         self.api = Api(self.service, self.auth, self._surface())
 
     def app(self) -> FastAPI:
-        return AppV3(self.api, self._lifespan).build()
+        app = AppV3(self.api, self._lifespan).build()
+        if self.console is not None:
+            app.include_router(self.console.router())
+        return app
 
     def _observer(self) -> Observer:
         if not self.config.telemetry.metered:
@@ -214,7 +255,7 @@ class Wiring:
         config, limits = self.config, self.config.limits
         return ApiSettings(
             prefix=config.prefix,
-            description=config.description or config.metadata.description or config.name,
+            description=_description(config),
             max_body_bytes=limits.max_body_bytes,
             max_items=limits.max_items,
             keepalive_seconds=limits.keepalive_seconds,
@@ -224,6 +265,7 @@ class Wiring:
             dependencies={"store": self._store_probe},
             traced=config.telemetry.traced,
             metered=config.telemetry.metered,
+            console=self.console.url if self.console else None,
             consents=self.tooling.consents,
         )
 
@@ -288,7 +330,7 @@ class Wiring:
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
     """Why a config must not be served like this; empty where it may."""
     found = []
-    if config.auth.provider == "mock" and not config.auth.chosen and not _loopback(host):
+    if config.auth.provider == "mock" and not config.auth.chosen and not is_loopback(host):
         found.append(
             f"authentication was not chosen, and mock authentication is not served on {host}: set "
             "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if anybody may be anybody"
@@ -303,5 +345,5 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
     return found
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     return host in ("127.0.0.1", "localhost", "::1") or host.startswith("127.")

@@ -16,6 +16,7 @@ from tealagents.config import (
     AgentConfig,
     AuthSection,
     ConfigFile,
+    ConsoleSection,
     GovernanceOverride,
     Limits,
     McpServer,
@@ -39,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SECTIONS = (
     *(ConfigFile, Metadata, Skill, Spec, AgentConfig, McpServer, GovernanceOverride),
-    *(AuthSection, ThreadConfig, Limits),
+    *(AuthSection, ThreadConfig, ConsoleSection, Limits),
 )
 VARIABLES = {"STATE_PASSWORD": "x", "HANDBOOK_TOKEN": "y"}
 
@@ -111,6 +112,7 @@ def test_reference_shows_the_defaults() -> None:
     )
     assert config.limits == Limits()
     assert config.thread == ThreadConfig()
+    assert config.console == ConsoleSection()
     assert config.auth.model_dump(exclude={"provider", "chosen"}) == AuthSection().model_dump(
         exclude={"provider"}
     )

@@ -1,6 +1,7 @@
 """`tealagents serve`."""
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -54,6 +55,7 @@ def serve_command(
     with _unhurried_collector(), _model_service(offline, config) as overrides:
         checked = load_or_exit(config, overrides=overrides)
         _check_start(checked, host, workers)
+        checked = _with_console_on_loopback(checked, host)
         os.environ.update(overrides)
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
@@ -115,12 +117,25 @@ def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
         raise fail(*reasons)
 
 
+def _with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
+    """The config with the console decided: where nothing is said of it, by the address; for workers, too."""
+    from tealagents.bootstrap import is_loopback
+
+    if config.console.enabled is None:
+        console = config.console.model_copy(update={"enabled": is_loopback(host)})
+        config = dataclasses.replace(config, console=console)
+    os.environ["TA_CONSOLE__ENABLED"] = str(config.console.enabled).lower()
+    return config
+
+
 def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) -> None:
     """Where it is served, and lines to paste."""
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
     url = f"http://{shown}:{port}{config.prefix}"
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"[bold]{config.name}[/] {config.version}  {url}")
+    if config.console.enabled:
+        out.print(f"[bold]console[/]  {url}/console/")
     out.print(f"[bold]docs[/]  {url}/docs\n")
     if config.auth.provider == "mock":
         out.print("Paste a first message:\n")

@@ -330,6 +330,16 @@ class ThreadConfig(Section):
     """What adds instructions, messages and tools to each call."""
 
 
+class ConsoleSection(Section):
+    """The console: a page in the browser that uses the API as any client does."""
+
+    enabled: Flag | None = None
+    """Whether it is served. Left out: by `tealagents serve` on loopback addresses only."""
+    client_id: Text | None = None
+    """Application that its users sign in with at Entra, registered as a single-page application. Left out,
+    they paste an access token."""
+
+
 class Limits(Section):
     """Bounds that keep one request, user or client from taking the service down. Any can be set by
     `TA_LIMITS__…`."""
@@ -388,6 +398,8 @@ class Spec(_Older):
     """Origins whose web pages may call, or `*` for all."""
     thread: ThreadConfig = ThreadConfig()
     """The conversation."""
+    console: ConsoleSection = ConsoleSection()
+    """The page in the browser."""
     limits: Limits = Limits()
     """Bounds."""
 

@@ -18,6 +18,7 @@ from tealagents.config.models import (
     AgentConfig,
     AuthSection,
     ConfigFile,
+    ConsoleSection,
     Limits,
     McpServer,
     Metadata,
@@ -98,6 +99,7 @@ class ServiceConfig:
     on_disconnect: OnDisconnect
     cors_origins: tuple[str, ...]
     auth: AuthOptions
+    console: ConsoleSection
     persistence: str = field(repr=False)  #: URL of the store; may hold a password
     base_url: str | None = field(repr=False)
     azure_api_version: str | None
@@ -277,6 +279,7 @@ def _combined(
         on_disconnect=spec.on_disconnect,
         cors_origins=spec.cors_origins,
         auth=auth,
+        console=spec.console,
         persistence=spec.persistence,
         base_url=settings.base_url,
         azure_api_version=settings.azure_api_version,

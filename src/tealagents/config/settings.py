@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 
 from tealagents.config.environment import Environment
 from tealagents.config.explain import explain, model_at
-from tealagents.config.models import Limits, Section
+from tealagents.config.models import ConsoleSection, Limits, Section
 from tealagents.config.problems import KeyPath, Problem, did_you_mean
 from tealagents.config.types import (
     Authority,
@@ -128,6 +128,7 @@ class Settings(Section):
     cors_origins: Origins = ()
     """Origins whose web pages may call, or `*`."""
     thread: _Thread = _Thread()
+    console: ConsoleSection = ConsoleSection()
     limits: Limits = Limits()
 
     plugin_module: ExistingFile | None = None
@@ -165,6 +166,7 @@ OVERRIDES: Mapping[str, KeyPath] = {
     "TA_ON_DISCONNECT": ("spec", "on_disconnect"),
     "TA_CORS_ORIGINS": ("spec", "cors_origins"),
     "TA_THREAD__KIND": ("spec", "thread", "kind"),
+    **{f"TA_CONSOLE__{name.upper()}": ("spec", "console", name) for name in ConsoleSection.model_fields},
     **{f"TA_LIMITS__{name.upper()}": ("spec", "limits", name) for name in Limits.model_fields},
     **{
         f"TA_{name.upper()}": ("spec", "auth", name.removeprefix("entra_"))

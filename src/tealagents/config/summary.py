@@ -27,6 +27,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     )
     yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
+    yield "console", _CONSOLE[config.console.enabled]
     yield "limits", _limits(config)
     endpoint = config.telemetry.endpoint if config.telemetry.enabled else None
     yield "telemetry", masked(endpoint) if endpoint else "off"
@@ -34,6 +35,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
         yield "metrics", f"{config.telemetry.metrics_host}:{config.telemetry.metrics_port}"
 
 
+_CONSOLE = {None: "on loopback addresses only", True: "served", False: "not served"}
 _CLIENTS = {"local": "openai-chat", "remote": "openai-responses"}
 
 

@@ -99,6 +99,7 @@ class AppV3:
                     "url": api.prefix,
                     "docs": f"{api.prefix}/docs",
                     "openapi": f"{api.prefix}/openapi.json",
+                    **({"console": api.surface.console} if api.surface.console else {}),
                     "metadata": api.surface.metadata,
                 }
             ]

@@ -59,6 +59,8 @@ class ApiSettings:
     #: a span for each request but the probes, continuing the caller's trace
     traced: bool = False
     metered: bool = False
+    #: where the console is; None where it is not served
+    console: str | None = None
     #: None where no tool server can need the user's own authorization
     consents: Consents | None = None
 
