@@ -1,6 +1,7 @@
 """The library: an agent and its threads, without the service."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from threads_setup import said, tool_round
+from threads_setup import exchange, said, tool_round
 
 from tealagents import Agent
 from tealagents.agent import Update
@@ -35,6 +36,7 @@ from tealagents.threads import (
     RemoteUnsupported,
     ThreadDeleted,
     ThreadMismatch,
+    WorkflowThread,
 )
 
 PLUGINS = '''
@@ -414,8 +416,17 @@ async def test_a_thread_is_of_a_kind_from_its_making() -> None:
     assert RemoteThread().kind == "remote"
     with pytest.raises(InvalidRequest, match="beginning"):
         RemoteThread("resp_1", beginning=[said("user", "hi")])
-    with pytest.raises(InvalidRequest, match="same message_id"):
-        LocalThread([message := said("user", "hi"), message])
+
+
+async def test_earlier_messages_are_taken_as_they_are(make: MakeAgent) -> None:
+    """A local thread is made of any; ids that come again are replaced, nothing is lost. covers: THREAD-2"""
+    message = said("user", "hi")
+    for thread in (make().get_local_thread([message, message]), LocalThread([message])):
+        await thread.on_new_messages([message, *(m for m in thread.messages[1:])])
+        assert len({each.message_id for each in thread.messages}) == len(thread.messages)
+        assert set(texts(thread.messages)) == {"hi"}
+        assert LocalThread.from_json(thread.to_json()).messages == thread.messages
+    assert len(make().get_local_thread(iter([message, message])).messages) == 2
 
 
 async def test_local_becomes_remote_on_request(make: MakeAgent, service: OfflineModel) -> None:
@@ -510,6 +521,28 @@ async def test_messages_can_be_read_and_edited(make: MakeAgent) -> None:
             await thread.edit("nothing", "x")
 
 
+async def test_an_edit_changes_the_present_only() -> None:
+    """A rollback shows what a checkpoint marked, with the edits before it; so do forks and copies.
+
+    covers: THREAD-7, THREAD-9
+    """
+    thread = LocalThread(exchange("q0", "a0"))
+    first = thread.checkpoint()
+    name = thread.messages[0].message_id
+    await thread.edit(name, "once")
+    second = thread.checkpoint()
+    await thread.on_new_messages(exchange("q1", "a1"))
+    await thread.edit(name, "twice")
+    copy, fork = thread.copy(), thread.fork(thread.messages[2].message_id)
+    for each in (copy, fork, LocalThread.from_json(thread.to_json()), thread):
+        assert texts(each.messages)[:3] == ["twice", "a0", "q1"]
+        each.rollback(first)
+        assert texts(each.messages) == ["q0", "a0"]
+        each.rollback(second)
+        assert texts(each.messages) == ["once", "a0"]
+        assert texts(each.parts()[0].messages) == ["once"]
+
+
 async def test_deleting_is_for_ever(make: MakeAgent) -> None:
     """Nothing can be done with the thread any more; the service forgets a remote one. covers: THREAD-6"""
     async with make(thread={"kind": "remote"}) as agent:
@@ -571,14 +604,94 @@ async def test_another_configuration_is_detected(make: MakeAgent) -> None:
 
 
 @pytest.mark.parametrize(
+    "changed",
+    [{"temperature": 1.5}, {"max_tokens": 5}, {"role": "critic"}, {"reasoning_effort": "low"}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_configuration_is_all_that_answers_depend_on(make: MakeAgent, changed: dict[str, Any]) -> None:
+    """How the model answers, not only what it is told. covers: THREAD-6"""
+    assert make(agent=changed).fingerprint != make().fingerprint
+
+
+async def test_another_configuration_is_detected_in_a_workflow(make: MakeAgent) -> None:
+    """When it is opened, by the main sub-thread and those that the agent has used; `adopt` takes all of them,
+    and leaves those of other agents. covers: THREAD-6, WORKFLOW-1"""
+    one, stranger = make(), make(name="Stranger")
+    other = make(agent={"system_prompt": "You are another."})
+    workflow = WorkflowThread()
+    for key in ("main", "writer"):
+        await one.run("My name is Ada.", workflow.sub_thread(key))
+    inner = WorkflowThread()
+    workflow.create_sub_thread("inner", inner)
+    await one.run("My name is Ada.", inner)
+    await stranger.run("My name is Eve.", workflow.sub_thread("stranger"))
+    text = workflow.to_json()
+    one.open_thread(text)
+    for gone in ("main", "writer", "inner"):
+        with pytest.raises(ThreadMismatch, match="another configuration"):
+            other.open_thread(workflow.to_json())
+        await workflow.delete_sub_thread(gone)
+    other.open_thread(workflow.to_json())
+    adopted = other.open_thread(text, adopt=True)
+    assert isinstance(adopted, WorkflowThread)
+    for thread in (adopted, *(adopted.get_sub_thread(key) for key in ("main", "writer", "inner"))):
+        assert (await other.run("What is my name?", thread)).text == "Your name is Ada."
+    with pytest.raises(ThreadMismatch):
+        await other.run("What is my name?", adopted.get_sub_thread("stranger"))
+    assert (await stranger.run("What is my name?", adopted.get_sub_thread("stranger"))).text[-4:] == "Eve."
+
+
+async def test_remote_sub_threads_of_an_opened_workflow_can_be_deleted(make: MakeAgent) -> None:
+    """The agent that opens it brings the client. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}) as agent:
+        workflow = WorkflowThread()
+        workflow.create_sub_thread("main", agent.get_remote_thread())
+        await agent.run("hello", workflow)
+        await agent.open_thread(workflow.to_json()).delete()
+
+
+def changed(thread: AgentThread, **parts: Any) -> str:
+    """A thread's JSON, with other parts."""
+    return json.dumps({**json.loads(thread.to_json()), **parts})
+
+
+def mark(checkpoint_id: str, parent: str | None = None, **parts: Any) -> Any:
+    return {"checkpoint_id": checkpoint_id, "parent": parent, "created_at": "2026-01-01T00:00:00Z", **parts}
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("nonsense", "no JSON"),
+        ("\ud800", "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("{}", "format"),
-        ('{"format": "tealagents/thread/v1", "kind": "local"}', "messages|pending|store"),
         ('{"format": "tealagents/thread/v1", "kind": "quantum"}', "must be one of local, remote, workflow"),
-        (LocalThread().to_json().replace('"current":null', '"current":"x"'), "checkpoints: lack one"),
-        (LocalThread().to_json().replace('"messages":[]', '"messages":[{"role": 1}]'), "this is no thread"),
+        ('{"format": "tealagents/thread/v1", "kind": "local"}', "no thread.*`thread_id`"),
+        (changed(LocalThread(), current="x"), "checkpoints: lack the current one"),
+        (changed(LocalThread(), current=["x"]), "no thread.*current"),
+        (
+            changed(LocalThread(), checkpoints=[mark("a", "b"), mark("b", "a")], current="a"),
+            "lack 'b' before",
+        ),
+        (changed(LocalThread(), checkpoints=[mark("a", "a")], current="a"), "lack 'a' before"),
+        (changed(LocalThread(), checkpoints=[mark("a"), mark("a")]), "an id of their own"),
+        (changed(LocalThread(), created_at="2026-01-01"), "no thread.*created_at"),
+        (changed(LocalThread(), created_at="2026-01-01T00:00:00"), "no thread.*created_at"),
+        (changed(LocalThread(), fingerprint=[1]), "no thread.*fingerprint"),
+        (changed(LocalThread(), thread_id=""), "no thread.*thread_id"),
+        (changed(LocalThread(), context={"turn": "x"}), "no thread.*turn"),
+        (changed(LocalThread(), context={"providers": {"p": 1}}), "no thread.*providers"),
+        (changed(LocalThread(), checkpoints=[mark("a", context={"turn": []})]), "no thread.*turn"),
+        (changed(LocalThread(), messages=[{"role": 1}]), "no thread.*messages"),
+        (changed(LocalThread(), pending=[["x"]]), "no thread.*pending"),
+        (changed(LocalThread(), pending=["x", "x"]), "same message_id"),
+        (changed(LocalThread(), store=[]), "no thread.*store"),
+        (changed(RemoteThread(), remote_id=1), "no thread.*remote_id"),
+        (changed(WorkflowThread(), threads={"main": 1}), "no thread.*threads"),
+        (changed(WorkflowThread(), execution={"next_steps": 1}), "no thread.*next_steps"),
+        (changed(WorkflowThread(), checkpoints=[mark("a", execution={"next_steps": 1})]), "no thread.*next"),
+        (changed(WorkflowThread(), threads={"main": {"kind": ["local"]}}), "must be one of"),
     ],
 )
 def test_what_is_no_thread_is_refused(make: MakeAgent, text: str, complaint: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from threads_setup import exchange, rounds, said, tool_round
 
 from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, PersistenceUnavailable
-from tealagents.domain.models import Item, Message
+from tealagents.domain.models import Message
 from tealagents.state import keys
 from tealagents.stores import open_store
 from tealagents.testing.faults import FaultProxy, Faults
@@ -21,7 +21,6 @@ from tealagents.threads import (
     FileMessages,
     LocalThread,
     MemoryMessages,
-    MessageStore,
     RedisMessages,
     RemoteThread,
     ThreadStore,
@@ -129,23 +128,72 @@ async def test_what_others_have_added_is_at_the_end(tmp_path: Path) -> None:
     assert texts(list(again.messages)) == ["q0", "a0", "q1", "a1"]
 
 
-@pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_messages_in_a_store_can_be_edited(kind: str, tmp_path: Path) -> None:
-    """Where the store can; one that cannot says what to do instead. covers: THREAD-9"""
-    store: MessageStore = MemoryMessages() if kind == "memory" else FileMessages(tmp_path)
-    thread = LocalThread(store=store)
-    await thread.create()
+async def test_messages_in_a_store_can_be_edited(stores: MessageStoreFactory) -> None:
+    """In any store: the edit is the thread's, which has it again from JSON. covers: THREAD-9"""
+    thread = LocalThread(stores=stores)
     await thread.on_new_messages(exchange("q", "a"))
+    early = thread.checkpoint()
     await thread.edit(thread.messages[0].message_id, "edited")
-    assert texts(await store.list_messages()) == ["edited", "a"]
+    again = LocalThread.from_json(thread.to_json(), stores=stores)
+    await again.create()
+    assert texts(list(again.messages)) == ["edited", "a"]
+    again.rollback(early)
+    assert texts(list(again.messages)) == ["q", "a"]
 
 
-async def test_a_store_that_cannot_edit_says_so(redis_server: RedisServer) -> None:
-    """Fork the thread before the message instead. covers: THREAD-9"""
-    thread = LocalThread(stores=lambda: RedisMessages(redis_server.url))
-    await thread.on_new_messages(exchange("q", "a"))
-    with pytest.raises(InvalidRequest, match="RedisMessages cannot replace a message; fork"):
-        await thread.edit(thread.messages[0].message_id, "edited")
+async def test_what_was_rolled_back_does_not_come_back(stores: MessageStoreFactory) -> None:
+    """Messages without a checkpoint are gone, also when the thread is opened again.
+
+    covers: THREAD-7, THREAD-9
+    """
+    thread = LocalThread(stores=stores)
+    await thread.on_new_messages(exchange("q0", "a0"))
+    early = thread.checkpoint()
+    await thread.on_new_messages(exchange("q1", "a1"))
+    thread.rollback(early)
+    unread = LocalThread.from_json(thread.to_json(), stores=stores)
+    unread.rollback(early)
+    for each in (thread, thread.copy(), unread, LocalThread.from_json(thread.to_json(), stores=stores)):
+        await each.create()
+        assert texts(list(each.messages)) == ["q0", "a0"]
+    await thread.on_new_messages(exchange("q2", "a2"))
+    again = LocalThread.from_json(thread.to_json(), stores=stores)
+    await again.create()
+    assert texts(list(again.messages)) == ["q0", "a0", "q2", "a2"]
+
+
+async def test_unstored_messages_that_were_rolled_back_are_not_stored() -> None:
+    """Nor written into JSON, with a store or without. covers: THREAD-7"""
+    store = MemoryMessages()
+    for thread in (LocalThread(exchange("q", "a"), store=store), LocalThread(exchange("q", "a"))):
+        thread.rewind()
+        await thread.create()
+        assert thread.messages == []
+        assert "assistant" not in thread.to_json()
+    assert await store.list_messages() == []
+
+
+async def test_a_bounded_store_bounds_the_thread_in_use(redis_server: RedisServer) -> None:
+    """What the store lets go is not sent to the model either; forks and copies have it no more.
+    covers: THREAD-9"""
+    thread = LocalThread(stores=lambda: RedisMessages(redis_server.url, max_messages=5))
+    for n in range(6):
+        await thread.on_new_messages(exchange(f"q{n}", f"a{n}"))
+        if n % 2:
+            thread.checkpoint()
+        assert len(thread.messages) == min(2 * n + 2, 5)
+    for each in (thread, thread.fork(), thread.copy()):
+        assert texts(list(each.messages)) == ["a3", "q4", "a4", "q5", "a5"]
+        assert sum(len(part.messages) for part in each.parts()) == 5
+
+
+async def test_what_others_add_is_seen_before_the_next_use(tmp_path: Path) -> None:
+    """By a thread that is open already. covers: THREAD-9"""
+    thread = LocalThread(store=(store := FileMessages(tmp_path)))
+    await thread.on_new_messages(exchange("q0", "a0"))
+    await store.add_messages(exchange("q1", "a1"))
+    await thread.create()
+    assert texts(list(thread.messages)) == ["q0", "a0", "q1", "a1"]
 
 
 def test_remote_threads_use_no_message_store(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +205,9 @@ def test_remote_threads_use_no_message_store(caplog: pytest.LogCaptureFixture) -
 
 
 class Failing(MemoryMessages):
-    """Refuses the next so many calls that change it."""
+    """Refuses the next so many calls that change it, perhaps after it has done what it was asked."""
+
+    late = False
 
     def __init__(self, failures: int) -> None:
         super().__init__()
@@ -169,8 +219,11 @@ class Failing(MemoryMessages):
             raise OSError("no")
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
+        if self.late:
+            await super().add_messages(messages)
         self._fail()
-        await super().add_messages(messages)
+        if not self.late:
+            await super().add_messages(messages)
 
     async def clear(self) -> None:
         self._fail()
@@ -185,6 +238,24 @@ async def test_what_a_store_refused_is_stored_the_next_time() -> None:
         await thread.create()
     await thread.on_new_messages(exchange("q1", "a1"))
     assert texts(await store.list_messages()) == ["q", "a", "q1", "a1"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_messages_that_failed_to_be_added_are_no_part_of_the_thread(late: bool) -> None:
+    """Whether the store has them or not; added again they are there once. covers: THREAD-9"""
+    store = Failing(0)
+    thread = LocalThread(store=store)
+    await thread.on_new_messages(exchange("q", "a"))
+    store.failures, store.late = 1, late
+    lost = exchange("q1", "a1")
+    with pytest.raises(OSError, match="no"):
+        await thread.on_new_messages(lost)
+    store.late = False
+    await thread.create()
+    assert texts(list(thread.messages)) == ["q", "a"]
+    await thread.on_new_messages(lost)
+    await thread.create()
+    assert texts(list(thread.messages)) == ["q", "a", "q1", "a1"]
 
 
 async def test_a_delete_that_failed_can_be_repeated() -> None:
@@ -219,15 +290,14 @@ async def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
 
 
 async def test_messages_added_to_a_file_at_once_are_all_kept(tmp_path: Path) -> None:
-    """Edits beside them included; nothing is cut off that somebody has just written."""
+    """Nothing is cut off that another has just written."""
     store = FileMessages(tmp_path, "k")
     first = said("user", "first")
     await store.add_messages([first])
     for _ in range(5):
         adding = [store.add_messages(exchange("q", "a")) for _ in range(20)]
-        edited = msgspec.structs.replace(first, items=(Item("text", "edited"),))
-        await asyncio.gather(*adding, store.replace_message(edited))
-    assert texts(await store.list_messages()) == ["edited", *(["q", "a"] * 100)]
+        await asyncio.gather(*adding)
+    assert texts(await store.list_messages()) == ["first", *(["q", "a"] * 100)]
 
 
 def test_a_key_that_can_be_written_can_be_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Threads of workflows: sub-threads, and how far the work has come."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,18 @@ import yaml
 from threads_setup import exchange
 
 from tealagents import Agent
-from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
+from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound, TaskBusy
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import agent_config
-from tealagents.threads import LocalThread, NotForkable, RemoteThread, ThreadDeleted, WorkflowThread
+from tealagents.threads import (
+    LocalThread,
+    MemoryMessages,
+    NotForkable,
+    RemoteThread,
+    RemoteUnsupported,
+    ThreadDeleted,
+    WorkflowThread,
+)
 
 
 def texts(thread: LocalThread | WorkflowThread) -> list[str]:
@@ -42,8 +51,15 @@ def test_sub_threads_have_keys() -> None:
         workflow.create_sub_thread("writer")
     with pytest.raises(NotFound, match="no sub-thread 'reviewer'"):
         workflow.get_sub_thread("reviewer")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="its own sub-thread"):
         workflow.create_sub_thread("itself", workflow)
+    inner = WorkflowThread()
+    inner.create_sub_thread("outer", WorkflowThread())
+    workflow.create_sub_thread("inner", inner)
+    with pytest.raises(InvalidRequest, match="its own sub-thread"):
+        inner.create_sub_thread("cycle", workflow)
+    with pytest.raises(InvalidRequest, match="already"):
+        workflow.create_sub_thread("twice", main)
 
 
 async def test_a_sub_thread_can_be_deleted() -> None:
@@ -89,14 +105,14 @@ async def test_execution_is_remembered() -> None:
     execution = workflow.execution
     assert execution.remaining == ["draft", "review"]
     async with workflow.step("draft") as result:
-        assert execution.current_step == "draft"
+        assert execution.current_steps == ["draft"]
         assert execution.next_steps == ["review"]
         result["text"] = "Once upon a time"
         workflow.plan("review", "publish")
     (taken,) = execution.steps_taken
     assert (taken.name, taken.result) == ("draft", {"text": "Once upon a time"})
     assert taken.started_at <= taken.ended_at
-    assert execution.current_step is None
+    assert not execution.current_steps
     assert execution.remaining == ["review", "publish"]
 
 
@@ -114,7 +130,7 @@ async def test_it_resumes_where_it_was_left() -> None:
     workflow = WorkflowThread(["one", "two", "three"])
     with pytest.raises(RuntimeError):
         await work(workflow, "two")
-    assert workflow.execution.current_step == "two"
+    assert workflow.execution.current_steps == ["two"]
     resumed = WorkflowThread.from_json(workflow.to_json())
     await work(resumed, None)
     assert done == ["one", "two", "three"]
@@ -123,15 +139,62 @@ async def test_it_resumes_where_it_was_left() -> None:
 
 
 async def test_a_step_that_is_not_taken_is_noticed() -> None:
-    """Rather than offered for ever; and two cannot be taken at once."""
+    """Rather than offered for ever; and one cannot be taken twice at once."""
     workflow = WorkflowThread(["one"])
     with pytest.raises(InvalidRequest, match="'one' was not taken"):
         async for _ in workflow.steps():
             pass
     async with workflow.step("one"):
         with pytest.raises(InvalidRequest, match="'one' has not ended yet"):
-            async with workflow.step("two"):
+            async with workflow.step("one"):
                 pass
+
+
+async def test_steps_run_side_by_side() -> None:
+    """Each ends by itself; one that fails is resumed, also from JSON. covers: WORKFLOW-1, WORKFLOW-2"""
+    workflow = WorkflowThread(["one", "two", "poll", "poll", "last"])
+    begun = asyncio.Barrier(4)
+
+    async def work(step: str) -> None:
+        async with workflow.step(step) as result:
+            await begun.wait()
+            await workflow.sub_thread(step).on_new_messages(exchange(step, "ok"))
+            if step == "two":
+                raise RuntimeError("the power is out")
+            result["done"] = True
+
+    tasks = [work(step) for step in workflow.execution.next_steps[:4]]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in outcomes].count(RuntimeError) == 1
+    assert workflow.execution.remaining == ["two", "last"]
+    resumed = WorkflowThread.from_json(workflow.to_json())
+    async for step in resumed.steps():
+        async with resumed.step(step):
+            pass
+    taken = [step.name for step in resumed.execution.steps_taken]
+    assert sorted(taken[:3]) == ["one", "poll", "poll"]
+    assert taken[3:] == ["two", "last"]
+
+
+async def test_a_workflow_does_not_go_back_while_a_step_runs() -> None:
+    """Nor is it deleted: the step would end in another execution than it began in. covers: WORKFLOW-3"""
+    workflow = WorkflowThread(["one"])
+    early = workflow.checkpoint()
+    async with workflow.step("one"):
+        with pytest.raises(TaskBusy, match="'one' has not ended"):
+            workflow.rollback(early)
+        with pytest.raises(TaskBusy):
+            await workflow.delete()
+    workflow.rollback(early)
+
+
+async def test_a_result_that_is_no_json_is_refused() -> None:
+    """The step is not over, and the workflow can still be saved. covers: WORKFLOW-2"""
+    workflow = WorkflowThread(["one"])
+    with pytest.raises(InvalidRequest, match="result: cannot be kept as JSON"):
+        async with workflow.step("one") as result:
+            result["open"] = object()
+    assert WorkflowThread.from_json(workflow.to_json()).execution.current_steps == ["one"]
 
 
 async def test_a_step_may_come_again() -> None:
@@ -222,6 +285,85 @@ async def test_the_whole_is_saved_forked_and_copied() -> None:
         workflow.fork("nothing")
     await fork.get_sub_thread("main").on_new_messages(exchange("more", "ok"))
     assert texts(workflow) == ["hi main", "ok"]
+
+
+async def test_a_fork_keeps_the_checkpoints_of_the_whole() -> None:
+    """Those that lie within all its sub-threads; it goes back as its origin would. covers: WORKFLOW-3"""
+    workflow = WorkflowThread(["one", "two"])
+    writer = workflow.create_sub_thread("writer")
+    for step in ("one", "two"):
+        async with workflow.step(step):
+            await writer.on_new_messages(exchange(step, "ok"))
+    early, late = (each.checkpoint_id for each in workflow.checkpoints)
+    whole, cut = workflow.fork(), workflow.fork(writer.messages[2].message_id)
+    assert [each.checkpoint_id for each in whole.checkpoints] == [early, late]
+    assert whole.checkpoint_id == late
+    assert [each.checkpoint_id for each in cut.checkpoints] == [early]
+    for fork in (whole, cut, WorkflowThread.from_json(whole.to_json())):
+        fork.rollback(early)
+        assert [m.text for m in fork.get_sub_thread("writer").messages] == ["one", "ok"]
+        assert fork.execution.remaining == ["two"]
+    assert len(writer.messages) == 4
+
+
+async def test_a_fork_finds_a_message_in_an_inner_workflow() -> None:
+    """Sub-threads of sub-threads are forked with it. covers: THREAD-6"""
+    workflow = WorkflowThread()
+    inner = workflow.create_sub_thread("inner", await talked("writer"))
+    assert isinstance(inner, WorkflowThread)
+    fork = workflow.fork(inner.get_sub_thread("writer").messages[0].message_id).get_sub_thread("inner")
+    assert isinstance(fork, WorkflowThread)
+    assert len(fork.get_sub_thread("writer").messages) == 1
+
+
+@pytest.mark.parametrize("kept_by", ["taken", "remote", "inner"])
+async def test_a_refused_deletion_erases_nothing(kept_by: str) -> None:
+    """All sub-threads are asked before the first is erased. covers: THREAD-6, WORKFLOW-1"""
+    workflow = await talked("s", "main")
+    with ExitStack() as stack:
+        if kept_by == "taken":
+            stack.enter_context(workflow.get_sub_thread().taken())
+        elif kept_by == "remote":
+            workflow.create_sub_thread("far", RemoteThread("resp_1"))
+        else:
+            inner = workflow.create_sub_thread("inner", await talked("writer"))
+            assert isinstance(inner, WorkflowThread)
+            stack.enter_context(inner.get_sub_thread("writer").taken())
+        with pytest.raises(RemoteUnsupported if kept_by == "remote" else TaskBusy):
+            await workflow.delete()
+    assert [message.text for message in workflow.get_sub_thread("s").messages] == ["hi s", "ok"]
+    workflow.to_json()
+
+
+async def test_nothing_is_taken_while_the_whole_is_deleted() -> None:
+    """A sub-thread that is erased last takes no message meanwhile. covers: THREAD-6"""
+    erasing, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryMessages):
+        async def clear(self) -> None:
+            erasing.set()
+            await go_on.wait()
+
+    workflow = WorkflowThread()
+    workflow.create_sub_thread("first", LocalThread(store=Slow()))
+    last = workflow.create_sub_thread("last")
+    deletion = asyncio.create_task(workflow.delete())
+    await erasing.wait()
+    with pytest.raises(TaskBusy), last.taken():
+        pass
+    go_on.set()
+    await deletion
+    assert last.deleted
+
+
+async def test_a_sub_thread_that_was_deleted_by_itself_is_gone() -> None:
+    """The workflow is still saved, marked and deleted. covers: WORKFLOW-1"""
+    workflow = await talked("main", "writer")
+    await workflow.get_sub_thread("writer").delete()
+    assert list(workflow.sub_threads) == ["main"]
+    workflow.checkpoint()
+    assert list(WorkflowThread.from_json(workflow.to_json()).sub_threads) == ["main"]
+    await workflow.delete()
 
 
 async def test_the_whole_is_deleted() -> None:

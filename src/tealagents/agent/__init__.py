@@ -33,13 +33,13 @@ from tealagents.domain.ports import Clock, RemoteConversations, Store
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.records import SystemClock
-from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, kind_of
+from tealagents.threads.base import AgentThread, RemoteUnsupported, ThreadMismatch, decoded
 from tealagents.threads.context import ContextProvider, Providers
 from tealagents.threads.local import LocalThread
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.remote import RemoteThread
 from tealagents.threads.views import Reducer, View
-from tealagents.threads.workflow import WorkflowThread
+from tealagents.threads.workflow import MAIN, WorkflowThread
 from tealagents.threads.workflow import opened as thread_of
 
 __all__ = ["Agent", "Answer", "AnswerStream", "Update"]
@@ -70,7 +70,7 @@ class Agent:
 
         self.config = config
         self.name = config.name
-        #: digest of what makes its threads differ from another agent's
+        #: of its configuration: its threads are not continued with another one
         self.fingerprint = fingerprint_of(config)
         self._stores = message_stores
         self._clock = clock or SystemClock()
@@ -190,18 +190,34 @@ class Agent:
         return thread
 
     def open_thread(self, text: str | bytes, *, adopt: bool = False) -> AgentThread:
-        """The thread that `to_json` wrote. `ThreadMismatch` where an agent of another configuration has used
-        it, unless it is told to `adopt` it."""
-        _, document = kind_of(text)
-        thread = thread_of(document, stores=self._stores)
+        """The thread that `to_json` wrote. `ThreadMismatch` where this agent has used it with another
+        configuration, or another agent has; `adopt=True` opens it all the same."""
+        thread = thread_of(decoded(text), stores=self._stores)
         if adopt:
             self.adopt(thread)
-        self._take_on(thread)
+        for each in self._own(thread):
+            self._take_on(each)
         return thread
 
     def adopt(self, thread: AgentThread) -> None:
-        """From now on the thread is this agent's. What was said stays as it is."""
-        thread.fingerprint = self.fingerprint
+        """Makes the thread this agent's, as it is. Of a workflow: the main sub-thread and those that this
+        agent has used, with whatever configuration; adopt one of another agent by itself."""
+        for each in self._own(thread):
+            each.fingerprint = self.fingerprint
+
+    def _own(self, thread: AgentThread) -> list[AgentThread]:
+        """The thread; of a workflow its main sub-thread, and those that this agent has used."""
+        if not isinstance(thread, WorkflowThread):
+            return [thread]
+        return [
+            own
+            for key, each in thread.sub_threads.items()
+            if key == MAIN or isinstance(each, WorkflowThread) or self._has_used(each)
+            for own in self._own(each)
+        ]
+
+    def _has_used(self, thread: AgentThread) -> bool:
+        return (thread.fingerprint or "").rpartition(":")[0] == self.name
 
     def to_remote(self, thread: LocalThread) -> RemoteThread:
         """A remote thread that goes on from a local one: its messages are sent once, with the first new one.
@@ -227,9 +243,7 @@ class Agent:
         return await Conversations(self).list_remote(thread.remote_id)
 
     def _take_on(self, thread: AgentThread) -> None:
-        """Makes sure that the thread is this agent's, or nobody's yet."""
-        if isinstance(thread, WorkflowThread):
-            return
+        """Makes the thread this agent's. `ThreadMismatch` where it is another's."""
         if thread.fingerprint not in (None, self.fingerprint):
             raise ThreadMismatch(
                 f"The thread {thread.thread_id} was used by an agent of another configuration than "
@@ -346,20 +360,23 @@ def _kind(thread: AgentThread, store: bool | None) -> Kind:
     return kind
 
 
+#: what of an agent's own section its answers depend on
+_TELLING = {
+    *("role", "model", "client", "system_prompt", "temperature", "max_tokens", "reasoning_effort"),
+    *("plugins", "remote_plugins"),
+}
+
+
 def fingerprint_of(config: ServiceConfig) -> str:
-    """A digest of what an agent is to its threads: who it is, what it is told, what it can do."""
+    """The agent's name, and a digest of what its answers depend on: model, instructions, tools, what it sees.
+
+    Not where its servers are, or the options of context providers: these may hold keys, which change.
+    """
     agent = config.agent
-    told: Json = {
-        "name": config.name,
-        "model": agent.model,
-        "client": agent.client,
-        "system_prompt": agent.system_prompt,
-        "tools": [
-            *agent.plugins,
-            *agent.remote_plugins,
-            *(each.name for each in agent.mcp_servers + agent.toolsets),
-        ],
+    parts: Json = {
+        **agent.model_dump(mode="json", include=_TELLING),
+        "tools": [each.name for each in agent.mcp_servers + agent.toolsets],
         "reducers": [(each.name, each.options) for each in config.thread.reducers],
         "context_providers": [each.name for each in config.thread.context_providers],
     }
-    return sha256(encode_json(told)).hexdigest()
+    return f"{config.name}:{sha256(encode_json(parts)).hexdigest()}"

@@ -1,8 +1,7 @@
-"""What every thread is: a conversation with a place to go back to.
+"""What every thread is: a conversation with checkpoints.
 
-A thread is local or remote from its making; there is none that is neither. What it remembers besides its
-messages (`context`) goes with its checkpoints, as everywhere in this project: rolled back, it is as it
-was; forward again, as it became. Nothing is erased but by `delete`.
+A thread is local or remote from its creation. What is remembered besides its messages (`context`) is part
+of each checkpoint: a rollback restores it, in both directions. Only `delete` erases what a checkpoint marks.
 """
 
 from abc import ABC, abstractmethod
@@ -10,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self, TypedDict, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound, Refusal, TaskBusy
@@ -21,6 +20,8 @@ from tealagents.domain.models import Json, Message
 from tealagents.threads.message_stores import MessageStoreFactory
 
 FORMAT = "tealagents/thread/v1"
+
+Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class ThreadMismatch(Refusal):
@@ -47,22 +48,44 @@ class RemoteUnsupported(Refusal):
     code = "remote_unsupported"
 
 
+class ThreadContext(TypedDict, total=False):
+    """What a thread remembers besides its messages."""
+
+    #: the number of the newest round
+    turn: int
+    #: of reducers and of context providers, by their names
+    view: dict[str, Json]
+    providers: dict[str, Json]
+
+
 class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A state of a thread to go back to."""
+    """A state of a thread to roll back to."""
 
     checkpoint_id: str
-    created_at: datetime
+    created_at: Moment
     #: the checkpoint before it; None for the first
     parent: str | None = None
-    #: local threads: the ids of the messages since `parent`
+    #: local threads: the ids of the messages since `parent`, and the texts that edits since then gave
     messages: tuple[str, ...] = ()
-    #: remote threads: what the conversation went on from
+    edits: dict[str, str] = {}
+    #: remote threads: the id that the conversation continues from
     remote_id: str | None = None
     #: workflow threads: the checkpoints of the sub-threads, and the execution
     threads: dict[str, str | None] = {}
     execution: Json | None = None
     #: what providers and views remembered
-    context: Json = {}
+    context: ThreadContext = {}
+
+
+class Header(Struct, frozen=True):
+    """What the document of every thread holds."""
+
+    thread_id: Annotated[str, Meta(min_length=1)]
+    created_at: Moment
+    fingerprint: str | None
+    context: ThreadContext
+    checkpoints: tuple[Checkpoint, ...]
+    current: str | None
 
 
 class AgentThread(ABC):
@@ -73,9 +96,9 @@ class AgentThread(ABC):
     def __init__(self, *, thread_id: str | None = None) -> None:
         self.thread_id = thread_id or ids.random_id()
         self.created_at = datetime.now(UTC)
-        #: digest of the configuration of the agent that uses it; None before the first has
+        #: of the configuration of the agent that uses it; None before the first use
         self.fingerprint: str | None = None
-        #: what is remembered besides the messages: `turn`, `view`, `providers`
+        #: what is remembered besides the messages, see `ThreadContext`
         self.context: Json = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self._current: str | None = None
@@ -85,17 +108,17 @@ class AgentThread(ABC):
     # --- life ------------------------------------------------------------------------------------
 
     async def create(self) -> None:
-        """Makes it be where it is kept; called before its first use, and any number of times."""
+        """Brings the thread up to date with its store. Call it before use; repeating it is harmless."""
         self._check_there()
 
     @abstractmethod
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        """These were said: all of a round, when it is over."""
+        """Adds the messages of a round that is over."""
 
     @property
     @abstractmethod
     def messages(self) -> Sequence[Message]:
-        """What was said, oldest first. `Agent.list_messages` lists those of any thread."""
+        """All messages, oldest first. `Agent.list_messages` lists those of any thread."""
 
     @abstractmethod
     def fork(self, message_id: str | None = None) -> Self:
@@ -106,14 +129,29 @@ class AgentThread(ABC):
 
     @abstractmethod
     def copy(self) -> Self:
-        """The same thread once more, under an id of its own; what is done to one is not done to the other."""
+        """The same thread under a new id. A change to one does not affect the other."""
 
     async def delete(self) -> None:
-        """Erases it, wherever it is kept. This cannot be undone. `TaskBusy` while a message is answered."""
+        """Erases the thread wherever it is kept. This cannot be undone. `TaskBusy` while a message is being
+        answered; a deletion that failed can be repeated."""
+        self.check_deletable()
+        with self.taken():
+            await self._erase()
+
+    def check_deletable(self) -> None:
+        """Raises where `delete` would; changes nothing."""
         self._check_free()
+
+    async def _erase(self) -> None:
+        """Erases everything; nothing else uses the thread meanwhile."""
         self._deleted = True
         self._checkpoints.clear()
         self.context = {}
+
+    @property
+    def deleted(self) -> bool:
+        """Whether `delete` has erased it."""
+        return self._deleted
 
     @property
     def state(self) -> Mapping[str, Json]:
@@ -123,7 +161,7 @@ class AgentThread(ABC):
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """One writer: within it nobody else can take it. `TaskBusy` where somebody has."""
+        """Makes the caller the only writer. `TaskBusy` where there is another."""
         self._check_free()
         self._taken = True
         try:
@@ -144,7 +182,7 @@ class AgentThread(ABC):
 
     @property
     def checkpoints(self) -> Sequence[Checkpoint]:
-        """All there are, oldest first, those that were rolled back from included."""
+        """All checkpoints, oldest first, including those that a rollback left behind."""
         return tuple(self._checkpoints.values())
 
     @property
@@ -160,7 +198,7 @@ class AgentThread(ABC):
                 checkpoint_id=ids.random_id(),
                 created_at=datetime.now(UTC),
                 parent=self._current,
-                context=deepcopy(self.context),
+                context=cast(ThreadContext, deepcopy(self.context)),
             )
         )
         self._checkpoints[made.checkpoint_id] = made
@@ -168,26 +206,26 @@ class AgentThread(ABC):
         return made.checkpoint_id
 
     def rollback(self, checkpoint_id: str) -> None:
-        """Makes an earlier (or later) checkpoint the present state. Nothing is erased but what was not
-        marked."""
+        """Makes an earlier (or later) checkpoint the present state. Only unmarked changes are lost."""
         self.check_way_back()
         found = self._checkpoints.get(checkpoint_id)
         if found is None:
             raise NotFound(f"The thread {self.thread_id} has no checkpoint {checkpoint_id}.")
-        self._restore(found)
-        self._current = checkpoint_id
-        self.context = deepcopy(found.context)
+        self._go_to(found)
 
     def rewind(self) -> None:
-        """Goes back to before the first checkpoint. Nothing that was marked is erased."""
+        """Goes back to before the first checkpoint. Only unmarked changes are lost."""
         self.check_way_back()
-        self._restore(Checkpoint(checkpoint_id="", created_at=self.created_at))
-        self._current = None
-        self.context = {}
+        self._go_to(Checkpoint(checkpoint_id="", created_at=self.created_at))
 
     def check_way_back(self) -> None:
         """Raises where `rollback` and `rewind` would; changes nothing."""
         self._check_free()
+
+    def _go_to(self, checkpoint: Checkpoint) -> None:
+        self._restore(checkpoint)
+        self._current = checkpoint.checkpoint_id or None
+        self.context = dict(deepcopy(checkpoint.context))
 
     def _line(self) -> list[Checkpoint]:
         """The checkpoints that led to the current one, oldest first."""
@@ -201,20 +239,20 @@ class AgentThread(ABC):
 
     @abstractmethod
     def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint, with what this kind of thread must know to come back to it."""
+        """The checkpoint, with what this kind of thread needs to restore it."""
 
     @abstractmethod
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Comes back to a checkpoint."""
+        """Makes a checkpoint the present state of what this kind of thread holds."""
 
     # --- JSON ------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """All of it as text, for `from_json` or `Agent.open_thread`."""
+        """The whole thread as text, for `from_json` or `Agent.open_thread`."""
         return msgspec.json.encode(self.document()).decode()
 
     def document(self) -> Json:
-        """All of it as a JSON object."""
+        """The whole thread as a JSON object."""
         self._check_there()
         return {
             "format": FORMAT,
@@ -232,35 +270,25 @@ class AgentThread(ABC):
     def from_json(cls, text: str | bytes, *, stores: MessageStoreFactory | None = None) -> Self:
         """The thread that `to_json` wrote. `InvalidRequest` for anything else, another kind included.
 
-        `stores` makes the message store of a local thread that has its messages in one.
+        `stores` makes the message store of a local thread that keeps its messages in one.
         """
-        return cls.from_document(_decoded(text), stores=stores)
+        return cls.from_document(decoded(text), stores=stores)
 
     @classmethod
     def from_document(cls, document: Json, *, stores: MessageStoreFactory | None = None) -> Self:
+        """The thread of which `document` was made."""
         if document.get("kind") != cls.kind:
             raise InvalidRequest("kind", f"must be {cls.kind}, not {document.get('kind')!r}")
         try:
+            header = msgspec.convert(document, Header)
             thread = cls._opened(document, stores)
-            thread.thread_id = str(document["thread_id"])
-            thread.created_at = msgspec.convert(document["created_at"], datetime)
-            thread.fingerprint = document["fingerprint"]
-            thread.context = msgspec.convert(document["context"], dict[str, Any])
-            checkpoints = msgspec.convert(document["checkpoints"], list[Checkpoint])
-        except KeyError as missing:
-            raise InvalidRequest(str(missing.args[0]), "is missing") from None
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             raise InvalidRequest("", f"this is no thread: {error}") from None
-        thread._checkpoints = {each.checkpoint_id: each for each in checkpoints}
-        thread._current = document.get("current")
-        thread._check_line()
+        thread.thread_id, thread.created_at = header.thread_id, header.created_at
+        thread.fingerprint, thread.context = header.fingerprint, dict(header.context)
+        thread._checkpoints = _in_order(header)
+        thread._current = header.current
         return thread
-
-    def _check_line(self) -> None:
-        known = {None, *self._checkpoints}
-        wanted = {self._current, *(each.parent for each in self._checkpoints.values())}
-        if wanted - known:
-            raise InvalidRequest("checkpoints", "lack one that others continue")
 
     @abstractmethod
     def _parts(self) -> Json:
@@ -269,29 +297,43 @@ class AgentThread(ABC):
     @classmethod
     @abstractmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
-        """A thread with what `_parts` wrote."""
+        """A thread with what `_parts` wrote. `msgspec.ValidationError` where that is malformed."""
 
     # --- helpers of forks and copies -------------------------------------------------------------
 
     def _like(self, other: "AgentThread") -> None:
-        """Takes over what another thread remembers, as of now."""
+        """Takes over what another thread remembers."""
         self.fingerprint = other.fingerprint
         self.context = deepcopy(other.context)
         self._checkpoints = dict(other._checkpoints)
         self._current = other._current
 
+    def _holds(self, message_id: str) -> bool:
+        """Whether `fork` finds a message here."""
+        return False
 
-def _decoded(text: str | bytes) -> Json:
+
+def decoded(text: str | bytes) -> Json:
+    """The document in a text; `InvalidRequest` where it holds none."""
     try:
         document = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequest("", f"this is no JSON: {error}", malformed=True) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidRequest("format", f"must be {FORMAT}")
     return document
 
 
-def kind_of(text: str | bytes) -> tuple[str, Json]:
-    """The kind of thread that a text holds, and its document."""
-    document = _decoded(text)
-    return str(document.get("kind")), document
+def _in_order(header: Header) -> dict[str, Checkpoint]:
+    """The checkpoints by their ids. Each continues one before it, as they were written: so there is no
+    cycle."""
+    known: dict[str, Checkpoint] = {}
+    for each in header.checkpoints:
+        if not each.checkpoint_id or each.checkpoint_id in known:
+            raise InvalidRequest("checkpoints", "must each have an id of their own")
+        if each.parent is not None and each.parent not in known:
+            raise InvalidRequest("checkpoints", f"lack {each.parent!r} before one that continues it")
+        known[each.checkpoint_id] = each
+    if header.current is not None and header.current not in known:
+        raise InvalidRequest("checkpoints", "lack the current one")
+    return known

@@ -1,89 +1,153 @@
 """Threads whose messages are kept here, and sent with each call."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from itertools import takewhile
 from typing import ClassVar, Self
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
 from tealagents.threads.base import AgentThread, Checkpoint
-from tealagents.threads.message_stores import Editable, MessageStore, MessageStoreFactory
+from tealagents.threads.message_stores import MessageStore, MessageStoreFactory
 from tealagents.threads.views import Part, parts_of
+
+
+class LocalParts(Struct, frozen=True):
+    """What the document of a local thread holds besides its header."""
+
+    #: with a store only those that it does not have yet
+    messages: tuple[Message, ...]
+    #: since the current checkpoint: ids of new messages, texts that edits gave
+    pending: tuple[str, ...]
+    edits: dict[str, str]
+    #: ids of messages in the store that are not in the thread any more
+    dropped: tuple[str, ...]
+    #: what finds the store again
+    store: Json | None
+
+
+class StoredMessages:
+    """One thread's use of its message store, one access at a time."""
+
+    def __init__(self, store: MessageStore, unstored: Iterable[Message]) -> None:
+        self.store = store
+        #: not in the store yet
+        self.unstored = list(unstored)
+        #: in the store, and not in the thread: it cannot erase single ones
+        self.dropped: set[str] = set()
+        #: whether the thread has seen what is in the store
+        self.read = True
+        self._access = asyncio.Lock()
+
+    async def sync(self) -> list[Message]:
+        """Stores what is not stored yet; returns all messages of the thread, oldest first."""
+        async with self._access:
+            kept = await self.store.list_messages()
+            known = {message.message_id for message in kept}
+            missing = [message for message in self.unstored if message.message_id not in known]
+            if missing:
+                await self.store.add_messages(missing)
+                kept = await self.store.list_messages()
+            self.unstored.clear()
+            return self._shown(kept)
+
+    async def add(self, messages: Sequence[Message]) -> list[Message]:
+        """Adds new messages; returns all, those of others included, without what the store has let go.
+
+        Where it raises they are no part of the thread, even if the store has them.
+        """
+        new = {message.message_id for message in messages}
+        async with self._access:
+            self.dropped |= new
+            await self.store.add_messages(messages)
+            kept = await self.store.list_messages()
+            self.dropped -= new
+            return self._shown(kept)
+
+    def drop(self, message_ids: Collection[str]) -> None:
+        """These are no part of the thread any more."""
+        self.unstored = [each for each in self.unstored if each.message_id not in message_ids]
+        self.dropped.update(message_ids)
+
+    def _shown(self, kept: Sequence[Message]) -> list[Message]:
+        self.read = True
+        self.dropped.intersection_update(message.message_id for message in kept)
+        return [message for message in kept if message.message_id not in self.dropped]
 
 
 class LocalThread(AgentThread):
     """A conversation kept in this process, and in a message store where it has one.
 
-    With a store the thread knows the order of its messages and the store has them: read by `create`, which
-    whoever uses a thread awaits. What the store has dropped is not in the thread any more; what others
-    have added to it is at its end.
+    With a store the thread knows the order of its messages and the store has them: `create` reads them. A
+    message that the store has let go is no longer in the thread; what others have added is at its end.
     """
 
     kind: ClassVar = "local"
 
     def __init__(
         self,
-        messages: Sequence[Message] = (),
+        messages: Iterable[Message] = (),
         *,
         store: MessageStore | None = None,
         stores: MessageStoreFactory | None = None,
         thread_id: str | None = None,
     ) -> None:
-        """`messages` are what was said before. `stores` makes the stores of forks and copies; with it alone
-        the thread has one, too."""
+        """`messages` are earlier ones; an id that comes again is replaced by a new one. `stores` makes the
+        stores of forks and copies, and of this thread where no `store` is given."""
         super().__init__(thread_id=thread_id)
         self._stores = stores
-        self._store = store if store is not None or stores is None else stores()
-        self._known = {message.message_id: message for message in messages}
-        if len(self._known) != len(messages):
-            raise InvalidRequest("messages", "two have the same message_id")
-        #: said since the current checkpoint
-        self._pending = list(self._known)
-        #: not in the store yet
-        self._unstored = list(messages)
-        #: the store's messages are known
-        self._read = store is None
+        #: as they were said, by their ids
+        self._messages = {each.message_id: each for each in _distinct(messages, ())}
+        #: since the current checkpoint: the ids of new messages, and the texts that edits gave
+        self._pending = list(self._messages)
+        self._edits: dict[str, str] = {}
+        made = stores() if store is None and stores is not None else store
+        self._kept = StoredMessages(made, self._messages.values()) if made is not None else None
+        if self._kept is not None:
+            self._kept.read = store is None
 
     # --- life ------------------------------------------------------------------------------------
 
     async def create(self) -> None:
         await super().create()
-        if self._store is None:
-            return
-        if not self._read:
-            kept = {message.message_id: message for message in await self._store.list_messages()}
-            ours = {name for each in self._checkpoints.values() for name in each.messages}
-            self._pending += [name for name in kept if name not in ours and name not in self._pending]
-            self._known |= kept
-            self._read = True
-        if self._unstored:
-            unstored, self._unstored = self._unstored, []
-            try:
-                await self._store.add_messages(unstored)
-            except BaseException:
-                self._unstored = unstored + self._unstored
-                raise
+        if self._kept is not None:
+            self._take_in(await self._kept.sync())
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        await self.create()
-        if self._store is not None:
-            await self._store.add_messages(messages)
-        for message in messages:
-            self._known[message.message_id] = message
-            self._pending.append(message.message_id)
+        kept = self._kept
+        if kept is None:
+            await self.create()
+            for message in _distinct(messages, self._messages):
+                self._messages[message.message_id] = message
+                self._pending.append(message.message_id)
+        else:
+            if kept.unstored or not kept.read:
+                await self.create()
+            self._check_there()
+            self._take_in(await kept.add(_distinct(messages, self._messages.keys() | kept.dropped)))
         self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
 
-    async def delete(self) -> None:
-        self._check_free()
-        if self._store is not None:
-            await self._store.clear()
-        await super().delete()
-        self._known.clear()
+    def _take_in(self, kept: Sequence[Message]) -> None:
+        """These are the messages there are; those that were not known are new, in their order."""
+        self._messages = {message.message_id: message for message in kept}
+        marked = {name for each in self._checkpoints.values() for name in each.messages}
+        known = marked.union(self._pending)
+        self._pending = [name for name in self._pending if name in self._messages]
+        self._pending += [name for name in self._messages if name not in known]
+
+    async def _erase(self) -> None:
+        if self._kept is not None:
+            await self._kept.store.clear()
+        await super()._erase()
+        self._messages.clear()
         self._pending.clear()
-        self._unstored.clear()
+        self._edits.clear()
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -91,31 +155,27 @@ class LocalThread(AgentThread):
     def messages(self) -> Sequence[Message]:
         self._check_there()
         self._check_read()
-        return [self._known[name] for name in self._order() if name in self._known]
-
-    def _order(self) -> list[str]:
-        marked = [name for checkpoint in self._line() for name in checkpoint.messages]
-        return [*marked, *self._pending]
+        line = self._line()
+        order = [*(name for checkpoint in line for name in checkpoint.messages), *self._pending]
+        edits = _edits_of(line) | self._edits
+        return [_edited(self._messages[name], edits) for name in order if name in self._messages]
 
     def _check_read(self) -> None:
-        if not self._read:
+        if self._kept is not None and not self._kept.read:
             raise InvalidRequest("", "the thread's messages are in its store: await thread.create() first")
 
     async def edit(self, message_id: str, text: str) -> Message:
-        """Replaces what a message says. `NotFound` where there is none; `InvalidRequest` for a store that
-        cannot, whose thread is edited by forking before the message."""
+        """Replaces the content of a message, from the present state on: earlier checkpoints, and a message
+        store, keep what was said. `NotFound` where there is no such message."""
         self._check_free()
         await self.create()
-        if message_id not in self._order() or message_id not in self._known:
+        if not self._holds(message_id):
             raise self._unknown(message_id)
-        if self._store is not None and not isinstance(self._store, Editable):
-            kind = type(self._store).__name__
-            raise InvalidRequest("message_id", f"{kind} cannot replace a message; fork the thread before it")
-        edited = replace(self._known[message_id], items=(Item("text", text),))
-        if isinstance(self._store, Editable):
-            await self._store.replace_message(edited)
-        self._known[message_id] = edited
-        return edited
+        self._edits[message_id] = text
+        return _edited(self._messages[message_id], self._edits)
+
+    def _holds(self, message_id: str) -> bool:
+        return any(message.message_id == message_id for message in self.messages)
 
     def _unknown(self, message_id: str) -> NotFound:
         return NotFound(f"The thread {self.thread_id} has no message {message_id}.")
@@ -127,12 +187,8 @@ class LocalThread(AgentThread):
             if not rounds or message.role == "user":
                 rounds.append([])
             rounds[-1].append(message)
-        newest = int(self.context.get("turn", 0))
-        return [
-            part
-            for n, messages in enumerate(rounds)
-            for part in parts_of(messages, newest - len(rounds) + 1 + n)
-        ]
+        oldest = int(self.context.get("turn", 0)) - len(rounds) + 1
+        return [part for n, messages in enumerate(rounds, oldest) for part in parts_of(messages, n)]
 
     # --- forks and copies ------------------------------------------------------------------------
 
@@ -144,73 +200,116 @@ class LocalThread(AgentThread):
         kept = self.messages if message_id is None else _up_to(self.messages, message_id)
         if kept is None:
             raise self._unknown(message_id or "")
-        copied = {
-            each.message_id: replace(
-                each, message_id=ids.random_id(), origin=Origin(self.thread_id, each.message_id)
-            )
-            for each in kept
-        }
-        fork = type(self)(list(copied.values()), stores=self._stores)
+        names = {each.message_id: ids.random_id() for each in kept}
+        copies = [
+            replace(self._messages[old], message_id=new, origin=Origin(self.thread_id, old))
+            for old, new in names.items()
+        ]
+        fork = type(self)(copies, stores=self._stores)
         fork.fingerprint = self.fingerprint
-        fork._adopt_line(self, {old: new.message_id for old, new in copied.items()})
+        fork._adopt_line(self, names)
         return fork
 
-    def _adopt_line(self, origin: "LocalThread", names: dict[str, str]) -> None:
+    def _adopt_line(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
         """Takes over the checkpoints that lie within the fork, and what they remember."""
-        for checkpoint in origin._line():
-            if not all(name in names or name not in origin._known for name in checkpoint.messages):
-                break
-            messages = tuple(names[name] for name in checkpoint.messages if name in names)
-            self._checkpoints[checkpoint.checkpoint_id] = replace(checkpoint, messages=messages)
-            self._current = checkpoint.checkpoint_id
-            self.context = msgspec.to_builtins(checkpoint.context)
-        if self._current == origin._current:
-            self.context = msgspec.to_builtins(origin.context)
+
+        def within(checkpoint: Checkpoint) -> bool:
+            return all(name in names or name not in origin._messages for name in checkpoint.messages)
+
+        line = origin._line()
+        adopted = list(takewhile(within, line))
+        for each in adopted:
+            messages = tuple(names[name] for name in each.messages if name in names)
+            self._checkpoints[each.checkpoint_id] = replace(
+                each, messages=messages, edits=_renamed(each.edits, names)
+            )
+            self._current = each.checkpoint_id
+        later = line[len(adopted) :]
+        self._edits = _renamed(_edits_of(later) | origin._edits, names)
         marked = {name for each in self._checkpoints.values() for name in each.messages}
         self._pending = [name for name in self._pending if name not in marked]
-        if self._checkpoints:
-            base = int(self._checkpoints[self._current or ""].context.get("turn", 0))
-            self.context["turn"] = base + _rounds([self._known[name] for name in self._pending])
+        context: Json = dict(adopted[-1].context) if adopted else {}
+        self.context = deepcopy(context if later else origin.context)
+        self.context["turn"] = int(context.get("turn", 0)) + _rounds(
+            [self._messages[name] for name in self._pending]
+        )
 
     def copy(self) -> Self:
         self._check_there()
         self._check_read()
-        copied = type(self)(list(self._known.values()), stores=self._stores)
+        copied = type(self)(self._messages.values(), stores=self._stores)
         copied._like(self)
-        copied._pending = list(self._pending)
+        copied._pending, copied._edits = list(self._pending), dict(self._edits)
         return copied
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
-        pending, self._pending = self._pending, []
-        return replace(checkpoint, messages=tuple(pending))
+        marked = replace(checkpoint, messages=tuple(self._pending), edits=self._edits)
+        self._pending, self._edits = [], {}
+        return marked
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        self._pending = []
+        """Unmarked messages and edits are gone."""
+        if self._kept is not None:
+            self._kept.drop(self._pending)
+        for name in self._pending:
+            self._messages.pop(name, None)
+        self._pending, self._edits = [], {}
 
     # --- JSON ------------------------------------------------------------------------------------
 
     def _parts(self) -> Json:
-        """With a store, what is not in it yet; without, everything."""
-        kept = self._known.values() if self._store is None else self._unstored
+        kept = self._kept
         return {
-            "messages": msgspec.to_builtins(list(kept)),
+            "messages": msgspec.to_builtins(list(self._messages.values() if kept is None else kept.unstored)),
             "pending": list(self._pending),
-            "store": None if self._store is None else self._store.serialize(),
+            "edits": dict(self._edits),
+            "dropped": [] if kept is None else sorted(kept.dropped),
+            "store": None if kept is None else kept.store.serialize(),
         }
 
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
-        kept = document["store"]
-        if kept is not None and stores is None:
+        parts = msgspec.convert(document, LocalParts)
+        names = [message.message_id for message in parts.messages]
+        if len({*names}) < len(names) or len({*parts.pending}) < len(parts.pending):
+            raise InvalidRequest("messages", "two have the same message_id")
+        if parts.store is not None and stores is None:
             raise InvalidRequest("store", "is needed: give `stores`, which makes the thread's message store")
-        thread = cls(msgspec.convert(document["messages"], list[Message]), stores=stores)
-        thread._pending = msgspec.convert(document["pending"], list[str])
-        if thread._store is not None and kept is not None:
-            thread._store.update_from_state(kept)
-            thread._read = False
+        thread = cls(parts.messages, stores=stores)
+        thread._pending, thread._edits = list(parts.pending), parts.edits
+        if thread._kept is not None and parts.store is not None:
+            thread._kept.store.update_from_state(parts.store)
+            thread._kept.dropped = set(parts.dropped)
+            thread._kept.read = False
         return thread
+
+
+def _distinct(messages: Iterable[Message], taken: Collection[str]) -> list[Message]:
+    """The messages, each with an id that no other has."""
+    known = set(taken)
+    distinct = []
+    for message in messages:
+        if message.message_id in known:
+            message = replace(message, message_id=ids.random_id())
+        known.add(message.message_id)
+        distinct.append(message)
+    return distinct
+
+
+def _edits_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
+    """What edits have made of messages, by their ids: the latest counts."""
+    return {name: text for each in checkpoints for name, text in each.edits.items()}
+
+
+def _edited(message: Message, edits: Mapping[str, str]) -> Message:
+    text = edits.get(message.message_id)
+    return message if text is None else replace(message, items=(Item("text", text),))
+
+
+def _renamed(edits: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    return {names[name]: text for name, text in edits.items() if name in names}
 
 
 def _up_to(messages: Sequence[Message], message_id: str) -> list[Message] | None:

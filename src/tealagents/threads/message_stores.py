@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -47,15 +47,6 @@ class MessageStore(Protocol):
         ...
 
 
-@runtime_checkable
-class Editable(Protocol):
-    """A store in which a message can be replaced."""
-
-    async def replace_message(self, message: Message) -> None:
-        """Puts it in the place of the one with the same id."""
-        ...
-
-
 #: makes the store of a new thread
 MessageStoreFactory = Callable[[], MessageStore]
 
@@ -71,9 +62,6 @@ class MemoryMessages:
 
     async def list_messages(self) -> list[Message]:
         return list(self._messages)
-
-    async def replace_message(self, message: Message) -> None:
-        self._messages = _replaced(self._messages, message)
 
     def serialize(self) -> Json:
         return {"messages": msgspec.to_builtins(self._messages)}
@@ -107,9 +95,6 @@ class FileMessages:
     async def list_messages(self) -> list[Message]:
         return await asyncio.to_thread(self._read)
 
-    async def replace_message(self, message: Message) -> None:
-        await asyncio.to_thread(self._rewrite, message)
-
     def serialize(self) -> Json:
         return {"folder": str(self._folder), "key": self._key}
 
@@ -138,19 +123,6 @@ class FileMessages:
             return [_decode(line) for line in lines]
         except msgspec.DecodeError as error:
             raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
-
-    def _rewrite(self, message: Message) -> None:
-        with self._turn:
-            self._rewrite_alone(message)
-
-    def _rewrite_alone(self, message: Message) -> None:
-        lines = b"".join(_encode(each) + b"\n" for each in _replaced(self._read(), message))
-        new = self.path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
 
 
 def _whole(file: Any) -> int:
@@ -183,10 +155,6 @@ def _new_key(key: str | None) -> str:
     if key is not None and not _is_key(key):
         raise ValueError("a key has letters, digits and - _ . : @, and begins with a letter or digit")
     return key or ids.random_id()
-
-
-def _replaced(messages: Sequence[Message], new: Message) -> list[Message]:
-    return [new if each.message_id == new.message_id else each for each in messages]
 
 
 #: Adds messages once, whatever becomes of the reply, and drops the oldest beyond the limit: a call with all

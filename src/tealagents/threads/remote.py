@@ -1,10 +1,11 @@
-"""Threads whose messages the model service keeps: here is only the id it is continued by."""
+"""Threads whose messages the model service keeps: only the id that continues them is kept here."""
 
 import logging
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.errors import InvalidRequest
@@ -15,9 +16,16 @@ from tealagents.threads.message_stores import MessageStoreFactory
 
 log = logging.getLogger(__name__)
 
-#: how the ids of conversations begin, to which whoever holds the id writes; a response (`resp_…`) can be
+#: how the ids of conversations begin, which all holders of the id write to; a response (`resp_…`) can be
 #: continued any number of times
 CONVERSATION = "conv_"
+
+
+class RemoteParts(Struct, frozen=True):
+    """What the document of a remote thread holds besides its header."""
+
+    remote_id: str | None
+    beginning: tuple[Message, ...]
 
 
 class RemoteThread(AgentThread):
@@ -37,8 +45,9 @@ class RemoteThread(AgentThread):
         beginning: Sequence[Message] = (),
         thread_id: str | None = None,
     ) -> None:
-        """`beginning` is what was said before it became remote: sent with the first message, and again where
-        the thread goes back to before that. `service` is the model's client, by which it is deleted."""
+        """`beginning` holds the messages from before the thread became remote: sent with the first message,
+        and again after a rollback to before it. `service` is the model's client, which deletes the
+        conversation."""
         super().__init__(thread_id=thread_id)
         if remote_id is not None and beginning:
             raise InvalidRequest("beginning", "is for a conversation that the service does not keep yet")
@@ -47,7 +56,7 @@ class RemoteThread(AgentThread):
         self.service = service
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
-        """The service has kept them; here is nothing to do."""
+        """Adds nothing here: the service keeps them."""
         await self.create()
 
     @property
@@ -58,45 +67,52 @@ class RemoteThread(AgentThread):
         )
 
     def continued(self, remote_id: str | None) -> None:
-        """The service has answered; the conversation goes on from there."""
+        """The service has answered; the conversation continues from this id."""
         self.remote_id = remote_id or self.remote_id
 
     def fork(self, message_id: str | None = None) -> Self:
-        """A response is shared by all that continue it. `NotForkable` for a conversation, and for a place in
-        the middle: go back to a checkpoint first, and fork there."""
+        """A thread that continues the same response. `NotForkable` for a conversation, and for a place in
+        the middle: roll back to a checkpoint first, and fork there."""
         self._check_there()
         if message_id is not None:
             raise NotForkable(
                 "The model service forks a conversation at its end only. Roll back to a checkpoint and fork "
                 "there, or make the thread local first."
             )
-        if (self.remote_id or "").startswith(CONVERSATION):
+        if self._is_conversation:
             raise NotForkable(
-                "The model service cannot fork a conversation: whoever holds its id writes to the same one. "
+                "The model service cannot fork a conversation: all who have its id write to the same one. "
                 "Make the thread local (`await agent.to_local(thread)`) and fork that."
             )
         return self.copy()
 
     def copy(self) -> Self:
-        """Both continue what there is now, each for itself; two copies of a conversation share it."""
+        """Each continues the same response on its own; copies of a conversation share it."""
         self._check_there()
         copied = type(self)(self.remote_id, service=self.service)
         copied.beginning = self.beginning
         copied._like(self)
         return copied
 
-    async def delete(self) -> None:
+    def check_deletable(self) -> None:
+        """`RemoteUnsupported` where no client is there to delete what the service keeps."""
+        super().check_deletable()
+        if self.remote_id is not None and self.service is None:
+            raise RemoteUnsupported(
+                "Open the thread by an agent (`agent.open_thread`) before deleting it: only the model's "
+                "client can delete what the service keeps."
+            )
+
+    async def _erase(self) -> None:
         """Erases the conversation at the service: all responses that led to it. Forks share them."""
-        self._check_free()
-        if self.remote_id is not None:
-            if self.service is None:
-                raise RemoteUnsupported(
-                    "Open the thread by an agent (`agent.open_thread`) before deleting it: only the model's "
-                    "client can delete what the service keeps."
-                )
+        if self.remote_id is not None and self.service is not None:
             await self.service.delete_remote(self.remote_id)
-        await super().delete()
-        self.remote_id = None
+        await super()._erase()
+        self.remote_id, self.beginning = None, ()
+
+    @property
+    def _is_conversation(self) -> bool:
+        return (self.remote_id or "").startswith(CONVERSATION)
 
     def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, remote_id=self.remote_id)
@@ -104,11 +120,10 @@ class RemoteThread(AgentThread):
     def check_way_back(self) -> None:
         """`NotForkable` for a conversation, which has no earlier state."""
         super().check_way_back()
-        if (self.remote_id or "").startswith(CONVERSATION):
+        if self._is_conversation:
             raise NotForkable("The model service keeps no earlier states of a conversation.")
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Back to an earlier response."""
         self.remote_id = checkpoint.remote_id
 
     def _parts(self) -> Json:
@@ -121,7 +136,7 @@ class RemoteThread(AgentThread):
                 "a remote thread uses no message store: the model service keeps its messages (thread %s)",
                 document.get("thread_id"),
             )
-        beginning = msgspec.convert(document["beginning"], tuple[Message, ...])
-        thread = cls(msgspec.convert(document["remote_id"], str | None))
-        thread.beginning = beginning
+        parts = msgspec.convert(document, RemoteParts)
+        thread = cls(parts.remote_id)
+        thread.beginning = parts.beginning
         return thread

@@ -1,33 +1,35 @@
-"""Threads of workflows: a thread for each agent that takes part, and how far the work has come."""
+"""Threads of workflows: a thread for each agent that takes part, and the state of execution."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import ClassVar, Self
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
+from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Json, Message
 from tealagents.threads.base import AgentThread, Checkpoint
 from tealagents.threads.local import LocalThread
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.remote import RemoteThread
 
-#: the sub-thread that is meant where none is named
+#: the key of a sub-thread where none is named
 MAIN = "main"
 
 
 class TakenStep(Struct, frozen=True, kw_only=True):
-    """A step of the workflow that was taken."""
+    """A step that has ended."""
 
     name: str
     started_at: datetime
     ended_at: datetime
-    #: what it has left for later steps
+    #: what it left for later steps
     result: Json | None = None
 
 
@@ -35,14 +37,38 @@ class Execution(Struct, kw_only=True):
     """How far a workflow has come."""
 
     steps_taken: list[TakenStep] = []
-    #: begun and not ended: taken again when the work is resumed
-    current_step: str | None = None
+    #: begun and not ended: taken again when the workflow is resumed
+    current_steps: list[str] = []
     next_steps: list[str] = []
 
     @property
     def remaining(self) -> list[str]:
-        """What is still to be done, the step that was left in its middle first."""
-        return ([self.current_step] if self.current_step is not None else []) + self.next_steps
+        """The steps that have not ended, those that were begun first."""
+        return self.current_steps + self.next_steps
+
+    def begin(self, name: str, running: Counter[str]) -> None:
+        """The step is a current one; one that was interrupted, a planned one, or neither, in this order."""
+        if self.current_steps.count(name) > running[name]:
+            return
+        if name in self.next_steps:
+            self.next_steps.remove(name)
+        elif running[name]:
+            raise InvalidRequest("step", f"{name!r} has not ended yet")
+        self.current_steps.append(name)
+
+
+class MarkedExecution(Struct, frozen=True):
+    """What a checkpoint of a workflow holds of its execution."""
+
+    execution: Execution | None = None
+
+
+class WorkflowParts(Struct, frozen=True):
+    """What the document of a workflow thread holds besides its header."""
+
+    execution: Execution
+    threads: dict[str, Json]
+    checkpoints: list[MarkedExecution]
 
 
 class WorkflowThread(AgentThread):
@@ -51,11 +77,11 @@ class WorkflowThread(AgentThread):
         workflow = WorkflowThread(["draft", "review"])
         async for step in workflow.steps():
             async with workflow.step(step) as result:
-                answer = await agents[step].run("Go on.", workflow.sub_thread(step))
+                answer = await agents[step].run("Continue.", workflow.sub_thread(step))
                 result["text"] = answer.text
 
-    A step that raises stays the current one; `steps` begins with it when the work is resumed, after a restart
-    or a rollback as well. Agents may run side by side on different sub-threads.
+    A step that raises stays a current one; `steps` begins with it when the workflow is resumed, also after a
+    restart or a rollback. Steps may run side by side, on different sub-threads.
     """
 
     kind: ClassVar = "workflow"
@@ -64,83 +90,92 @@ class WorkflowThread(AgentThread):
         super().__init__(thread_id=thread_id)
         self.execution = Execution(next_steps=list(next_steps))
         self._threads: dict[str, AgentThread] = {}
+        #: how often each step runs now
+        self._running: Counter[str] = Counter()
 
     # --- sub-threads -----------------------------------------------------------------------------
 
     @property
     def sub_threads(self) -> Mapping[str, AgentThread]:
-        """All there are, by their keys."""
+        """All sub-threads that were not deleted, by their keys."""
+        self._threads = {key: thread for key, thread in self._threads.items() if not thread.deleted}
         return self._threads
 
     def create_sub_thread(self, key: str = MAIN, thread: AgentThread | None = None) -> AgentThread:
         """Adds a sub-thread: `thread`, or a new local one. `AlreadyExists` where the key is taken."""
         self._check_there()
-        if key in self._threads:
+        if key in self.sub_threads:
             raise AlreadyExists(f"The workflow has a sub-thread {key!r} already.")
-        if thread is self:
+        added = thread if thread is not None else LocalThread()
+        if self in _all(added):
             raise InvalidRequest("thread", "a workflow cannot be its own sub-thread")
-        self._threads[key] = thread if thread is not None else LocalThread()
-        return self._threads[key]
+        if not {*_all(self)}.isdisjoint(_all(added)):
+            raise InvalidRequest("thread", "is a sub-thread of this workflow already")
+        self._threads[key] = added
+        return added
 
     def get_sub_thread(self, key: str = MAIN) -> AgentThread:
         """`NotFound` where there is none."""
         self._check_there()
         try:
-            return self._threads[key]
+            return self.sub_threads[key]
         except KeyError:
             raise NotFound(f"The workflow has no sub-thread {key!r}.") from None
 
     def sub_thread(self, key: str = MAIN) -> AgentThread:
         """The sub-thread of this key; a new local one where there is none yet."""
-        return self._threads.get(key) or self.create_sub_thread(key)
+        return self.sub_threads.get(key) or self.create_sub_thread(key)
 
     async def delete_sub_thread(self, key: str = MAIN) -> None:
-        """Erases a sub-thread. This cannot be undone; checkpoints come back without it."""
+        """Erases a sub-thread. This cannot be undone; a rollback does not restore it."""
         await self.get_sub_thread(key).delete()
-        del self._threads[key]
 
     # --- execution -------------------------------------------------------------------------------
 
     async def steps(self) -> AsyncIterator[str]:
-        """The steps that remain, one by one; those that are added meanwhile as well."""
-        while self.execution.remaining:
-            step, taken = self.execution.remaining[0], len(self.execution.steps_taken)
+        """The remaining steps that do not run now, one by one, including those planned meanwhile."""
+        while (step := self._next()) is not None:
+            taken = len(self.execution.steps_taken)
             yield step
-            if self.execution.remaining[:1] == [step] and len(self.execution.steps_taken) == taken:
+            if self._next() == step and len(self.execution.steps_taken) == taken:
                 raise InvalidRequest(
                     "step", f"{step!r} was not taken: use `async with workflow.step({step!r})`"
                 )
 
+    def _next(self) -> str | None:
+        waiting = Counter(self.execution.current_steps) - self._running
+        return next(iter([*waiting.elements(), *self.execution.next_steps]), None)
+
     @asynccontextmanager
     async def step(self, name: str) -> AsyncIterator[Json]:
-        """Takes a step; what is put into the result is kept with it, and a checkpoint made.
+        """Takes a step. What is put into the result, as JSON, is kept with it, and a checkpoint is made.
 
-        Where it raises, the step stays the current one.
+        Where it raises, the step stays a current one.
         """
         self._check_there()
-        execution = self.execution
-        if execution.current_step not in (None, name):
-            raise InvalidRequest("step", f"{execution.current_step!r} has not ended yet")
-        if execution.current_step is None and name in execution.next_steps:
-            execution.next_steps.remove(name)
-        execution.current_step = name
+        self.execution.begin(name, self._running)
         started = datetime.now(UTC)
         result: Json = {}
-        yield result
-        taken = TakenStep(name=name, started_at=started, ended_at=datetime.now(UTC), result=result or None)
-        execution.steps_taken.append(taken)
-        execution.current_step = None
+        self._running[name] += 1
+        try:
+            yield result
+            kept = _as_json(result)
+        finally:
+            self._running[name] -= 1
+        taken = TakenStep(name=name, started_at=started, ended_at=datetime.now(UTC), result=kept or None)
+        self.execution.steps_taken.append(taken)
+        self.execution.current_steps.remove(name)
         self.checkpoint()
 
     def plan(self, *steps: str) -> None:
-        """Replaces what is still to be done."""
+        """Replaces the steps that are to come."""
         self.execution.next_steps = list(steps)
 
     # --- the whole -------------------------------------------------------------------------------
 
     async def create(self) -> None:
         await super().create()
-        for thread in self._threads.values():
+        for thread in self.sub_threads.values():
             await thread.create()
 
     async def on_new_messages(self, messages: Sequence[Message]) -> None:
@@ -150,25 +185,40 @@ class WorkflowThread(AgentThread):
     @property
     def messages(self) -> Sequence[Message]:
         """Those of the main sub-thread."""
-        return self.get_sub_thread().messages if MAIN in self._threads else []
+        self._check_there()
+        return self.get_sub_thread().messages if MAIN in self.sub_threads else []
 
     def fork(self, message_id: str | None = None) -> Self:
-        """Forks all sub-threads; the one that has the message at the message."""
+        """Forks all sub-threads; the one that has the message at the message. The checkpoints that lie within
+        all forks remain."""
         self._check_there()
+        threads = self.sub_threads
         holder = None if message_id is None else self._holder(message_id)
         fork = type(self)()
-        fork._like(self)
-        fork._checkpoints.clear()
-        fork._current = None
+        fork.fingerprint, fork.context = self.fingerprint, deepcopy(self.context)
         fork.execution = deepcopy(self.execution)
         fork._threads = {
-            key: thread.fork(message_id if key == holder else None) for key, thread in self._threads.items()
+            key: thread.fork(message_id if key == holder else None) for key, thread in threads.items()
         }
+        for each in takewhile(lambda each: self._within(each, fork), self._line()):
+            fork._checkpoints[each.checkpoint_id] = each
+            fork._current = each.checkpoint_id
         return fork
 
+    def _within(self, checkpoint: Checkpoint, fork: "WorkflowThread") -> bool:
+        """Whether every sub-thread that the checkpoint can restore can be restored in the fork, too."""
+        return all(
+            at not in _checkpoints(thread) or at in _checkpoints(fork._threads[key])
+            for key, thread in self._threads.items()
+            if (at := checkpoint.threads.get(key)) is not None
+        )
+
+    def _holds(self, message_id: str) -> bool:
+        return any(thread._holds(message_id) for thread in self.sub_threads.values())
+
     def _holder(self, message_id: str) -> str:
-        for key, thread in self._threads.items():
-            if isinstance(thread, LocalThread) and any(m.message_id == message_id for m in thread.messages):
+        for key, thread in self.sub_threads.items():
+            if thread._holds(message_id):
                 return key
         raise NotFound(f"The workflow {self.thread_id} has no message {message_id}.")
 
@@ -177,51 +227,88 @@ class WorkflowThread(AgentThread):
         copied = type(self)()
         copied._like(self)
         copied.execution = deepcopy(self.execution)
-        copied._threads = {key: thread.copy() for key, thread in self._threads.items()}
+        copied._threads = {key: thread.copy() for key, thread in self.sub_threads.items()}
         return copied
 
-    async def delete(self) -> None:
-        self._check_free()
-        for key in list(self._threads):
-            await self.delete_sub_thread(key)
-        await super().delete()
+    def check_deletable(self) -> None:
+        super().check_deletable()
+        for thread in self.sub_threads.values():
+            thread.check_deletable()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Makes the caller the only writer of all sub-threads."""
+        with ExitStack() as stack:
+            stack.enter_context(super().taken())
+            for thread in self.sub_threads.values():
+                stack.enter_context(thread.taken())
+            yield
+
+    async def _erase(self) -> None:
+        for thread in list(self.sub_threads.values()):
+            await thread._erase()
+        await super()._erase()
+        self.execution = Execution()
+
+    def check_way_back(self) -> None:
+        super().check_way_back()
+        for thread in self.sub_threads.values():
+            thread.check_way_back()
+
+    def _check_free(self) -> None:
+        super()._check_free()
+        if running := +self._running:
+            raise TaskBusy(f"The step {next(iter(running))!r} has not ended. Wait for it.")
 
     def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
         return replace(
             checkpoint,
-            threads={key: thread.checkpoint() for key, thread in self._threads.items()},
+            threads={key: thread.checkpoint() for key, thread in self.sub_threads.items()},
             execution=msgspec.to_builtins(self.execution),
         )
 
-    def check_way_back(self) -> None:
-        super().check_way_back()
-        for thread in self._threads.values():
-            thread.check_way_back()
-
     def _restore(self, checkpoint: Checkpoint) -> None:
-        """Sub-threads that are younger than the checkpoint stay, without anything in them."""
-        for key, thread in self._threads.items():
-            marked = {each.checkpoint_id for each in thread.checkpoints}
+        """Sub-threads that are younger than the checkpoint stay, and are empty."""
+        for key, thread in self.sub_threads.items():
             at = checkpoint.threads.get(key)
-            if at in marked:
+            if at is not None and at in _checkpoints(thread):
                 thread.rollback(at)
-            else:  # it is younger than the checkpoint, or another of its name was there then
+            else:  # it is younger than the checkpoint, or another had its name then
                 thread.rewind()
         self.execution = msgspec.convert(checkpoint.execution or {}, Execution)
 
     def _parts(self) -> Json:
         return {
             "execution": msgspec.to_builtins(self.execution),
-            "threads": {key: thread.document() for key, thread in self._threads.items()},
+            "threads": {key: thread.document() for key, thread in self.sub_threads.items()},
         }
 
     @classmethod
     def _opened(cls, document: Json, stores: MessageStoreFactory | None) -> Self:
+        parts = msgspec.convert(document, WorkflowParts)
         workflow = cls()
-        workflow.execution = msgspec.convert(document["execution"], Execution)
-        threads = msgspec.convert(document["threads"], dict[str, Json])
-        workflow._threads = {key: opened(each, stores=stores) for key, each in threads.items()}
+        workflow.execution = parts.execution
+        workflow._threads = {key: opened(each, stores=stores) for key, each in parts.threads.items()}
         return workflow
+
+
+def _all(thread: AgentThread) -> Iterator[AgentThread]:
+    """A thread, and all that are in it."""
+    yield thread
+    if isinstance(thread, WorkflowThread):
+        for each in thread.sub_threads.values():
+            yield from _all(each)
+
+
+def _checkpoints(thread: AgentThread) -> set[str]:
+    return {each.checkpoint_id for each in thread.checkpoints}
+
+
+def _as_json(result: Json) -> Json:
+    try:
+        return msgspec.convert(msgspec.to_builtins(result), Json)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest("result", f"cannot be kept as JSON: {error}") from error
 
 
 _KINDS: Mapping[str, type[AgentThread]] = {
@@ -230,7 +317,7 @@ _KINDS: Mapping[str, type[AgentThread]] = {
 
 
 def opened(document: Json, *, stores: MessageStoreFactory | None = None) -> AgentThread:
-    """The thread of a document, of whatever kind. `InvalidRequest` for an unknown one."""
+    """The thread of a document, of any kind. `InvalidRequest` for an unknown kind."""
     kind = document.get("kind")
     found = _KINDS.get(kind) if isinstance(kind, str) else None
     if found is None:
