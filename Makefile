@@ -56,8 +56,8 @@ lock: ## Pin the newest versions that pyproject.toml allows
 	  --all-extras --group dev --no-emit-index-url --no-emit-find-links --no-header --output-file requirements.lock
 
 clean: ## Remove what was set up
-	@rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .tools clients/js/node_modules build dist .mypy_cache .ruff_cache .hypothesis
 
-$(TOOLS): tests/fixtures/tools/install.sh
+$(TOOLS): tests/fixtures/tools/install.sh tests/fixtures/tools/package-lock.json clients/js/package-lock.json
 	@sh tests/fixtures/tools/install.sh
 	@test ! -d .tools || touch $@

@@ -15,7 +15,12 @@ from tealagents.config import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "demos").rglob("*.md")],
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "demos").rglob("*.md"),
+        *(ROOT / "clients").glob("*/*.md"),
+    ],
     key=lambda page: page.relative_to(ROOT).as_posix(),
 )
 _BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
