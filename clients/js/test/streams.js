@@ -43,7 +43,7 @@ test("a stream that is cut behind any event, or within it, gives every event onc
     const fault = afterEvent(id, {within});
     const seen = await through((sent, connection) => (connection === 0 ? fault(sent) : null));
     assertNothingLost(seen);
-    assert.equal(seen.connections > 1, id < LAST || within);
+    if (id < LAST || within) assert(seen.connections > 1);
   }));
 });
 
