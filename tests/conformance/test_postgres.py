@@ -1,7 +1,7 @@
 """PostgreSQL: the contract of stores, and what is this store's own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -15,6 +15,7 @@ from tealagents.stores import open_store as store_of
 from tealagents.stores.postgres import PostgresStore
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer, free_port
+from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore
 from tealagents.testing.stores import StoreContract
 
@@ -33,6 +34,19 @@ class TestWithoutPreparedStatements(StoreContract):
     @pytest.fixture
     def open_store(self, postgres_server: PostgresServer) -> OpenStore:
         return lambda: store_of(f"{postgres_server.url}?schema=contract&statement_cache_size=0")
+
+
+class TestThePostgresLink(LinkContract):
+    @pytest.fixture
+    def server(
+        self, postgres_server: PostgresServer, postgres_url: str
+    ) -> Iterator[tuple[FaultProxy, OpenStore, OpenStore]]:
+        with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
+            yield proxy, lambda: store_of(proxy.url_for(postgres_url)), lambda: store_of(postgres_url)
+
+    @pytest.fixture
+    def partition(self) -> str:
+        return "p"
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from tealagents.stores import open_store as store_of
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
+from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore
 from tealagents.testing.stores import StoreContract
 
@@ -30,6 +31,19 @@ class TestRedis(StoreContract):
     @pytest.fixture
     def open_store(self, redis_url: str) -> OpenStore:
         return lambda: store_of(redis_url)
+
+
+class TestTheRedisLink(LinkContract):
+    @pytest.fixture
+    def server(
+        self, redis_server: RedisServer, redis_url: str
+    ) -> Iterator[tuple[FaultProxy, OpenStore, OpenStore]]:
+        with FaultProxy("127.0.0.1", redis_server.port) as proxy:
+            yield proxy, lambda: store_of(proxy.url_for(redis_url)), lambda: store_of(redis_url)
+
+    @pytest.fixture
+    def partition(self) -> str:
+        return "p"
 
 
 @pytest.fixture

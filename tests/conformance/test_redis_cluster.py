@@ -11,7 +11,9 @@ from tealagents.domain.ports import Commit, Put
 from tealagents.stores import open_store as store_of
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
+from tealagents.testing.store_links import SILENCE
 from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.store_watches import MISSING, notify
 from tealagents.testing.stores import StoreContract
 
 
@@ -76,6 +78,22 @@ async def test_a_slot_on_the_move() -> None:
             assert [key for key, _ in await store.scan(partition, "")] == ["head", "log/1", "log/2"]
             with pytest.raises(Conflict):
                 await store.commit(partition, change)
+
+
+async def test_a_watch_follows_its_slot() -> None:
+    """Once a slot is served by another node its watches are woken by the commits made there."""
+    with running(RedisCluster) as cluster:
+        async with store_of(cluster.url) as store, store.watch("moving", "topic") as watch:
+            await store.commit("moving", put("key", b"1"))
+            move = Move(key_slot(b"moving"), *owner_and_another(cluster, "moving"))
+            move.begin()
+            move.carry()
+            move.end()
+            async with asyncio.timeout(MISSING):
+                while await watch.wait(SILENCE, found=False):
+                    pass
+            await notify(store, "moving", "topic")
+            assert await watch.wait(MISSING)
 
 
 async def test_a_node_that_others_have_replaced() -> None:

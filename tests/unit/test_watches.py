@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tealagents.stores.watches import LONGEST_PAUSE, Watches
+from tealagents.stores.watches import LONGEST_PAUSE, Topic, Watches
 
 
 async def pauses(watches: Watches, found: list[bool]) -> list[float]:
@@ -46,27 +46,29 @@ async def test_the_loss_of_the_link_wakes_everything() -> None:
 
 
 async def test_topics_are_subscribed_to_once() -> None:
-    """A topic is subscribed to by its first watch and let go by its last, also where that was canceled."""
-    calls: list[tuple[str, str]] = []
-    stuck = asyncio.Event()
-
-    async def subscribe(topic: tuple[str, str]) -> None:
-        calls.append(("subscribe", topic[1]))
-        if topic[1] == "stuck":
-            await stuck.wait()
-
-    watches = Watches(
-        0.25, live=True, subscribe=subscribe, unsubscribe=lambda topic: calls.append(("let go", topic[1]))
-    )
+    """A topic is let go when its last watch ends, also where that was canceled on its way in."""
+    watches = Recorded()
     async with watches.watch("p", "a"), watches.watch("p", "a"):
-        pass
+        assert watches.calls == ["+a", "+a"]
     entering = asyncio.ensure_future(watches.watch("p", "stuck").__aenter__())
     await asyncio.sleep(0)
     entering.cancel()
     await asyncio.wait([entering])
-    assert calls == [("subscribe", "a"), ("subscribe", "a"), ("let go", "a"), *_pair("stuck")]
+    assert watches.calls == ["+a", "+a", "-a", "+stuck", "-stuck"]
     assert not watches.topics
 
 
-def _pair(topic: str) -> list[tuple[str, str]]:
-    return [("subscribe", topic), ("let go", topic)]
+class Recorded(Watches):
+    """Writes down what is subscribed to; the topic `stuck` never comes into effect."""
+
+    def __init__(self) -> None:
+        super().__init__(0.25, live=True)
+        self.calls: list[str] = []
+
+    async def subscribe(self, topic: Topic) -> None:
+        self.calls.append("+" + topic[1])
+        if topic[1] == "stuck":
+            await asyncio.Event().wait()
+
+    def unsubscribe(self, topic: Topic) -> None:
+        self.calls.append("-" + topic[1])

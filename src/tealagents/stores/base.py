@@ -226,7 +226,7 @@ class BaseStore(ABC):
         #: seconds since the epoch, for a store that has no clock of its own
         self.clock = clock
         self._under_way: set[asyncio.Future[Any]] = set()
-        #: a store that pushes calls its `notify` for what it hears of
+        #: a store that pushes has watches of its own kind, or notifies these
         self._watches = Watches(self.options.watch_seconds, live=self.pushes)
 
     @classmethod

@@ -3,6 +3,7 @@
 ::
 
     dir/.format                                      says that this folder is a store
+    dir/.notify                                      wakes other processes (`local_link`); may be deleted
     dir/+my+agent/user/alice.records/                a partition: `MyAgent/user/alice`
         task/6f1c….json                              a record: the key `task/6f1c…`
         log/6f1c…/000000000001.json
@@ -53,6 +54,7 @@ from tealagents.stores.base import (
     check_keys,
     check_scan,
 )
+from tealagents.stores.local_link import LocalWatches
 
 __all__ = ["FileOptions", "FileStore"]
 
@@ -88,6 +90,7 @@ class FileStore(BaseStore):
     name = "files"
     shared = True
     durable = True
+    pushes = True
     options_type = FileOptions
     options: FileOptions
 
@@ -97,6 +100,7 @@ class FileStore(BaseStore):
         #: commits to one partition wait here for each other, and not in threads for its lock
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._swept: dict[str, float] = {}
+        self._watches = self._pushed = LocalWatches(options.watch_seconds, self._root / ".notify")
 
     @property
     def where(self) -> str:
@@ -108,6 +112,7 @@ class FileStore(BaseStore):
         await self._in_thread(lambda: _make_store(self._root))
 
     async def close(self) -> None:
+        self._pushed.close()
         await asyncio.to_thread(self._threads.shutdown)
         await asyncio.to_thread(self._syncing.shutdown)
 
@@ -147,6 +152,7 @@ class FileStore(BaseStore):
             await self._in_thread(lambda: folder.commit(commit, now, sweeps))
             if sweeps:
                 self._swept[partition] = now
+        self._pushed.announce(partition, commit.notify)
 
     def _folder(self, partition: str) -> "_Folder":
         return _Folder(self._root, partition, self.options.busy_seconds, self._syncing)

@@ -78,7 +78,8 @@ class MemoryStore(BaseStore):
             target.put(key, bytes(memoryview(value)), commit.operation)
             if ttl is not None:
                 heappush(self._expiring, (self.clock() + ttl, partition, key, commit.operation))
-        self._watches.notify(partition, commit.notify)
+        for topic in commit.notify:
+            self._watches.notify((partition, topic))
 
     async def ping(self) -> None:
         """It is here."""

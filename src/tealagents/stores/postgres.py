@@ -34,6 +34,7 @@ from tealagents.stores.base import (
     scan_bounds,
 )
 from tealagents.stores.pool import Pool
+from tealagents.stores.postgres_link import PostgresWatches
 from tealagents.stores.sql import migrations, statements
 
 __all__ = ["PostgresOptions", "PostgresStore"]
@@ -103,6 +104,7 @@ class PostgresStore(BaseStore):
     name = "postgres"
     shared = True
     durable = True
+    pushes = True
     options_type: ClassVar[type[StoreOptions]] = PostgresOptions
     options: PostgresOptions
 
@@ -119,6 +121,9 @@ class PostgresStore(BaseStore):
             discard=_abort,
             size=options.pool,
             timeout=options.connect_timeout,
+        )
+        self._watches = self._pushed = PostgresWatches(
+            options.watch_seconds, schema=options.schema_name, arguments=self._arguments, send=self._notify
         )
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
 
@@ -164,7 +169,14 @@ class PostgresStore(BaseStore):
             [put.ttl for put in puts.values()],
             list(commit.delete),
         )
-        await self._commit(arguments)
+        try:
+            await self._commit(arguments)
+        except (Conflict, PersistenceUnavailable):
+            raise
+        except BaseException:  # its outcome is unknown: a wake-up too many does no harm
+            self._pushed.announce(partition, commit.notify)
+            raise
+        self._pushed.announce(partition, commit.notify)
         if time.monotonic() > self._next_sweep:
             self._start_sweep()
 
@@ -196,6 +208,7 @@ class PostgresStore(BaseStore):
             raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
 
     async def close(self) -> None:
+        await self._pushed.close()
         await self._pool.clear()
 
     async def migrate(self) -> list[str]:
@@ -289,6 +302,9 @@ class PostgresStore(BaseStore):
     async def _connect(self) -> "asyncpg.Connection[Any]":
         connection: asyncpg.Connection[Any] = await asyncpg.connect(**self._arguments)
         return connection
+
+    async def _notify(self, prefix: str, payloads: Sequence[str]) -> None:
+        await self._ask("notify", prefix, payloads)
 
     # --- erasing what has expired -----------------------------------------------------------------
 

@@ -24,6 +24,10 @@ WHERE partition = $1 AND key >= $2 AND key < $3 AND (expires_at IS NULL OR expir
 ORDER BY key DESC
 LIMIT $4
 
+-- To the channels that the first characters of the payloads name. Apart from the commit: see postgres_link.
+-- name: notify
+SELECT pg_notify($1 || left(payload, 2), payload) FROM unnest($2::text[]) AS sent (payload)
+
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8
 

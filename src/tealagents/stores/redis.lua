@@ -10,13 +10,14 @@
 
 -- name: commit
 -- KEYS: the index, what expires, then the records expected, put and deleted.
--- ARGV: how many are expected, how many put, where a record's own key begins in its name; for each expected
--- one its version, or '' for none; for each put one its version and value, and its milliseconds or ''.
+-- ARGV: how many are expected, how many put, where a record's own key begins in its name, how to publish; for
+-- each expected one its version, or '' for none; for each put one its version and value, and its milliseconds
+-- or ''; then the channels to notify.
 -- Returns the keys whose expectations do not hold; where there are none, all is written.
 local expected, put, start = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local differing = {}
 for i = 1, expected do
-    if redis.call('GETRANGE', KEYS[2 + i], 0, 23) ~= ARGV[3 + i] then
+    if redis.call('GETRANGE', KEYS[2 + i], 0, 23) ~= ARGV[4 + i] then
         differing[#differing + 1] = string.sub(KEYS[2 + i], start)
     end
 end
@@ -28,7 +29,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for i = 1, put do
     local record = KEYS[2 + expected + i]
-    local value, ttl = ARGV[2 + expected + 2 * i], ARGV[3 + expected + 2 * i]
+    local value, ttl = ARGV[3 + expected + 2 * i], ARGV[4 + expected + 2 * i]
     local key = string.sub(record, start)
     redis.call('ZADD', KEYS[1], 0, key)
     if ttl == '' then
@@ -50,6 +51,11 @@ end
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 1000, 'LIMIT', 0, 20)) do
     redis.call('ZREM', KEYS[1], key)
     redis.call('ZREM', KEYS[2], key)
+end
+
+-- where an access list forbids it, the commit holds and watches look by a timer
+for i = 5 + expected + 2 * put, #ARGV do
+    redis.pcall(ARGV[4], ARGV[i], '')
 end
 return {}
 

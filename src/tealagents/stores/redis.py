@@ -33,6 +33,7 @@ from tealagents.stores.base import (
     scan_bounds,
     unreadable_host,
 )
+from tealagents.stores.redis_link import RedisWatches, channel_of
 from tealagents.stores.redis_nodes import ConnectionBroke, Nodes
 
 __all__ = ["RedisOptions", "RedisStore"]
@@ -90,6 +91,7 @@ class RedisStore(BaseStore):
     name = "redis"
     shared = True
     durable = True
+    pushes = True
     options_type: ClassVar[type[StoreOptions]] = RedisOptions
     options: RedisOptions
 
@@ -102,6 +104,9 @@ class RedisStore(BaseStore):
             connect_timeout=options.connect_timeout,
             command_timeout=options.command_timeout,
             tls={name: getattr(options, name) for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")},
+        )
+        self._watches = self._pushed = RedisWatches(
+            options.watch_seconds, prefix=options.prefix, nodes=self._nodes
         )
 
     @property
@@ -171,6 +176,7 @@ class RedisStore(BaseStore):
         check_commit(partition, commit)
         base = self._base(partition)
         expect, put = commit.expect, commit.put
+        publish = "SPUBLISH" if self._nodes.clustered else "PUBLISH"
         names = (f"{base}:{key}" for keys in (expect, put, commit.delete) for key in keys)
         version = commit.operation.encode()
         values = (
@@ -181,7 +187,12 @@ class RedisStore(BaseStore):
         reply = await self._script(
             "commit",
             (f"{base}#index", f"{base}#expiring", *names),
-            (len(expect), len(put), len(base) + 2, *(v or "" for v in expect.values()), *values),
+            (
+                *(len(expect), len(put), len(base) + 2, publish),
+                *(v or "" for v in expect.values()),
+                *values,
+                *(channel_of(base, topic) for topic in commit.notify),
+            ),
         )
         if reply:
             raise Conflict(*(key.decode() for key in reply))
@@ -216,6 +227,7 @@ class RedisStore(BaseStore):
             )
 
     async def close(self) -> None:
+        await self._pushed.close()
         await self._nodes.close()
 
     # --- asking -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ said that it did not run it.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -28,7 +29,7 @@ from redis.exceptions import (
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.pool import Pool
 
-__all__ = ["ConnectionBroke", "Nodes"]
+__all__ = ["Address", "ConnectionBroke", "NodeUnreachable", "Nodes", "pack", "reason", "send_packed"]
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +80,14 @@ class Nodes:
         a slot on the move included. PersistenceUnavailable where the command surely did not run, Unknown
         where that cannot be told.
         """
-        packed = _pack(*command)
-        address, asking = self._owners.get(slot, self._seed), False
+        packed = pack(*command)
+        address, asking = self.owner(slot), False
         for _ in range(REDIRECTIONS):
             try:
                 return await self._send(address, packed, asking)
             except MovedError as moved:
                 address, asking = await self._moved(moved, address), False
-            except _Unreachable as error:
+            except NodeUnreachable as error:
                 successor = await self._successor(slot, address)
                 if successor is None:
                     raise self._unavailable(error) from None
@@ -99,7 +100,7 @@ class Nodes:
                 elif isinstance(error, TryAgainError):  # some keys are here and some already there
                     await asyncio.sleep(self._command_timeout / REDIRECTIONS)
                 else:
-                    raise self._unavailable(_reason(error)) from None
+                    raise self._unavailable(reason(error)) from None
         raise self._unavailable("its slot is on the move")
 
     async def survey(self) -> list[dict[str, str]]:
@@ -110,8 +111,24 @@ class Nodes:
                 return [info]
             await self._learn(self._seed)
             return [await self._about(address) for address in sorted(set(self._owners.values()))]
-        except (_Unreachable, Unknown, ResponseError) as error:
+        except (NodeUnreachable, Unknown, ResponseError) as error:
             raise self._unavailable(error) from None
+
+    @property
+    def clustered(self) -> bool:
+        """Whether it is a cluster, as far as is known yet."""
+        return bool(self._owners)
+
+    def owner(self, slot: int) -> Address:
+        """The node that serves a slot, as far as is known."""
+        return self._owners.get(slot, self._seed)
+
+    async def look_around(self) -> None:
+        """Reads the map of a cluster anew, from any node that answers."""
+        for address in sorted(set(self._owners.values())):
+            with suppress(*_NO_ANSWER):
+                await self._learn(address)
+                return
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -125,7 +142,7 @@ class Nodes:
         connection = await self._borrow(pool)
         try:
             async with asyncio.timeout(self._command_timeout):
-                await _send(connection, _ASKING + packed if asking else packed)
+                await send_packed(connection, _ASKING + packed if asking else packed)
                 if asking:
                     await connection.read_response(disable_decoding=True)
                 reply = await connection.read_response(disable_decoding=True)
@@ -133,17 +150,17 @@ class Nodes:
             # it is not, or not yet, the server to talk to: connect anew
             await pool.drop(connection)
             await pool.clear()
-            raise self._unavailable(_reason(error)) from None
+            raise self._unavailable(reason(error)) from None
         except ResponseError:
             pool.give_back(connection)
             raise
         except TimeoutError as error:
             await pool.drop(connection)
-            raise Unknown(_reason(error)) from None
+            raise Unknown(reason(error)) from None
         except (RedisError, OSError) as error:
             await pool.drop(connection)
             await pool.clear()
-            raise ConnectionBroke(_reason(error)) from None
+            raise ConnectionBroke(reason(error)) from None
         except BaseException:  # a canceled caller: the server has run it or not
             await pool.drop(connection)
             raise
@@ -154,13 +171,13 @@ class Nodes:
         try:
             return await pool.borrow()
         except (RedisError, OSError, TimeoutError) as error:
-            raise _Unreachable(_reason(error)) from None
+            raise NodeUnreachable(reason(error)) from None
 
     def _pool(self, address: Address) -> Pool[Connection]:
         pool = self._pools.get(address)
         if pool is None:
             pool = self._pools[address] = Pool(
-                connect=lambda: self._connect(address),
+                connect=lambda: self.connect(address),
                 usable=_is_quiet,
                 discard=_abort,
                 size=self._size,
@@ -168,7 +185,7 @@ class Nodes:
             )
         return pool
 
-    async def _connect(self, address: Address) -> Connection:
+    async def connect(self, address: Address) -> Connection:
         """A connection to a server that takes writes: after a failover its name may lead to the old one."""
         connection = self._class(host=address[0], port=address[1], **self._arguments)
         try:
@@ -190,7 +207,7 @@ class Nodes:
                 info["appendfsync"] = await _setting(connection, "appendfsync")
         except (RedisError, OSError, TimeoutError) as error:
             await pool.drop(connection)
-            raise _Unreachable(_reason(error)) from None
+            raise NodeUnreachable(reason(error)) from None
         except BaseException:
             await pool.drop(connection)
             raise
@@ -234,21 +251,21 @@ class ConnectionBroke(Unknown):
     """Before the reply to a command, which may have run or not."""
 
 
-class _Unreachable(Exception):
+class NodeUnreachable(Exception):
     """A node could not be connected to: nothing was sent."""
 
 
-_NO_ANSWER: Final = (PersistenceUnavailable, Unknown, _Unreachable, ResponseError)
+_NO_ANSWER: Final = (PersistenceUnavailable, Unknown, NodeUnreachable, ResponseError)
 
 
-def _pack(*parts: str | bytes | int) -> bytes:
+def pack(*parts: str | bytes | int) -> bytes:
     """A command as it is sent."""
     packed: bytes = pack_command(parts)  # type: ignore[arg-type]  # any number of parts
     return packed
 
 
-_ASKING: Final = _pack("ASKING")
-_CLUSTER_SLOTS: Final = _pack("CLUSTER", "SLOTS")
+_ASKING: Final = pack("ASKING")
+_CLUSTER_SLOTS: Final = pack("CLUSTER", "SLOTS")
 
 
 def _named(redirection: AskError, asked: Address) -> Address:
@@ -261,7 +278,7 @@ async def _is_quiet(connection: Connection) -> bool:
     return connection.is_connected and not await connection.can_read()
 
 
-async def _send(connection: Connection, packed: bytes) -> None:
+async def send_packed(connection: Connection, packed: bytes) -> None:
     """Writes a command; ConnectionError to a closed connection, which uvloop tells by RuntimeError."""
     try:
         await connection.send_packed_command(packed, check_health=False)
@@ -275,7 +292,7 @@ async def _abort(connection: Connection) -> None:
 
 async def _info(connection: Connection) -> dict[str, str]:
     """What the server tells of itself; empty where it does not let us ask."""
-    await _send(connection, _pack("INFO"))
+    await send_packed(connection, pack("INFO"))
     try:
         text: bytes = await connection.read_response(disable_decoding=True)
     except ResponseError:
@@ -286,7 +303,7 @@ async def _info(connection: Connection) -> dict[str, str]:
 
 async def _setting(connection: Connection, name: str) -> str:
     """A configuration parameter; empty where the service does not let us ask."""
-    await _send(connection, _pack("CONFIG", "GET", name))
+    await send_packed(connection, pack("CONFIG", "GET", name))
     try:
         reply: list[bytes] = await connection.read_response(disable_decoding=True)
     except ResponseError:
@@ -294,7 +311,7 @@ async def _setting(connection: Connection, name: str) -> str:
     return reply[1].decode() if reply else ""
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What went wrong, in a line. Neither the driver nor the server quotes a password."""
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"

@@ -37,6 +37,7 @@ from tealagents.stores.base import (
     check_scan,
     scan_bounds,
 )
+from tealagents.stores.local_link import LocalWatches
 from tealagents.stores.sql import migrations, statements
 
 __all__ = ["SqliteOptions", "SqliteStore"]
@@ -82,6 +83,7 @@ class SqliteStore(BaseStore):
     name = "sqlite"
     shared = True
     durable = True
+    pushes = True
     options_type = SqliteOptions
     options: SqliteOptions
 
@@ -89,6 +91,9 @@ class SqliteStore(BaseStore):
         super().__init__(options, clock=clock)
         self._sql = statements("sqlite.sql")
         self._path = options.path.absolute()
+        self._watches = self._pushed = LocalWatches(
+            options.watch_seconds, self._path.with_name(self._path.name + "-notify")
+        )
         self._next_sweep = 0.0
         #: a sync has failed: what the log holds may not be on the disk, though the next sync succeeds
         self._doubtful = False
@@ -103,6 +108,7 @@ class SqliteStore(BaseStore):
         self._scanner = _Owner(scanning, _one_by_one)
 
     async def close(self) -> None:
+        self._pushed.close()
         self._at_hand.close()
         await self._scanner.close()
         await self._writer.close()
@@ -149,6 +155,8 @@ class SqliteStore(BaseStore):
                 await self._writer.do(write)
         except sqlite3.Error as error:
             raise self._refused(error) from error
+        if commit.notify:
+            self._pushed.announce(partition, commit.notify)
 
     async def ping(self) -> None:
         if not self._path.exists():

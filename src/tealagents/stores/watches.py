@@ -1,7 +1,7 @@
 """The watches of one opened store: which wait for which topic, by a timer where no commit can wake them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -16,30 +16,18 @@ GROWTH: Final = 1.5
 Topic = tuple[str, str]
 
 
-async def _nothing_to_do(topic: Topic) -> None:
-    """For a store whose notifications come without being subscribed to."""
-
-
 class Watches:
     """All watches of one opened store.
 
-    `live` says whether every notification of the store arrives here: while it does, watches wait for `notify`
-    alone. `subscribe` is awaited before a watch is in effect, also where its topic has others;
-    `unsubscribe` is called after the last watch of a topic has ended.
+    `live` says whether the store's notifications arrive here: while they do, a watch waits for nothing else.
+    A store whose notifications can be lost with the process that should have sent them gives `recheck`, the
+    seconds after which a watch looks anyway.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        *,
-        live: bool,
-        subscribe: Callable[[Topic], Awaitable[None]] = _nothing_to_do,
-        unsubscribe: Callable[[Topic], object] = lambda topic: None,
-    ) -> None:
+    def __init__(self, seconds: float, *, live: bool, recheck: float | None = None) -> None:
         self.seconds = seconds
         self.live = live
-        self._subscribe = subscribe
-        self._unsubscribe = unsubscribe
+        self.recheck = recheck
         self._watches: dict[Topic, set[_Watch]] = {}
 
     @property
@@ -53,20 +41,25 @@ class Watches:
         watched, watch = (partition, topic), _Watch(self)
         self._watches.setdefault(watched, set()).add(watch)
         try:
-            await self._subscribe(watched)
+            await self.subscribe(watched)
             yield watch
         finally:
             others = self._watches[watched]
             others.discard(watch)
             if not others:
                 del self._watches[watched]
-                self._unsubscribe(watched)
+                self.unsubscribe(watched)
 
-    def notify(self, partition: str, topics: Collection[str]) -> None:
-        """Wakes the watches of these topics."""
-        for topic in topics:
-            for watch in self._watches.get((partition, topic), ()):
-                watch.wake()
+    async def subscribe(self, topic: Topic) -> None:
+        """Awaited for each watch: the topic's notifications arrive from now on, or `live` is False."""
+
+    def unsubscribe(self, topic: Topic) -> None:
+        """Called when the last watch of a topic has ended."""
+
+    def notify(self, topic: Topic) -> None:
+        """Wakes the watches of a topic."""
+        for watch in self._watches.get(topic, ()):
+            watch.wake()
 
     def wake_all(self) -> None:
         for watches in self._watches.values():
@@ -87,13 +80,13 @@ class _Watch:
 
     def wake(self) -> None:
         self._woken = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            _settle(self._waiter)
 
     async def wait(self, timeout: float | None = None, *, found: bool = True) -> bool:
         """See `Watch.wait`."""
         self._pause = self._watches.seconds if found else min(self._pause * GROWTH, LONGEST_PAUSE)
-        pause = None if self._watches.live else self._pause
+        pause = self._watches.recheck if self._watches.live else self._pause
         if not self._woken:
             await self._sleep(min((s for s in (timeout, pause) if s is not None), default=None))
             if pause is not None and (timeout is None or pause <= timeout):

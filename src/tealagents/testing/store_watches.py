@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from tealagents.domain.ports import Store
 from tealagents.testing.store_steps import OpenStore, commit, ticks, two_openings, values
 
-__all__ = ["MANY_WATCHES", "WatchContract"]
+__all__ = ["MANY_WATCHES", "MISSING", "WatchContract", "notify"]
 
 #: watches that one process holds at once
 MANY_WATCHES = 10_000

@@ -1,0 +1,199 @@
+"""Watches whose wake-ups come through a server: one connection a process, watched over and made again.
+
+The connection is made by the first watch. While it is lost, watches wait by a timer; they are all woken when
+the loss is noticed and once more when the link is back, because what was notified in between went unheard.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Final, Protocol
+
+from tealagents.stores.watches import Topic, Watches
+
+__all__ = ["ANSWER_SECONDS", "LinkLost", "LinkSession", "LinkedWatches"]
+
+log = logging.getLogger(__name__)
+
+#: seconds without a word from the server after which it is asked for one
+HEARTBEAT_SECONDS: Final = 1.0
+#: seconds for an answer on the link
+ANSWER_SECONDS: Final = 0.75
+#: seconds before the connection is made again: at first, and at most
+RECONNECT_SECONDS: Final = 0.1
+LONGEST_RECONNECT_SECONDS: Final = 5.0
+
+
+class LinkLost(Exception):
+    """The link cannot be made, has broken, or does not answer. The text holds no credentials."""
+
+
+class LinkSession(Protocol):
+    """A connection that notifications come through. Its methods raise `LinkLost`."""
+
+    async def subscribe(self, channels: Collection[str]) -> None:
+        """Returns once what is sent to the channels arrives here."""
+        ...
+
+    async def unsubscribe(self, channels: Collection[str]) -> None: ...
+
+    async def heartbeat(self) -> None:
+        """Returns once the server has answered."""
+        ...
+
+
+class Listener(Protocol):
+    """What a session reports to."""
+
+    def hear(self, name: str) -> None:
+        """The topic of this name was notified."""
+        ...
+
+    def broken(self) -> None:
+        """The connection has broken."""
+        ...
+
+
+#: connects, and closes the connection when its context is left
+Connect = Callable[[Listener], AbstractAsyncContextManager[LinkSession]]
+
+
+class LinkedWatches(Watches):
+    """The watches of a store that hears of commits through a server.
+
+    `name` makes a topic's name on the wire, `channel` the channel that this name is sent to.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        connect: Connect,
+        name: Callable[[Topic], str],
+        channel: Callable[[str], str],
+        recheck: float | None = None,
+    ) -> None:
+        super().__init__(seconds, live=False, recheck=recheck)
+        self._connect = connect
+        self._name = name
+        self._channel = channel
+        self._names: dict[str, Topic] = {}
+        #: how many watched topics each channel has
+        self._channels: Counter[str] = Counter()
+        #: channels whose subscription may have to be made or ended
+        self._altered: set[str] = set()
+        #: channels that are subscribed to
+        self._in_effect: set[str] = set()
+        #: settled when `_in_effect` has changed
+        self._change: asyncio.Future[None] | None = None
+        #: something was altered, or the connection has broken
+        self._due = asyncio.Event()
+        self._broken = self._heard = self._down = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def subscribe(self, topic: Topic) -> None:
+        name = self._name(topic)
+        channel = self._channel(name)
+        if name not in self._names:
+            self._names[name] = topic
+            self._count(channel, 1)
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_linked(), name="store-link")
+        while channel not in self._in_effect and not self._down:
+            if self._change is None:
+                self._change = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._change)
+
+    def unsubscribe(self, topic: Topic) -> None:
+        name = self._name(topic)
+        if self._names.pop(name, None):
+            self._count(self._channel(name), -1)
+
+    async def close(self) -> None:
+        """Closes the connection; watches that are still open wait by a timer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._lose()
+
+    def hear(self, name: str) -> None:
+        self._heard = True
+        if topic := self._names.get(name):
+            self.notify(topic)
+
+    def broken(self) -> None:
+        self._broken = True
+        self._due.set()
+
+    def _count(self, channel: str, by: int) -> None:
+        before = self._channels[channel]
+        self._channels[channel] = before + by
+        if not before or not before + by:
+            self._altered.add(channel)
+            self._due.set()
+        if not before + by:
+            del self._channels[channel]
+
+    # --- the link ---------------------------------------------------------------------------------
+
+    async def _keep_linked(self) -> None:
+        pause = RECONNECT_SECONDS
+        while True:
+            try:
+                async with self._connect(self) as session:
+                    await self._serve(session)
+            except LinkLost as error:
+                level = logging.DEBUG if self._down else logging.WARNING
+                log.log(level, "no notifications from the store; watches look by a timer: %s", error)
+            pause = RECONNECT_SECONDS if self.live else min(pause * 2, LONGEST_RECONNECT_SECONDS)
+            self._lose()
+            await asyncio.sleep(pause)
+
+    def _lose(self) -> None:
+        self.live, self._down = False, True
+        self._in_effect.clear()
+        self._settle_change()
+        self.wake_all()
+
+    def _settle_change(self) -> None:
+        if self._change is not None:
+            self._change.set_result(None)
+            self._change = None
+
+    async def _serve(self, session: LinkSession) -> None:
+        """Keeps the subscriptions as they are wanted until the session is lost."""
+        self._broken = False
+        self._altered = set(self._channels)
+        while True:
+            while self._altered:
+                await self._bring_into_effect(session)
+            if self._down:
+                self.wake_all()
+            self.live, self._down = True, False
+            await self._until_due(session)
+            if self._broken:
+                raise LinkLost("the connection broke")
+
+    async def _bring_into_effect(self, session: LinkSession) -> None:
+        altered, self._altered = self._altered, set()
+        wanted = altered & self._channels.keys()
+        old = (altered - wanted) & self._in_effect
+        self._in_effect -= old
+        if new := wanted - self._in_effect:
+            await session.subscribe(new)
+        if old:
+            await session.unsubscribe(old)
+        self._in_effect |= new
+        self._settle_change()
+
+    async def _until_due(self, session: LinkSession) -> None:
+        """Returns when there is something to do; while there is not, asks the server for a word."""
+        self._heard = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                await self._due.wait()
+        if self._names and not (self._due.is_set() or self._heard):
+            await session.heartbeat()
+        self._due.clear()

@@ -1,0 +1,138 @@
+"""Notifications through Redis: a commit's script publishes, one connection a process and node subscribes.
+
+A topic is a channel of its partition's slot. A cluster is asked to deliver within that slot's shard alone
+(SPUBLISH and SSUBSCRIBE); a server on its own takes PUBLISH and SUBSCRIBE, which older ones know as well.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from redis.asyncio.connection import Connection
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.stores.links import ANSWER_SECONDS, LinkedWatches, LinkLost, LinkSession, Listener
+from tealagents.stores.redis_nodes import Address, Nodes, NodeUnreachable, pack, reason, send_packed
+from tealagents.stores.watches import Topic
+
+__all__ = ["RedisWatches", "channel_of"]
+
+#: channels in one command
+BATCH: Final = 500
+
+
+def channel_of(base: str, topic: str) -> str:
+    """The channel of a topic in the partition whose keys begin with `base`."""
+    return f"{base}!{topic}"
+
+
+class RedisWatches(LinkedWatches):
+    """The watches of one opened store."""
+
+    def __init__(self, seconds: float, *, prefix: str, nodes: Nodes) -> None:
+        self._prefix = prefix
+        self._nodes = nodes
+        super().__init__(seconds, connect=self._subscribing, name=self._channel_of, channel=str)
+
+    def _channel_of(self, topic: Topic) -> str:
+        partition, name = topic
+        return channel_of(f"{self._prefix}{{{partition}}}", name)
+
+    @asynccontextmanager
+    async def _subscribing(self, listener: Listener) -> AsyncIterator[LinkSession]:
+        session = _Session(self._nodes, listener)
+        try:
+            yield session
+        except (RedisError, OSError, TimeoutError, NodeUnreachable, PersistenceUnavailable) as error:
+            await self._nodes.look_around()
+            raise LinkLost(reason(error)) from None
+        finally:
+            await session.close()
+
+
+class _Session:
+    """The connections that subscribe: one to each node that serves a slot of some channel."""
+
+    def __init__(self, nodes: Nodes, listener: Listener) -> None:
+        self._nodes = nodes
+        self._listener = listener
+        self._subscribers: dict[Address, _Subscriber] = {}
+
+    async def subscribe(self, channels: Collection[str]) -> None:
+        await self._change("SUBSCRIBE", channels)
+
+    async def unsubscribe(self, channels: Collection[str]) -> None:
+        await self._change("UNSUBSCRIBE", channels)
+
+    async def heartbeat(self) -> None:
+        await asyncio.gather(*(each.ask(("PING",), 1) for each in self._subscribers.values()))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(each.close() for each in self._subscribers.values()))
+
+    async def _change(self, command: str, channels: Collection[str]) -> None:
+        sharded = "S" if self._nodes.clustered else ""
+        slots: dict[int, list[str]] = defaultdict(list)
+        for channel in channels:
+            slots[key_slot(channel.encode()) if sharded else 0].append(channel)
+        for slot, names in slots.items():
+            subscriber = await self._subscriber(self._nodes.owner(slot))
+            for batch in _batches(names):
+                await subscriber.ask((sharded + command, *batch), len(batch))
+
+    async def _subscriber(self, address: Address) -> "_Subscriber":
+        if address not in self._subscribers:
+            async with asyncio.timeout(4 * ANSWER_SECONDS):
+                connection = await self._nodes.connect(address)
+            self._subscribers[address] = _Subscriber(connection, self._listener)
+        return self._subscribers[address]
+
+
+class _Subscriber:
+    """One connection: what arrives on it is a message, or an answer to the one command under way."""
+
+    def __init__(self, connection: Connection, listener: Listener) -> None:
+        self._connection = connection
+        self._listener = listener
+        self._answers: asyncio.Queue[None] = asyncio.Queue()
+        #: how many answers are yet to come
+        self._due = 0
+        self._reading = asyncio.create_task(self._read(), name="redis-subscriber")
+
+    async def ask(self, command: tuple[str, ...], answers: int) -> None:
+        """Sends a command and awaits its answers."""
+        self._due += answers
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await send_packed(self._connection, pack(*command))
+            for _ in range(answers):
+                await self._answers.get()
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        with suppress(RedisError, OSError):
+            await self._connection.disconnect(nowait=True)
+
+    async def _read(self) -> None:
+        """Until the connection breaks, or a node ends a subscription because its slot has moved."""
+        with suppress(RedisError, OSError):
+            while self._take(await self._connection.read_response(disable_decoding=True)):
+                pass
+        self._listener.broken()
+
+    def _take(self, message: list[Any]) -> bool:
+        """False where no answer was due."""
+        if message[0] in (b"message", b"smessage"):
+            self._listener.hear(message[1].decode())
+            return True
+        self._due -= 1
+        self._answers.put_nowait(None)
+        return self._due >= 0
+
+
+def _batches(names: list[str]) -> Iterable[list[str]]:
+    return (names[start : start + BATCH] for start in range(0, len(names), BATCH))

@@ -1,0 +1,105 @@
+"""What a store keeps of the promises on watches while the link to its server is disturbed, as tests.
+
+    class TestMyLink(LinkContract):
+        @pytest.fixture
+        def server(self) -> tuple[FaultProxy, OpenStore, OpenStore]: ...
+
+`server` is a proxy that is running, what opens a store through it, and what opens one on the same state
+past it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import pytest
+
+from tealagents.domain.ports import Store, Watch
+from tealagents.stores.watches import LONGEST_PAUSE
+from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.store_watches import MISSING, notify
+
+__all__ = ["SILENCE", "LinkContract", "Linked"]
+
+#: seconds without a wake-up after which a watch surely waits by no timer
+SILENCE = LONGEST_PAUSE + 0.2
+
+
+class Linked(NamedTuple):
+    """A store whose link can be disturbed, and one on the same state whose link cannot."""
+
+    proxy: FaultProxy
+    store: Store
+    other: Store
+
+
+class LinkContract:
+    """Subclass it with a fixture `server`."""
+
+    @pytest.fixture
+    async def linked(self, server: tuple[FaultProxy, OpenStore, OpenStore]) -> AsyncGenerator[Linked]:
+        proxy, through, past = server
+        async with through() as store, past() as other:
+            yield Linked(proxy, store, other)
+
+    async def test_one_connection(self, linked: Linked, partition: str) -> None:
+        """A thousand watches share one connection, which the first of them opens."""
+        before = len(linked.proxy.connections)
+        async with AsyncExitStack() as opened:
+            for n in range(1000):
+                await opened.enter_async_context(linked.store.watch(partition, f"topic/{n}"))
+            assert len(linked.proxy.connections) == before + 1
+
+    async def test_a_reset_wakes_all(self, linked: Linked, partition: str) -> None:
+        """What was notified while the link was broken is not missed, and commits wake again afterwards."""
+        async with (
+            linked.store.watch(partition, "a") as one,
+            linked.store.watch(partition, "b") as two,
+        ):
+            linked.proxy.faults = Faults(refuse=True)
+            linked.proxy.reset_all()
+            await notify(linked.other, partition, "a")
+            assert all(await asyncio.gather(one.wait(MISSING), two.wait(MISSING)))
+            linked.proxy.calm()
+            await until_pushed(linked, one, partition, "a")
+            await until_pushed(linked, two, partition, "b")
+
+    @pytest.mark.parametrize("fault", [Faults(blackhole=True), Faults(drop_replies=True)], ids=["all", "in"])
+    async def test_a_mute_link_is_lost(self, linked: Linked, partition: str, fault: Faults) -> None:
+        """A link that stays open and brings nothing is noticed: the watch is woken all the same."""
+        async with linked.store.watch(partition, "a") as watch:
+            linked.proxy.faults = fault
+            await notify(linked.other, partition, "a")
+            assert await watch.wait(MISSING)
+            linked.proxy.calm()
+            linked.proxy.reset_all()
+            await until_pushed(linked, watch, partition, "a")
+
+    async def test_watches_begin_without_a_link(self, linked: Linked, partition: str) -> None:
+        """A watch that is opened while the server cannot be reached raises nothing, and is woken."""
+        linked.proxy.faults = Faults(refuse=True)
+        async with linked.store.watch(partition, "a") as watch:
+            await notify(linked.other, partition, "a")
+            assert await watch.wait(MISSING)
+            linked.proxy.calm()
+            await until_pushed(linked, watch, partition, "a")
+
+    async def test_watches_that_end_are_let_go(self, linked: Linked, partition: str) -> None:
+        """A topic that was watched, let go and watched again is heard."""
+        for _ in range(20):
+            async with linked.store.watch(partition, "a"):
+                pass
+            async with linked.store.watch(partition, "a") as again:
+                await notify(linked.other, partition, "a")
+                assert await again.wait(MISSING)
+
+
+async def until_pushed(linked: Linked, watch: Watch, partition: str, topic: str) -> None:
+    """Returns once a commit wakes the watch and nothing else does."""
+    async with asyncio.timeout(MISSING):
+        while await watch.wait(SILENCE, found=False):
+            pass  # by the timer of a link that is not back yet
+    await notify(linked.other, partition, topic)
+    assert await watch.wait(MISSING)
