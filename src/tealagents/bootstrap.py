@@ -32,9 +32,10 @@ from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
-from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores import StoreConfigError, plain_store, sealed
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Providers, open_providers
+from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
 from tealagents.threads.reducers import open_view
 from tealagents.threads.views import View
 from tealagents.tooling import Tooling
@@ -70,16 +71,24 @@ def application(config: ServiceConfig, *, clock: Clock | None = None) -> FastAPI
 
 def store_of(config: ServiceConfig) -> Store:
     """The config's store, sealed where an encryption key is set."""
-    store: Store = open_store(config.persistence)
-    if config.encryption_key is None:
-        return store
-    from tealagents.stores.encrypted import EncryptedStore
+    return sealed(plain_store(config.persistence), *_encryption_keys(config))
 
-    return EncryptedStore(
-        store,
-        config.encryption_key.get_secret_value(),
-        old_keys=[key.get_secret_value() for key in config.encryption_old_keys],
-    )
+
+def message_stores_of(config: ServiceConfig, stores: MessageStoreFactory) -> MessageStoreFactory:
+    """Message stores of the library, sealed where an encryption key is set."""
+    key, old_keys = _encryption_keys(config)
+    if key is None:
+        return stores
+    from tealagents.stores.encrypted import Cipher
+
+    cipher = Cipher(key, old_keys)
+    return lambda: SealedMessages(stores(), cipher)
+
+
+def _encryption_keys(config: ServiceConfig) -> tuple[str | None, list[str]]:
+    key = config.encryption_key
+    old_keys = [each.get_secret_value() for each in config.encryption_old_keys]
+    return key.get_secret_value() if key is not None else None, old_keys
 
 
 def model_of(config: ServiceConfig, credential: AzureCredential | None = None) -> Model:

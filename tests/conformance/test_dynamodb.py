@@ -16,7 +16,7 @@ from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavaila
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
 from tealagents.stores import StoreConfigError
-from tealagents.stores import open_store as store_of
+from tealagents.stores import plain_store as store_of
 from tealagents.stores.dynamodb_service import ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port

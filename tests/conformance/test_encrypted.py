@@ -9,7 +9,7 @@ import pytest
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.ports import Store
 from tealagents.state.codec import unseal
-from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.testing.store_steps import OpenStore, commit, put, values
 from tealagents.testing.stores import StoreContract
@@ -22,7 +22,7 @@ PARTITION = "agent/user/alice"
 class TestEncryptedSqliteStore(StoreContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
-        return lambda: EncryptedStore(open_store(f"sqlite:///{tmp_path}/state.db"), KEY)
+        return lambda: EncryptedStore(plain_store(f"sqlite:///{tmp_path}/state.db"), KEY)
 
 
 class TestEncryptedMemoryStore(StoreContract):
@@ -30,13 +30,13 @@ class TestEncryptedMemoryStore(StoreContract):
 
     @pytest.fixture
     def open_store(self) -> OpenStore:
-        return lambda: EncryptedStore(open_store("memory://"), KEY)
+        return lambda: EncryptedStore(plain_store("memory://"), KEY)
 
 
 @pytest.fixture
 async def plain() -> AsyncGenerator[Store]:
     """What an intruder, or a disk, has to do with."""
-    async with open_store("memory://") as store:
+    async with plain_store("memory://") as store:
         yield store
 
 
@@ -54,7 +54,7 @@ async def stored(plain: Store, key: str) -> bytes:
 async def test_nothing_of_a_value_is_stored(tmp_path: Path) -> None:
     """No file of a store holds what was put, in any of the forms text takes. covers: STATE-1"""
     for url in (f"sqlite:///{tmp_path}/state.db", f"file://{tmp_path}/files"):
-        async with EncryptedStore(open_store(url), KEY) as store:
+        async with EncryptedStore(plain_store(url), KEY) as store:
             for n in range(40):
                 await put(store, PARTITION, {f"key/{n}": b'{"text":"the planted secret"}'})
             assert await values(store, PARTITION, ["key/7"]) == [b'{"text":"the planted secret"}']
@@ -147,7 +147,7 @@ async def test_passphrases_and_random_keys(plain: Store, text: str) -> None:
 def test_a_key_that_is_too_short() -> None:
     """A key of a few characters is refused with a way to make a better one, and is not quoted."""
     with pytest.raises(StoreConfigError, match="openssl rand") as refused:
-        EncryptedStore(open_store("memory://"), "hunter2")
+        EncryptedStore(plain_store("memory://"), "hunter2")
     assert "hunter2" not in str(refused.value)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Store
-from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.files import FileOptions, FileStore
 from tealagents.testing.store_steps import OpenStore, commit, put, values
 from tealagents.testing.stores import StoreContract
@@ -22,12 +22,12 @@ VALUE = b'{"sha256":"00","value":{"text":"hello"}}'
 class TestFileStore(StoreContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
-        return lambda: open_store(f"file://{tmp_path}/state")
+        return lambda: plain_store(f"file://{tmp_path}/state")
 
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncGenerator[Store]:
-    async with open_store(f"file://{tmp_path}/state", busy_seconds=0.2) as store:
+    async with plain_store(f"file://{tmp_path}/state", busy_seconds=0.2) as store:
         yield store
 
 
@@ -198,7 +198,7 @@ async def test_a_folder_of_something_else(tmp_path: Path) -> None:
     """A folder that holds other files is refused, and nothing is written into it."""
     (tmp_path / "thesis.tex").write_text("…")
     with pytest.raises(PersistenceUnavailable, match="empty folder"):
-        async with open_store(f"file://{tmp_path}"):
+        async with plain_store(f"file://{tmp_path}"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -207,13 +207,13 @@ async def test_a_folder_of_something_else(tmp_path: Path) -> None:
 def test_urls_that_are_refused(url: str) -> None:
     """A URL that names no folder, or an unknown option, is an error that says what to write."""
     with pytest.raises(StoreConfigError, match=r"file:|colour"):
-        open_store(url)
+        plain_store(url)
 
 
 def test_relative_folders(tmp_path: Path) -> None:
     """A relative folder is relative to what the caller says."""
-    assert open_store("file://./state", relative_to=tmp_path).where == str(tmp_path / "state")
-    assert open_store("file:///state", relative_to=tmp_path).where == "/state"
+    assert plain_store("file://./state", relative_to=tmp_path).where == str(tmp_path / "state")
+    assert plain_store("file:///state", relative_to=tmp_path).where == "/state"
 
 
 # --- forgetting -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from tealagents.stores import open_store
+from tealagents.stores import plain_store
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.store_steps import OpenStore, batches, commit, put, put_all, ticks, values
 from tealagents.testing.stores import StoreContract
@@ -15,7 +15,7 @@ from tealagents.testing.stores import StoreContract
 class TestMemoryStore(StoreContract):
     @pytest.fixture
     def open_store(self) -> OpenStore:
-        return lambda: open_store("memory://")
+        return lambda: plain_store("memory://")
 
 
 async def test_no_live_object_is_kept() -> None:
@@ -58,7 +58,7 @@ async def test_time_can_be_passed_in() -> None:
 
 async def test_a_watch_wakes_at_once() -> None:
     """A watch is woken within the commit, and what no commit notified wakes it never."""
-    async with open_store("memory://") as store, store.watch("p", "a") as watch:
+    async with plain_store("memory://") as store, store.watch("p", "a") as watch:
         assert not await watch.wait(0)
         waiting = asyncio.ensure_future(watch.wait())
         await ticks(3)

@@ -11,7 +11,7 @@ from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
 from tealagents.stores import StoreConfigError
-from tealagents.stores import open_store as store_of
+from tealagents.stores import plain_store as store_of
 from tealagents.stores.postgres import PostgresStore
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer, free_port

@@ -18,7 +18,7 @@ from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unkno
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
 from tealagents.stores import StoreConfigError
-from tealagents.stores import open_store as store_of
+from tealagents.stores import plain_store as store_of
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port

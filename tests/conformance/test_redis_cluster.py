@@ -8,7 +8,7 @@ from redis.crc import key_slot
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put
-from tealagents.stores import open_store as store_of
+from tealagents.stores import plain_store as store_of
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import ClusterNode, RedisCluster
 from tealagents.testing.store_links import SILENCE

@@ -13,7 +13,7 @@ import pytest
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable
 from tealagents.domain.ports import Store
-from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 from tealagents.testing.store_steps import OpenStore, commit, put, values
 from tealagents.testing.stores import StoreContract
@@ -22,7 +22,7 @@ from tealagents.testing.stores import StoreContract
 class TestSqliteStore(StoreContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
-        return lambda: open_store(f"sqlite:///{tmp_path}/state.db")
+        return lambda: plain_store(f"sqlite:///{tmp_path}/state.db")
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ async def test_nobody_else_can_read_it(store: Store, tmp_path: Path) -> None:
 
 OTHER_PROCESS = """
 import asyncio, sys
-from tealagents.stores import open_store
+from tealagents.stores import plain_store
 from tealagents.testing.store_steps import put
 
 async def main(url, *keys):
-    async with open_store(url) as store:
+    async with plain_store(url) as store:
         for key in keys:
             await put(store, "p", {key: b""})
         print(*(key for key, _ in await store.scan("p", "")))
@@ -117,11 +117,11 @@ async def test_a_relaxed_commit_is_made_at_once_or_waits_its_turn(store: Store, 
 
 KILLED = """
 import asyncio, os, signal, sys
-from tealagents.stores import open_store
+from tealagents.stores import plain_store
 from tealagents.testing.store_steps import commit
 
 async def main(url):
-    async with open_store(url) as store:
+    async with plain_store(url) as store:
         for number in range(20):
             await store.commit("p", commit(put={f"key/{number:02}": b""}, unsynced=True))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -195,20 +195,20 @@ async def test_a_file_that_is_no_database(file: Path) -> None:
     """A file of something else is corrupt, by name, and is left as it was. covers: STATE-4"""
     file.write_bytes(b"Dear diary, " * 1000)
     with pytest.raises(CorruptState, match=r"state\.db.*not a database"):
-        async with open_store(f"sqlite:///{file}"):
+        async with plain_store(f"sqlite:///{file}"):
             pass
     assert file.read_bytes() == b"Dear diary, " * 1000
 
 
 async def test_damaged_pages(file: Path) -> None:
     """A database with pages overwritten is corrupt where they are read, with a text that names the file."""
-    async with open_store(f"sqlite:///{file}") as store:
+    async with plain_store(f"sqlite:///{file}") as store:
         for n in range(30):
             await put(store, "p", {f"key/{n}": b"x" * 3000})
     content = bytearray(file.read_bytes())
     content[3 * 4096 :] = b"\xff" * (len(content) - 3 * 4096)
     file.write_bytes(content)
-    async with open_store(f"sqlite:///{file}") as store:
+    async with plain_store(f"sqlite:///{file}") as store:
         attempts = (store.read("p", ["key/7"]), store.scan("p", ""), put(store, "p", {"key/7": b""}))
         for attempt in attempts:
             with pytest.raises(CorruptState, match=r"state\.db.*damaged database"):
@@ -254,13 +254,13 @@ async def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """A path that cannot be made is unavailable, with the system's reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(PersistenceUnavailable, match=r"state\.db"):
-        async with open_store(f"sqlite:///{tmp_path}/file/state.db"):
+        async with plain_store(f"sqlite:///{tmp_path}/file/state.db"):
             pass
 
 
 async def test_use_after_closing(file: Path) -> None:
     """A commit after the store was closed is refused, and does not wait for ever."""
-    async with open_store(f"sqlite:///{file}") as store:
+    async with plain_store(f"sqlite:///{file}") as store:
         await put(store, "p", {"a": b"1"})
     unsynced = store.commit("p", commit(put={"a": b"2"}, unsynced=True))
     for attempt in (put(store, "p", {"a": b"2"}), unsynced, store.read("p", ["a"])):
@@ -273,11 +273,11 @@ async def test_use_after_closing(file: Path) -> None:
 
 async def test_a_schema_of_a_later_version(file: Path) -> None:
     """A database that a later version has migrated is refused, and says so."""
-    async with open_store(f"sqlite:///{file}"):
+    async with plain_store(f"sqlite:///{file}"):
         pass
     by_hand(file, "INSERT INTO schema_version VALUES (99, '0099_from_tomorrow', '')")
     with pytest.raises(StoreConfigError, match="schema is at 99"):
-        async with open_store(f"sqlite:///{file}"):
+        async with plain_store(f"sqlite:///{file}"):
             pass
 
 
@@ -295,7 +295,7 @@ async def test_opening_at_once(file: Path) -> None:
     """Many that open an absent database at once all find one schema."""
 
     async def use(n: int) -> None:
-        async with open_store(f"sqlite:///{file}") as store:
+        async with plain_store(f"sqlite:///{file}") as store:
             await put(store, "p", {f"key/{n}": b""})
 
     await asyncio.gather(*map(use, range(12)))
@@ -310,10 +310,10 @@ async def test_opening_at_once(file: Path) -> None:
 def test_urls_that_are_refused(url: str) -> None:
     """A URL that names no file, or an unknown option, is an error that says what to write."""
     with pytest.raises(StoreConfigError, match=r"sqlite:|colour"):
-        open_store(url)
+        plain_store(url)
 
 
 def test_relative_and_absolute_paths(tmp_path: Path) -> None:
     """Three slashes and a relative path, or four and an absolute one."""
-    assert open_store("sqlite:///a/b.db", relative_to=tmp_path).where == str(tmp_path / "a/b.db")
-    assert open_store("sqlite:////a/b%20c.db", relative_to=tmp_path).where == "/a/b c.db"
+    assert plain_store("sqlite:///a/b.db", relative_to=tmp_path).where == str(tmp_path / "a/b.db")
+    assert plain_store("sqlite:////a/b%20c.db", relative_to=tmp_path).where == "/a/b c.db"

@@ -11,7 +11,7 @@ import pytest
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Store
-from tealagents.stores import open_store
+from tealagents.stores import plain_store
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import DynamoServer, PostgresServer, RedisServer, Server
@@ -113,13 +113,13 @@ async def test_a_network_that_fails(kind: str, seed: int, request: pytest.Fixtur
     entries = 50 if kind != "dynamodb" else 15
     async with FaultProxy(server.host, server.port) as proxy:
         options = "&command_timeout=1&connect_timeout=1&pool=3"
-        async with open_store(proxy.url_for(url) + options) as store:
+        async with plain_store(proxy.url_for(url) + options) as store:
             proxy.chaos(seed=seed, rate=0.04, hold=0.03)
             writers = [Writer(store, f"writer{n}") for n in range(WRITERS)]
             await asyncio.gather(*(writer.write(entries) for writer in writers))
             proxy.calm()
         assert sum(proxy.struck.values()) > entries / 4
-    async with open_store(url) as store:
+    async with plain_store(url) as store:
         await check(store, writers, entries)
 
 
@@ -131,7 +131,7 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
     """The server is killed and started again while it is written to: what it acknowledged is all there."""
     entries = 50
     with running(lambda: kind(durable=True)) as server:
-        async with open_store(server.url + "?command_timeout=1&connect_timeout=1") as store:
+        async with plain_store(server.url + "?command_timeout=1&connect_timeout=1") as store:
             writers = [Writer(store, f"writer{n}") for n in range(WRITERS)]
             writing = asyncio.gather(*(writer.write(entries) for writer in writers))
             for part in (1, 2, 3):
@@ -145,7 +145,7 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
 
 async def test_a_server_that_stands_still(dynamodb_server: DynamoServer, dynamodb_url: str) -> None:
     """The service stops answering for longer than anybody waits, and goes on: the log is exact."""
-    async with open_store(dynamodb_url), open_store(dynamodb_url + "&command_timeout=1") as store:
+    async with plain_store(dynamodb_url), plain_store(dynamodb_url + "&command_timeout=1") as store:
         writers = [Writer(store, f"writer{n}") for n in range(2)]
         writing = asyncio.gather(*(writer.write(10) for writer in writers))
         for part in (5, 12):
@@ -155,5 +155,5 @@ async def test_a_server_that_stands_still(dynamodb_server: DynamoServer, dynamod
             await asyncio.sleep(1.5)
             dynamodb_server.cont()
         await writing
-    async with open_store(dynamodb_url) as store:
+    async with plain_store(dynamodb_url) as store:
         await check(store, writers, 10)

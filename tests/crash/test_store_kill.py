@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tealagents.domain.errors import Conflict
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
-from tealagents.stores import open_store
+from tealagents.stores import plain_store
 
 KILLS = 30 if os.environ.get("THOROUGH") == "1" else 12
 PARTITIONS = ("agent/user/alice", "agent/user/bob")
@@ -114,7 +114,7 @@ def forked(work: Callable[[], None]) -> int:
 
 async def work_until_killed(url: str, told: int) -> None:
     """Two writers a partition; each line is one write, so that it is told whole or not at all."""
-    async with open_store(url) as store, asyncio.TaskGroup() as group:
+    async with plain_store(url) as store, asyncio.TaskGroup() as group:
         for partition in PARTITIONS * 2:
             group.create_task(work(store, partition, lambda *turn: os.write(told, b"%s %d %s\n" % turn)))
 
@@ -131,7 +131,7 @@ async def work(store: Store, partition: str, tell: Callable[[bytes, int, bytes],
 
 async def check(url: str, acknowledged: Sequence[Turn]) -> None:
     """Each turn up to the head is there, with all its parts, of one commit: the one that was acknowledged."""
-    async with open_store(url) as store:
+    async with plain_store(url) as store:
         for partition in PARTITIONS:
             found = dict(await store.scan(partition, "", limit=1_000_000))
             numbers = range(1, turns(found.pop("head", None)) + 1)
@@ -162,7 +162,7 @@ def kill_at_every_step(directory: str) -> None:
 
 async def commit_and_die(url: str, step: int) -> None:
     """Makes one commit whole, and dies before the step of that number of another."""
-    async with open_store(url) as store:
+    async with plain_store(url) as store:
         await put(store, BEFORE)
         steps = itertools.count(1)
 
@@ -177,7 +177,7 @@ async def commit_and_die(url: str, step: int) -> None:
 
 async def left_behind(url: str) -> str:
     """Which of the two commits is there, after a look whether the next one works."""
-    async with open_store(url) as store:
+    async with plain_store(url) as store:
         found = dict(await store.scan("p", ""))
         content = {key: record.value for key, record in found.items()}
         assert content in (BEFORE, AFTER), content

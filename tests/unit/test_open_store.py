@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tealagents.stores import STORES, StoreConfigError, open_store
+from tealagents.stores import STORES, StoreConfigError, plain_store
 from tealagents.stores.base import StoreUrl
 from tealagents.stores.memory import MemoryStore
 
@@ -29,15 +29,15 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_scheme_of_our_own() -> None:
     """A known scheme gives its store, not yet opened, with the options of the query and of keywords."""
-    store = open_store("memory://?watch_seconds=0.1")
+    store = plain_store("memory://?watch_seconds=0.1")
     assert isinstance(store, MemoryStore)
     assert store.options.watch_seconds == 0.1
-    assert open_store("memory://", watch_seconds=0.2).options.watch_seconds == 0.2
+    assert plain_store("memory://", watch_seconds=0.2).options.watch_seconds == 0.2
 
 
 def test_a_third_party_by_its_scheme(third_party: str) -> None:
     """A store of another package is found by the scheme that its entry point gives it, and is listed."""
-    assert open_store("shoebox://").name == "shoebox"
+    assert plain_store("shoebox://").name == "shoebox"
     assert "shoebox" in STORES.known()
     assert STORES.built_in.keys() < set(STORES.known())
 
@@ -45,7 +45,7 @@ def test_a_third_party_by_its_scheme(third_party: str) -> None:
 @pytest.mark.parametrize("suffix", ["", "?watch_seconds=0.1", "://", "://?watch_seconds=0.1"])
 def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
     """A class can be named as module:Class, with or without slashes, with or without options."""
-    store = open_store(third_party + suffix)
+    store = plain_store(third_party + suffix)
     assert store.name == "shoebox"
     assert store.options.watch_seconds == (0.1 if "?" in suffix else 0.25)
 
@@ -73,14 +73,14 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
 def test_mistakes(third_party: str, url: str, told: str) -> None:
     """What cannot be opened is an error of the configuration that says what is wrong or what there is."""
     with pytest.raises(StoreConfigError, match=told) as raised:
-        open_store(url)
+        plain_store(url)
     assert "ter2" not in str(raised.value)
 
 
 def test_an_option_given_twice() -> None:
     """An option that comes both in the query and as a keyword is refused."""
     with pytest.raises(StoreConfigError, match="watch_seconds is given twice"):
-        open_store("memory://?watch_seconds=0.1", watch_seconds=0.2)
+        plain_store("memory://?watch_seconds=0.1", watch_seconds=0.2)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_missing_driver(monkeypatch: pytest.MonkeyPatch, scheme: str, driver: 
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Missing(driver), *sys.meta_path])
     with pytest.raises(StoreConfigError, match=rf"pip install 'tealagents\[{extra}\]'"):
-        open_store(f"{scheme}://host/name")
+        plain_store(f"{scheme}://host/name")
 
 
 class Missing:
@@ -121,5 +121,5 @@ def test_passwords_are_not_told() -> None:
         assert "hunter2" not in text
         assert "host:5432/db" in text
     with pytest.raises(StoreConfigError) as refused:
-        open_store(url.replace("postgresql", "memory") + "?password=hunter3")
+        plain_store(url.replace("postgresql", "memory") + "?password=hunter3")
     assert "hunter" not in str(refused.value)

@@ -16,6 +16,7 @@ from threads_setup import exchange, said, tool_round
 from tealagents import Agent
 from tealagents.agent import Update
 from tealagents.domain.errors import (
+    CorruptState,
     InvalidRequest,
     ModelFailed,
     NotFound,
@@ -29,6 +30,7 @@ from tealagents.threads import (
     AgentThread,
     Context,
     ContextProvider,
+    FileMessages,
     Invocation,
     LocalThread,
     NotForkable,
@@ -78,8 +80,9 @@ def make(service: OfflineModel, tmp_path: Path) -> MakeAgent:
             if name in options
         }
         path = tmp_path / "config.yaml"
+        secrets = options.pop("secrets", {})
         path.write_text(yaml.safe_dump(agent_config(**options)))
-        return Agent.from_config(path, env=env, dotenv=None, **own)
+        return Agent.from_config(path, env=env | secrets, dotenv=None, **own)
 
     return make
 
@@ -558,6 +561,34 @@ async def test_deleting_is_for_ever(make: MakeAgent) -> None:
                 await agent.run("hello", thread)
         with pytest.raises(RemoteThreadLost):
             await agent.list_messages(agent.get_remote_thread(gone))
+
+
+async def test_message_stores_of_an_agent_are_sealed_where_a_key_is_set(
+    make: MakeAgent, tmp_path: Path
+) -> None:
+    """The agent seals what is said; a message opens in its own place only. covers: THREAD-9"""
+    folder = tmp_path / "messages"
+    secrets = {"TA_ENCRYPTION_KEY": "correct horse battery"}
+    async with make(message_stores=lambda: FileMessages(folder), secrets=secrets) as agent:
+        thread = agent.get_local_thread()
+        for n in range(2):
+            await agent.run(f"My name is Ada{n}.", thread)
+        opened = agent.open_thread(thread.to_json())
+        assert (await agent.run("What is my name?", opened)).text == "Your name is Ada1."
+        assert (await agent.run("What is my name?", opened.copy())).text == "Your name is Ada1."
+        written = b"".join(path.read_bytes() for path in folder.iterdir())
+        assert b"Ada" not in written
+        assert b"QWRh" not in written
+        [path] = (path for path in folder.iterdir() if path.stem in thread.to_json())
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines[0]["items"], lines[2]["items"] = lines[2]["items"], lines[0]["items"]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with pytest.raises(CorruptState, match="does not open"):
+            await agent.open_thread(thread.to_json()).create()
+        lines[0]["items"] = [{"content_type": "text", "content": "hello"}]
+        path.write_text(json.dumps(lines[0]) + "\n")
+        with pytest.raises(CorruptState, match="is not encrypted"):
+            await agent.open_thread(thread.to_json()).create()
 
 
 # --- JSON and fingerprints ------------------------------------------------------------------------

@@ -457,3 +457,49 @@ async def test_the_last_of_two_savers_wins(url: str) -> None:
             assert texts(list(found.messages))[1:] in (["by 0"], ["by 1"])
         await threads.delete(found)
         assert await store.scan(keys.threads("Tester"), "", limit=1) == []
+
+
+@pytest.mark.parametrize("named", ["environment", "dotenv"])
+async def test_threads_are_sealed_where_a_key_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Small and large ones; without the key nothing is read, and nothing saved in the clear.
+
+    covers: THREAD-5
+    """
+    monkeypatch.chdir(tmp_path)
+    if named == "environment":
+        monkeypatch.setenv("TA_ENCRYPTION_KEY", "correct horse battery")
+    else:
+        (tmp_path / ".env").write_text("TA_ENCRYPTION_KEY=correct horse battery\n")
+    url = f"file:///{tmp_path}/threads"
+    kept = [LocalThread(exchange("swordfish", "a")), LocalThread([said("user", "swordfish " * 100_000)])]
+    async with open_store(url) as store:
+        threads = ThreadStore(store, "Tester")
+        for thread in kept:
+            await threads.save(thread)
+            assert (await threads.load(thread.thread_id)).to_json() == thread.to_json()
+    files = [path.read_bytes() for path in (tmp_path / "threads").rglob("*") if path.is_file()]
+    assert len(files) > 2
+    assert not [data for data in files if b"swordfish" in data or b"c3dvcmRmaXNo" in data]
+    monkeypatch.delenv("TA_ENCRYPTION_KEY", raising=False)
+    async with open_store(url, dotenv=None) as store:
+        threads = ThreadStore(store, "Tester")
+        with pytest.raises(CorruptState, match="set TA_ENCRYPTION_KEY"):
+            await threads.load(kept[0].thread_id)
+        with pytest.raises(CorruptState, match="set TA_ENCRYPTION_KEY"):
+            await threads.save(LocalThread(exchange("new", "thread")))
+
+
+async def test_old_keys_open_stored_threads(tmp_path: Path) -> None:
+    """After a rotation what was saved before can be read. covers: THREAD-5"""
+    url, first, second = f"sqlite:///{tmp_path}/threads.db", "correct-horse-battery", "another-staple"
+    thread = small()
+    async with open_store(url, env={"TA_ENCRYPTION_KEY": first}) as store:
+        await ThreadStore(store, "Tester").save(thread)
+    rotated = {"TA_ENCRYPTION_KEY": second, "TA_ENCRYPTION_OLD_KEYS": f"earliest-of-all {first}"}
+    async with open_store(url, env=rotated) as store:
+        assert (await ThreadStore(store, "Tester").load(thread.thread_id)).to_json() == thread.to_json()
+    async with open_store(url, env={"TA_ENCRYPTION_KEY": second}) as store:
+        with pytest.raises(CorruptState, match="none of those given"):
+            await ThreadStore(store, "Tester").load(thread.thread_id)

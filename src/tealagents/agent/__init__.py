@@ -66,13 +66,13 @@ class Agent:
         """`approve` decides on tool calls that need approval; without it they are rejected. `message_stores`
         makes the message store of each new local thread. `reducers` and `context_providers` take the place
         of the config's."""
-        from tealagents.bootstrap import store_of, view_of
+        from tealagents.bootstrap import message_stores_of, store_of, view_of
 
         self.config = config
         self.name = config.name
         #: of its configuration: its threads are not continued with another one
         self.fingerprint = fingerprint_of(config)
-        self._stores = message_stores
+        self._stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
         view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
         self._setup = Setup(

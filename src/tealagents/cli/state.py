@@ -36,7 +36,7 @@ from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
-from tealagents.stores import StoreConfigError, open_store
+from tealagents.stores import StoreConfigError, plain_store
 
 T = TypeVar("T")
 
@@ -383,7 +383,7 @@ def migrate_command(config: Config = None) -> None:
 
     An empty store needs none of it. Stop the service, make a backup, migrate, and start the new version.
     """
-    store = open_store(load_or_exit(config).persistence)
+    store = plain_store(load_or_exit(config).persistence)
     migrate = getattr(store, "migrate", None)
     if migrate is None:
         print(f"{store.name} has no tables; there is nothing to migrate")

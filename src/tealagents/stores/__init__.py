@@ -18,12 +18,15 @@ for, so that nobody needs the drivers of the others. Stores of third parties com
 group `tealagents.stores` (a scheme each), or as ``module:Class`` in the scheme's place.
 """
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tealagents.domain.ports import Store
 from tealagents.registry import Registry
 from tealagents.stores.base import BaseStore, StoreConfigError, StoreUrl
 
-__all__ = ["STORES", "StoreConfigError", "open_store"]
+__all__ = ["STORES", "StoreConfigError", "open_store", "plain_store", "sealed"]
 
 #: by the URL's scheme
 STORES = Registry(
@@ -50,8 +53,39 @@ STORES = Registry(
 )
 
 
-def open_store(url: str, *, relative_to: Path = Path(), **options: object) -> BaseStore:
-    """The store that `url` describes; enter its async context to open it.
+def open_store(
+    url: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    dotenv: Path | None = Path(".env"),
+    relative_to: Path = Path(),
+    **options: object,
+) -> Store:
+    """The store that `url` describes, sealed where `TA_ENCRYPTION_KEY` is set; enter its async context to
+    open it.
+
+    The variables come from `env` (the environment) over the file `dotenv`, as an agent's do. For the rest see
+    `plain_store`.
+    """
+    from dotenv import dotenv_values
+
+    variables = dotenv_values(dotenv, interpolate=False) if dotenv is not None else {}
+    variables |= os.environ if env is None else env
+    key, old_keys = ((variables.get(f"TA_ENCRYPTION_{name}") or "").strip() for name in ("KEY", "OLD_KEYS"))
+    return sealed(plain_store(url, relative_to=relative_to, **options), key or None, old_keys.split())
+
+
+def sealed(store: Store, key: str | None, old_keys: Sequence[str] = ()) -> Store:
+    """The store, its values sealed with `key` where there is one; `old_keys` only open."""
+    if key is None:
+        return store
+    from tealagents.stores.encrypted import EncryptedStore
+
+    return EncryptedStore(store, key, old_keys)
+
+
+def plain_store(url: str, *, relative_to: Path = Path(), **options: object) -> BaseStore:
+    """The store that `url` describes, without encryption.
 
     Options of the store come from the URL's query or as keywords. A relative path in the URL is relative to
     `relative_to`, by default the working directory. StoreConfigError where the scheme is unknown, an

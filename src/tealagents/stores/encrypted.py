@@ -27,7 +27,7 @@ from tealagents.domain.errors import CorruptState
 from tealagents.domain.ports import SEALED, Commit, Put, Record, Store, Watch
 from tealagents.stores.base import StoreConfigError, check_commit
 
-__all__ = ["EncryptedStore"]
+__all__ = ["Cipher", "EncryptedStore"]
 
 #: what a sealed value begins with, before the key's id, the nonce and what AES-GCM makes
 _MARK: Final = SEALED
@@ -38,6 +38,37 @@ _HEAD_BYTES: Final = len(_MARK) + _ID_BYTES + _NONCE_BYTES
 #: texts this long are taken for random (32 bytes are 43 characters of base64); shorter ones for passphrases
 _RANDOM_CHARACTERS: Final = 43
 _LEAST_CHARACTERS: Final = 8
+
+
+class Cipher:
+    """Seals values for a place, a partition and a key in it, and opens what was sealed for the same."""
+
+    def __init__(self, key: str, old_keys: Sequence[str] = ()) -> None:
+        self._key = _Key(key)
+        self._keys = {known.id: known for known in (*map(_Key, old_keys), self._key)}
+
+    def seal(self, partition: str, key: str, value: bytes) -> bytes:
+        return self._key.seal(partition, key, value)
+
+    def open(self, partition: str, key: str, value: bytes) -> bytes:
+        """`CorruptState` where it does not open."""
+        if not value.startswith(_MARK):
+            raise CorruptState(
+                key,
+                "is not encrypted, and a key for encryption is set (state written without one is moved by "
+                "`tealagents state export` without the key and `import` with it, into an empty store)",
+            )
+        sealed_with = value[len(_MARK) : len(_MARK) + _ID_BYTES]
+        if not (known := self._keys.get(sealed_with)):
+            raise CorruptState(
+                key,
+                f"is sealed with the key {sealed_with.hex()}, which is none of those given (name it in "
+                "TA_ENCRYPTION_OLD_KEYS)",
+            )
+        try:
+            return known.open(partition, key, value)
+        except InvalidTag as error:
+            raise CorruptState(key, "does not open: it was changed, or moved from another record") from error
 
 
 class EncryptedStore:
@@ -52,8 +83,7 @@ class EncryptedStore:
         self.shared = store.shared
         self.durable = store.durable
         self.pushes = store.pushes
-        self._key = _Key(key)
-        self._keys = {known.id: known for known in (*map(_Key, old_keys), self._key)}
+        self._cipher = Cipher(key, old_keys)
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         records = await self.store.read(partition, keys)
@@ -77,7 +107,8 @@ class EncryptedStore:
     async def commit(self, partition: str, commit: Commit) -> None:
         check_commit(partition, commit)
         sealed = {
-            key: Put(self._key.seal(partition, key, value), ttl) for key, (value, ttl) in commit.put.items()
+            key: Put(self._cipher.seal(partition, key, value), ttl)
+            for key, (value, ttl) in commit.put.items()
         }
         await self.store.commit(partition, replace(commit, put=sealed))
 
@@ -98,24 +129,7 @@ class EncryptedStore:
         await self.store.__aexit__(*exc)
 
     def _open(self, partition: str, key: str, record: Record) -> Record:
-        value = record.value
-        if not value.startswith(_MARK):
-            raise CorruptState(
-                key,
-                "is not encrypted, and a key for encryption is set (state written without one is moved by "
-                "`tealagents state export` without the key and `import` with it, into an empty store)",
-            )
-        sealed_with = value[len(_MARK) : len(_MARK) + _ID_BYTES]
-        if not (known := self._keys.get(sealed_with)):
-            raise CorruptState(
-                key,
-                f"is sealed with the key {sealed_with.hex()}, which is none of those given (name it in "
-                "TA_ENCRYPTION_OLD_KEYS)",
-            )
-        try:
-            return Record(known.open(partition, key, value), record.version)
-        except InvalidTag as error:
-            raise CorruptState(key, "does not open: it was changed, or moved from another record") from error
+        return Record(self._cipher.open(partition, key, record.value), record.version)
 
     def _listed(self, partition: str, key: str, record: Record) -> Record:
         try:

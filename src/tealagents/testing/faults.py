@@ -1,7 +1,7 @@
 """A TCP proxy on loopback that does to a connection what networks do.
 
     async with FaultProxy("127.0.0.1", 5432) as proxy:
-        store = open_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
+        store = plain_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
         proxy.faults = Faults(drop_replies=True)      # the server acts, and nobody hears of it
 
 `proxy.faults` holds for every connection, `connection.faults` for one of them, and both may be changed while

@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.ports import Commit, ModelCall, Record, Watch
 from tealagents.llm.openai_chat import OpenAIChat
-from tealagents.stores import open_store
+from tealagents.stores import plain_store
 from tealagents.stores.base import BaseStore, StoreOptions
 
 __all__ = ["KillingModel", "KillingStore", "killing_url", "passed"]
@@ -66,7 +66,7 @@ class KillingStore(BaseStore):
 
     def __init__(self, options: KillingOptions) -> None:
         super().__init__(options)
-        self.store = open_store(options.url)
+        self.store = plain_store(options.url)
         self.name, self.shared, self.durable = self.store.name, self.store.shared, self.store.durable
         self.pushes = self.store.pushes
 

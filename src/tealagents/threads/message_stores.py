@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import os
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +18,10 @@ import msgspec
 
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
-from tealagents.domain.models import Json, Message
+from tealagents.domain.models import Item, Json, Message
+
+#: the partition that messages are sealed for
+SEALED_FOR = "messages"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
@@ -155,6 +159,47 @@ def _new_key(key: str | None) -> str:
     if key is not None and not _is_key(key):
         raise ValueError("a key has letters, digits and - _ . : @, and begins with a letter or digit")
     return key or ids.random_id()
+
+
+class Cipher(Protocol):
+    """Seals values for a place, and opens what was sealed for the same; `CorruptState` where it cannot."""
+
+    def seal(self, partition: str, key: str, value: bytes) -> bytes: ...
+    def open(self, partition: str, key: str, value: bytes) -> bytes: ...
+
+
+class SealedMessages:
+    """Any message store, what is said sealed. Ids, roles and times stay readable."""
+
+    def __init__(self, store: MessageStore, cipher: Cipher) -> None:
+        self._store = store
+        self._cipher = cipher
+        self.serialize = store.serialize
+        self.update_from_state = store.update_from_state
+        self.clear = store.clear
+
+    async def add_messages(self, messages: Sequence[Message]) -> None:
+        await self._store.add_messages([self._sealed(each) for each in messages])
+
+    async def list_messages(self) -> list[Message]:
+        return [self._opened(each) for each in await self._store.list_messages()]
+
+    def _sealed(self, message: Message) -> Message:
+        sealed = self._cipher.seal(SEALED_FOR, message.message_id, _encode(message))
+        return Message(
+            message_id=message.message_id,
+            request_id=message.request_id,
+            role=message.role,
+            created_at=message.created_at,
+            items=(Item("text", b64encode(sealed).decode()),),
+        )
+
+    def _opened(self, message: Message) -> Message:
+        try:
+            sealed = b64decode(message.text, validate=True)
+        except ValueError:
+            sealed = b""
+        return _decode(self._cipher.open(SEALED_FOR, message.message_id, sealed))
 
 
 #: Adds messages once, whatever becomes of the reply, and drops the oldest beyond the limit: a call with all

@@ -8,7 +8,7 @@ from msgspec import Struct
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict, CorruptState, NotFound
 from tealagents.domain.models import Json
-from tealagents.domain.ports import Store
+from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
 from tealagents.state.codec import decoder, encode_json
 from tealagents.state.records import BLOB_BYTES, BlobRef, RecordStore, SystemClock
@@ -16,15 +16,15 @@ from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.workflow import opened
 
-#: pieces of an earlier version that are erased in one commit
+#: chunks of an earlier version that are erased in one commit
 PAGE = 10
 
 
 class StoredThread(Struct, frozen=True, kw_only=True):
-    """`thread/{id}`: the thread's document, or where it is."""
+    """`thread/{id}`: the thread's document, or where it is, out of line."""
 
     document: Json | None = None
-    pieces: BlobRef | None = None
+    chunks: BlobRef | None = None
 
 
 class ThreadStore:
@@ -35,23 +35,25 @@ class ThreadStore:
             await threads.save(thread)
             thread = await threads.load(thread_id)
 
-    The last one to save wins.
+    The last save wins. Where the store holds sealed threads and has no key for them, nothing is saved.
     """
 
     def __init__(self, store: Store, agent: str) -> None:
         self._records = RecordStore(store, agent, SystemClock())
         self._partition = keys.threads(agent)
+        self._key_checked = False
 
     async def save(self, thread: AgentThread) -> None:
         """Keeps the thread as it is now, with what its providers keep in it."""
+        await self._check_key()
         document = thread.document()
         data = encode_json(document)
         key = _key(thread.thread_id)
         kept = StoredThread(document=document)
         if len(data) > BLOB_BYTES:
-            # pieces are named by their digest: two saves of the same must not share, nor drop, each other's
+            # chunks are named by their digest: two saves of the same must not share, nor drop, each other's
             data = encode_json({**document, "saved": ids.random_id()})
-            kept = StoredThread(pieces=await self._records.put_blob(self._partition, thread.thread_id, data))
+            kept = StoredThread(chunks=await self._records.put_blob(self._partition, thread.thread_id, data))
         while True:
             before = await self._records.get(self._partition, key, StoredThread)
             try:
@@ -64,23 +66,34 @@ class ThreadStore:
             except Conflict:
                 continue
             break
-        if before is not None and before.value.pieces is not None:
-            await self._drop(thread.thread_id, before.value.pieces)
+        if before is not None and before.value.chunks is not None:
+            await self._drop(thread.thread_id, before.value.chunks)
+
+    async def _check_key(self) -> None:
+        """Among sealed threads nothing is saved in the clear."""
+        if not self._key_checked:
+            found = await self._records.store.scan(self._partition, "thread/", limit=1, reverse=True)
+            for key, record in found:
+                if record.value.startswith(SEALED):
+                    raise CorruptState(
+                        key, "is encrypted: set TA_ENCRYPTION_KEY to the key it was stored with"
+                    )
+            self._key_checked = True
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
         """The thread as it was saved. `NotFound` where there is none."""
         found = await self._records.get(self._partition, _key(thread_id), StoredThread)
         if found is None:
             raise NotFound(f"There is no thread {thread_id}.")
-        if found.value.pieces is None:
+        if found.value.chunks is None:
             return opened(found.value.document or {}, stores=stores)
         try:
-            data = await self._records.get_blob(self._partition, thread_id, found.value.pieces)
+            data = await self._records.get_blob(self._partition, thread_id, found.value.chunks)
         except CorruptState:
             again = await self._records.get(self._partition, _key(thread_id), StoredThread)
             if again is not None and again.version == found.version:
                 raise
-            return await self.load(thread_id, stores=stores)  # it was saved meanwhile
+            return await self.load(thread_id, stores=stores)  # another save came between
         return opened(decoder(dict).decode(data), stores=stores)
 
     async def list(self) -> AsyncIterator[str]:
@@ -100,7 +113,7 @@ class ThreadStore:
         await self._drop(thread.thread_id, None)
 
     async def _drop(self, thread_id: str, old: BlobRef | None) -> None:
-        """Erases the pieces of one version that is not kept any more, or of all."""
+        """Erases the chunks of a version that is no longer kept, or of all."""
         prefix, after = keys.blobs(thread_id) + (old.blob if old else ""), None
         while found := await self._records.store.scan(self._partition, prefix, after=after, limit=PAGE):
             after = found[-1][0]
