@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from fastapi import FastAPI
-
 from tealagents import telemetry
+from tealagents.api import protocols
 from tealagents.api.console import Console, SignIn
-from tealagents.api.v1alpha1.app import AppV3
-from tealagents.api.v1alpha1.context import Api, ApiSettings
+from tealagents.api.exchange import Exchange
+from tealagents.api.host import Host
+from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
 from tealagents.domain.errors import PersistenceUnavailable, TealError, ToolFailed
@@ -60,7 +60,7 @@ SHORTEST_AUDIT_KEY = 16
 EXAMPLES_SHOWN = 4
 
 
-def application(config: ServiceConfig, *, clock: Clock | None = None) -> FastAPI:
+def application(config: ServiceConfig, *, clock: Clock | None = None) -> Host:
     """The application of one config. What it needs is opened when it starts.
 
     What the config names as `module:Class` may lie beside its file.
@@ -211,13 +211,14 @@ class Wiring:
         self.service = Service(self._agent(), records, self.lease, directory, tasks)
         self.service.agent.observer.loaded(self.service.load)
         self.console = console_of(config)
-        self.api = Api(self.service, self.auth, self._surface())
+        self.exchange = Exchange(self.service, self.auth, self._settings())
 
-    def app(self) -> FastAPI:
-        app = AppV3(self.api, self._lifespan).build()
+    def app(self) -> Host:
+        names = (self.config.api_version, *self.config.protocols)
+        served = [protocols.build(name, self.exchange) for name in names]
         if self.console is not None:
-            app.include_router(self.console.router())
-        return app
+            served.append(self.console.served())
+        return Host(self.exchange, served, self._lifespan)
 
     def _observer(self) -> Observer:
         if not self.config.telemetry.metered:
@@ -260,7 +261,7 @@ class Wiring:
             observer=self._observer(),
         )
 
-    def _surface(self) -> ApiSettings:
+    def _settings(self) -> ApiSettings:
         config, limits = self.config, self.config.limits
         return ApiSettings(
             prefix=config.prefix,
@@ -283,7 +284,7 @@ class Wiring:
         return {"name": self.store.name}
 
     @asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
         config = self.config
         async with AsyncExitStack() as stack:
             stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
@@ -316,7 +317,7 @@ class Wiring:
 
     async def _resume_erasing(self) -> None:
         try:
-            resumed = await self.api.eraser.resume_all()
+            resumed = await self.exchange.eraser.resume_all()
         except PersistenceUnavailable as error:
             log.warning("deletions that were begun are gone on with later: %s", error)
         else:

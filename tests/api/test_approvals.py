@@ -652,7 +652,7 @@ def test_a_pause_that_its_task_knows_nothing_of_is_damage(
 ) -> None:
     """State that contradicts itself is told as such, and nothing runs. covers: STATE-4"""
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
-    records = service.app.state.api.service.records
+    records = service.app.exchange.service.records
     partition = records.partition(User("mock", "ada"))
     key = keys.task(pause["task_id"])
 

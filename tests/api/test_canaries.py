@@ -245,7 +245,7 @@ async def test_an_encrypted_store_is_not_served_without_its_key(tmp_path: Path) 
 
     async def start(**more: str) -> None:
         app = application(load(path, env=env | more, dotenv=None))
-        async with app.router.lifespan_context(app):
+        async with app.lifespan(app):
             pass
 
     await start(TA_ENCRYPTION_KEY=canary("encryption key"))

@@ -20,7 +20,7 @@ import pytest
 from away import AwayStore
 from wire import JSON, NOBODYS, Json, events, problem, store_of, streamed, text
 
-from tealagents.api.problems import RETRY_AFTER, STATUSES
+from tealagents.api.http import RETRY_AFTER, STATUSES
 from tealagents.domain import ids
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
@@ -380,7 +380,7 @@ def test_a_code_comes_with_its_status_headers_and_ids(
 ) -> None:
     """Status and headers are the table's; the ids are named as far as they are known. covers: STATE-5"""
     produced = make(stage)
-    status = produced.status or STATUSES[code][0]
+    status = produced.status or STATUSES[code]
     document = problem(produced.answer, status, code)
     assert document.items() >= produced.known.items(), document
     whole(produced.answer, code)
@@ -468,7 +468,7 @@ def test_a_fault_of_our_own_is_a_problem_too(stage: Stage, monkeypatch: pytest.M
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(stage.service.app.state.api.catalog, "tasks", broken)
+    monkeypatch.setattr(stage.service.app.exchange.catalog, "tasks", broken)
     answer = stage.user().get("/tasks")
     problem(answer, 500, "internal_error")
     assert "secret" not in answer.text
@@ -573,7 +573,7 @@ def test_a_model_service_in_trouble(impatient: tuple[ServiceThread, OfflineModel
     model.script(None)
     for user, way, document in zip(users, ways, found, strict=True):
         assert document["code"] == trouble.code, document
-        assert document["status"] == STATUSES[trouble.code][0]
+        assert document["status"] == STATUSES[trouble.code]
         record = user.get(f"/requests/{document['request_id']}").json()
         assert record["status"] == "Failed"
         assert record["error"] == document

@@ -158,7 +158,7 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
 def test_a_health_check_tells_no_address(tmp_path: Path) -> None:
     """Who may ask without a token does not learn where the store is. covers: APP-4"""
     with offline_service() as (service, _), service.client(None) as nobody:
-        store = service.app.state.api.service.records.store
+        store = service.app.exchange.service.records.store
 
         async def away() -> None:
             raise store.unavailable("ConnectionError: db.internal:5432 refused")
@@ -191,11 +191,11 @@ def test_a_task_that_is_deleted_while_it_is_read_is_not_found() -> None:
     """Whoever reads on while it goes is told that it is gone, not that it is damaged. covers: TASK-3"""
     with offline_service() as (service, _), service.client() as ada:
         task_id = send(ada, "hello")["task_id"]
-        history = service.app.state.api.history
+        history = service.app.exchange.history
         read = history.messages
 
         async def deleted_first(*args: Any, **kwargs: Any) -> Any:
-            api = service.app.state.api
+            api = service.app.exchange
             await api.eraser.delete_task(args[0], args[1])
             return await read(*args, **kwargs)
 

@@ -639,7 +639,7 @@ def test_a_drain_ends_the_stream_with_its_error(at: int) -> None:
         with ada.stream("POST", "/sse", json=text("pieces-200@5ms")) as stream:
             incoming = events(stream.iter_lines())
             found = [next(incoming) for _ in range(at)]
-            in_service(service, service.app.state.api.service.drain(0))
+            in_service(service, service.app.exchange.service.drain(0))
             found += incoming
         assert one_end(found).data["code"] == "interrupted"
         assert stored_end(ada, found)["status"] == "Failed"

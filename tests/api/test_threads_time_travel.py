@@ -270,8 +270,8 @@ def test_exporting_again_is_the_same_but_for_the_marks(ada: httpx.Client) -> Non
     before, after = moved(ada, task)
     again = [unmarked(entry) for entry in after["entries"][1:]]
     assert again == [unmarked(entry, shift=1) for entry in before["entries"]]
-    assert [request["content"] for request in after["requests"]] == [
-        request["content"] for request in before["requests"]
+    assert [request["output"] for request in after["requests"]] == [
+        request["output"] for request in before["requests"]
     ]
     assert all(request["imported"] for request in after["requests"])
     assert after["task"]["created_at"] == before["task"]["created_at"]

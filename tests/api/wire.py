@@ -75,7 +75,7 @@ def streamed(client: httpx.Client, path: str, body: Json, **headers: str) -> lis
 
 def store_of(service: ServiceThread) -> Store:
     """The store of a service in this process."""
-    store: Store = service.app.state.api.service.records.store
+    store: Store = service.app.exchange.service.records.store
     return store
 
 

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
 
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
-from tealagents.domain.events import ModelDone, ModelEvent, Piece, StreamEvent
+from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import Caller, Item, Json, Message, RequestRecord, ToolCall, User
 from tealagents.domain.ports import (
@@ -139,7 +139,7 @@ class Scripted:
 def says(*pieces: str) -> Answer:
     async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
         for piece in pieces:
-            yield Piece(piece)
+            yield TextDelta(piece)
         yield ModelDone(finish_reason="stop", model="scripted")
 
     return answer
@@ -157,10 +157,10 @@ def waits(event: asyncio.Event, *pieces: str) -> Answer:
 
     async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
         first, *rest = pieces or ("hello",)
-        yield Piece(first)
+        yield TextDelta(first)
         await event.wait()
         for piece in rest:
-            yield Piece(piece)
+            yield TextDelta(piece)
         yield ModelDone(finish_reason="stop", model="scripted")
 
     return answer
@@ -282,8 +282,8 @@ class Process:
     async def request(self, request_id: str, caller: Caller = ADA) -> RequestRecord:
         return (await self.tasks.request(self.partition(caller), request_id)).value
 
-    async def followed(self, request_id: str, after: int = 0, caller: Caller = ADA) -> list[StreamEvent]:
-        found: list[StreamEvent] = []
+    async def followed(self, request_id: str, after: int = 0, caller: Caller = ADA) -> list[Recorded]:
+        found: list[Recorded] = []
         async for events in self.service.events(self.partition(caller), request_id, after):
             found += events
         return found

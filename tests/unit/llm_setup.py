@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from tealagents.domain.events import ModelDone, ModelEvent, Piece, Refused
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import Item, Message, Role, ToolCall
 from tealagents.domain.ports import Governance, Model, ModelCall, ToolSpec
 from tealagents.llm import open_model
@@ -61,7 +61,7 @@ async def done(model: Model, *messages: Message, stream: bool = True, **parts: A
 
 
 def text_of(said: Sequence[ModelEvent]) -> str:
-    return "".join(event.text for event in said if isinstance(event, Piece | Refused))
+    return "".join(event.text for event in said if isinstance(event, TextDelta))
 
 
 # --- a raw service ------------------------------------------------------------------------------------

@@ -7,16 +7,16 @@ import pytest
 from engine_setup import ADA, Function, Scripted, Tools, calls, noting, process, says
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.domain.events import Recorded, ToolReturned
 from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import ToolContext
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import Toolbox
 
 
-def told(request_events: list[object]) -> Json:
+def returned(recorded: list[Recorded]) -> ToolReturned:
     """The result of the one tool call in a stream."""
-    (result,) = [event.data for event in request_events if event.name == "tool-result"]  # type: ignore[attr-defined]
-    assert isinstance(result, dict)
+    (result,) = [each.event for each in recorded if isinstance(each.event, ToolReturned)]
     return result
 
 
@@ -54,9 +54,9 @@ async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object
     async with process(None, model, Function("Odd-tool", does)) as here:  # type: ignore[arg-type]
         request = await here.ask(streamed=True)
         assert request.status == "Completed"
-        result = told(list(await here.followed(request.request_id)))
-        assert result["is_error"] is True
-        assert words in result["output"]
+        result = returned(await here.followed(request.request_id))
+        assert result.is_error is True
+        assert words in result.output
 
 
 @pytest.mark.parametrize(("given", "words"), [(None, "gave back NoneType"), (b"bytes", "gave back bytes")])
@@ -73,9 +73,9 @@ async def test_a_tool_that_gives_back_no_text_is_an_error_the_model_is_told(
     async with process(None, model, Careless("Careless-tool", str)) as here:
         request = await here.ask(streamed=True)
         assert request.status == "Completed"
-        result = told(list(await here.followed(request.request_id)))
-        assert result["is_error"] is True
-        assert f"has run, but {words} instead of text" in result["output"]
+        result = returned(await here.followed(request.request_id))
+        assert result.is_error is True
+        assert f"has run, but {words} instead of text" in result.output
 
 
 async def test_a_canceled_request_still_cancels_its_tools() -> None:
@@ -130,8 +130,8 @@ async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
     async with process(None, model, Function("Odd-tool", lambda _: "caf\udce9\0.txt")) as here:
         request = await here.ask(streamed=True)
         assert request.status == "Completed"
-        assert (request.content or {})["output"] == "so:\ufffd \ufffd\U0001f600"
-        assert told(list(await here.followed(request.request_id)))["output"] == "caf\ufffd\ufffd.txt"
+        assert request.output == "so:\ufffd \ufffd\U0001f600"
+        assert returned(await here.followed(request.request_id)).output == "caf\ufffd\ufffd.txt"
         assert (await here.ask("again", request.task_id)).status == "Completed"
         document = await here.transfer.export(here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
@@ -147,7 +147,7 @@ async def test_arguments_that_are_none_are_told_to_the_model(arguments: str, gov
     async with process(None, model, noting(ran, "Odd-tool", governed=governed)) as here:
         request = await here.ask(streamed=True)
         assert request.status == "Completed"
-        assert told(list(await here.followed(request.request_id)))["is_error"] is True
+        assert returned(await here.followed(request.request_id)).is_error is True
         assert ran == []
 
 
@@ -157,7 +157,7 @@ async def test_names_and_ids_without_end_are_cut() -> None:
     async with process(None, model) as here:
         request = await here.ask(streamed=True)
         assert request.status == "Completed"
-        assert "there is no tool" in told(list(await here.followed(request.request_id)))["output"]
+        assert "there is no tool" in returned(await here.followed(request.request_id)).output
         head = (await here.tasks.head(here.partition(), request.task_id)).value
         entries, _ = await here.tasks.history.entries(
             here.partition(), request.task_id, head.tail_seq, limit=50
@@ -176,8 +176,9 @@ async def test_a_server_with_a_hyphen_in_its_name_is_shown_by_its_name() -> None
     model = Scripted(calls(ToolCall("c1", "my-server-delete-all", "{}")), says("done"))
     async with process(None, model, named) as here:
         request = await here.ask()
-        (shown,) = (request.content or {})["tool_calls"]
-        assert (shown["plugin_name"], shown["function_name"]) == ("my-server", "delete-all")
+        assert request.pause is not None
+        (shown,) = request.pause.calls
+        assert (shown.plugin_name, shown.function_name) == ("my-server", "delete-all")
         approve = Command(action="approve")
         sent = await here.approvals.resume(ADA, request.request_id, approve, streamed=False)
         assert (await here.service.outcome(sent)).status == "Completed"

@@ -23,7 +23,7 @@ from llm_setup import (
 )
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
-from tealagents.domain.events import ModelDone, Piece
+from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.ports import Model
 from tealagents.llm.offline import OfflineModel
 
@@ -230,7 +230,7 @@ async def test_a_stream_that_ends_early_is_no_answer(model: Model, service: Offl
     """Cut or ended without a finish: an error, after the pieces that came, and no second call."""
     service.script(always(text="one two three", fault={"kind": kind, "after_pieces": 2}))
     stream = model.stream(call(model))
-    assert [await anext(stream), await anext(stream)] == [Piece("one"), Piece(" two")]
+    assert [await anext(stream), await anext(stream)] == [TextDelta("one"), TextDelta(" two")]
     with pytest.raises(ModelFailed, match="was cut"):
         await anext(stream)
     assert len(service.requests) == 1

@@ -11,7 +11,7 @@ import pytest
 from llm_setup import KEY, client, events, text_of
 
 from tealagents import registry
-from tealagents.domain.events import ModelDone, ModelEvent, Piece
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import Message
 from tealagents.domain.ports import Model, ModelCall, ToolSpec
 from tealagents.llm import MODELS, ModelConfigError, ModelOptions, open_model
@@ -44,7 +44,7 @@ class Parrot:
         return b""
 
     async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
-        yield Piece(call.prompt[-1].decode())
+        yield TextDelta(call.prompt[-1].decode())
         yield ModelDone(finish_reason="stop")
 
     async def __aenter__(self) -> "Parrot":

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llm_setup import KEY, chunk, sse
 
 from tealagents.domain.errors import ModelFailed
-from tealagents.domain.events import ModelDone, ModelEvent, Piece, Refused
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import ToolCall, Usage
 from tealagents.llm.failures import AttemptFailed
 from tealagents.llm.frames import EventFrames
@@ -63,8 +63,8 @@ CHAT_CHUNKS: list[dict[str, Any]] = [
 ]
 CHAT_STREAM = b": warming up\n\n" + b"".join(map(sse, CHAT_CHUNKS)) + b"data: [DONE]\n\n"
 CHAT_EVENTS = [
-    Piece("Gr\u00fc\u00df"),
-    Piece("e \U0001f30d"),
+    TextDelta("Gr\u00fc\u00df"),
+    TextDelta("e \U0001f30d"),
     ModelDone(
         finish_reason="tool_calls",
         tool_calls=(ToolCall("call_1", "A-b", '{"x": 1}'), ToolCall("call_2", "A-c", "{}")),
@@ -118,7 +118,7 @@ def test_ways_to_end_are_told_apart(finish: str, reason: str) -> None:
 def test_a_refusal_is_told_apart_from_an_answer() -> None:
     """Its text comes as `Refused`, and the call ends with `refusal`."""
     said = chat(chunk(refusal="I can"), chunk(refusal="not."), chunk(finish_reason="stop"))
-    assert said[:-1] == [Refused("I can"), Refused("not.")]
+    assert said[:-1] == [TextDelta("I can", refusal=True), TextDelta("not.", refusal=True)]
     assert ending(said).finish_reason == "refusal"
 
 
@@ -170,7 +170,7 @@ def test_only_the_first_of_several_choices_counts() -> None:
     other = chunk(content="other", finish_reason="length")
     other["choices"][0]["index"] = 1
     said = chat(chunk(content="one"), other, chunk(finish_reason="stop"))
-    assert said[0] == Piece("one")
+    assert said[0] == TextDelta("one")
     assert len(said) == 2
     assert ending(said).finish_reason == "stop"
 
@@ -195,7 +195,7 @@ def test_thoughts_are_not_shown_but_begin_the_answer() -> None:
         {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
         {"type": "text", "text": "so"},
     ]
-    assert chat(chunk(content=parts), chunk(finish_reason="stop"))[:-1] == [Piece("so")]
+    assert chat(chunk(content=parts), chunk(finish_reason="stop"))[:-1] == [TextDelta("so")]
 
 
 def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
@@ -210,7 +210,7 @@ def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
     }
     reading = ChatReading()
     assert [*reading.whole(orjson.dumps(body)), reading.done()] == [
-        Piece("Hm."),
+        TextDelta("Hm."),
         ModelDone(
             finish_reason="tool_calls",
             tool_calls=(ToolCall("call_1", "A-b", "{}"),),
@@ -224,7 +224,7 @@ def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
 def test_half_a_character_in_an_answer_is_no_fault() -> None:
     """Services that cut text in the middle of a pair are still read."""
     said = list(ChatReading().take(b'{"choices":[{"index":0,"delta":{"content":"\\ud83d x"}}]}'))
-    assert said == [Piece("? x")]
+    assert said == [TextDelta("? x")]
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ def test_a_response_is_read_from_its_events() -> None:
         end(output=[SAID, FUNCTION_CALL], usage=TOKENS),
     )
     assert said == [
-        Piece("s"),
-        Piece("o"),
+        TextDelta("s"),
+        TextDelta("o"),
         ModelDone(
             finish_reason="tool_calls",
             tool_calls=(ToolCall("call_1", "A-b", "{}"),),
@@ -301,7 +301,7 @@ def test_a_whole_response_gives_the_same() -> None:
     """Asked for whole, a response has its text in its output."""
     reading = ResponsesReading()
     said = [*reading.whole(orjson.dumps(response(output=[SAID], usage=TOKENS))), reading.done()]
-    assert said[0] == Piece("so")
+    assert said[0] == TextDelta("so")
     assert ending(said).finish_reason == "stop"
     assert ending(said).usage == Usage(9, 2, 11)
 
@@ -321,7 +321,7 @@ def test_a_refusal_in_a_response_is_told_apart() -> None:
     streamed = responses(delta("refusal", "No."), end())
     refusal = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}
     for said in (streamed, responses(end(output=[refusal]))):
-        assert said[0] == Refused("No.")
+        assert said[0] == TextDelta("No.", refusal=True)
         assert ending(said).finish_reason == "refusal"
 
 

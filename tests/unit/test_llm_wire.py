@@ -32,7 +32,7 @@ from llm_setup import (
 )
 
 from tealagents.domain.errors import ModelFailed
-from tealagents.domain.events import ModelDone, Piece
+from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.llm.offline import OfflineModel
 from tealagents.llm.options import proxy_for
 
@@ -73,7 +73,7 @@ async def test_closing_the_stream_closes_the_connection(name: str, first: dict[s
     handler = Endless(first)
     async with RawService(handler).running() as service, client(service.base_url, name) as model:
         stream = model.stream(call(model))
-        assert await anext(stream) == Piece("on")
+        assert await anext(stream) == TextDelta("on")
         await stream.aclose()
         await asyncio.wait_for(handler.left.wait(), 5)
 
@@ -83,7 +83,7 @@ async def test_canceling_a_wait_closes_the_connection() -> None:
     handler = Endless(chunk(content="on"))
     async with RawService(handler).running() as service, client(service.base_url) as model:
         stream = model.stream(call(model))
-        assert await anext(stream) == Piece("on")
+        assert await anext(stream) == TextDelta("on")
         waiting = asyncio.create_task(_next(stream))
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -193,7 +193,7 @@ async def test_answers_end_where_the_connection_does() -> None:
 
     async with RawService(handler).running() as service, client(service.base_url) as model:
         stream = model.stream(call(model))
-        assert await anext(stream) == Piece("so")
+        assert await anext(stream) == TextDelta("so")
         with pytest.raises(ModelFailed, match="was cut"):
             await anext(stream)
 

@@ -9,6 +9,7 @@ import pytest
 from engine_setup import ADA, Function, Process, Scripted, calls, fails, names, noting, process, says, waits
 
 from tealagents.domain.errors import RequestInProgress
+from tealagents.domain.events import TextDelta, ToolReturned
 from tealagents.domain.lifecycle import MAX_EFFECTS_BYTES, remembering
 from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, ToolCall, ToolOutcome
 from tealagents.domain.ports import Store, ToolContext
@@ -27,10 +28,10 @@ async def test_an_answer_of_several_megabytes(letter: str) -> None:
     async with process(None, Scripted(says(said), says("yes"))) as here:
         first = await here.ask(streamed=True)
         assert first.status == "Completed"
-        assert ((await here.request(first.request_id)).content or {})["output"] == said
+        assert (await here.request(first.request_id)).output == said
         replayed = await here.followed(first.request_id)
         assert [event.id for event in replayed] == [1, 2, 3]
-        assert replayed[1].data == said
+        assert replayed[1].event == TextDelta(said)
         second = await here.ask("and now?", first.task_id)
         assert second.status == "Completed"
         sent = here.model.calls[1].prompt
@@ -45,9 +46,9 @@ async def test_a_result_of_several_megabytes_is_replayed_to_the_letter() -> None
         assert request.status == "Completed"
         replayed = await here.followed(request.request_id)
         assert [event.id for event in replayed] == list(range(1, request.last_event + 1))
-        result = next(event.data for event in replayed if event.name == "tool-result")
-        assert len(result["output"]) == MEGABYTES
-        assert set(result["output"]) == {"é"}
+        result = next(each.event for each in replayed if isinstance(each.event, ToolReturned))
+        assert len(result.output) == MEGABYTES
+        assert set(result.output) == {"é"}
 
 
 async def test_arguments_of_megabytes_are_shown_edited_and_run() -> None:
@@ -60,7 +61,8 @@ async def test_arguments_of_megabytes_are_shown_edited_and_run() -> None:
     ) as here:
         request = await here.ask(streamed=True)
         assert request.status == "Paused"
-        assert (request.content or {})["tool_calls"][0]["arguments"] == asked
+        assert request.pause is not None
+        assert request.pause.calls[0].arguments == asked
         listed = await here.catalog.approvals(here.partition(), status="pending", cursor=None, limit=10)
         assert len(listed.items) == 1
         edited = CallDecision("c1", "approve", {"text": "y" * MEGABYTES})
@@ -79,7 +81,7 @@ async def test_what_a_tool_adds_may_be_large_and_travels_with_copies() -> None:
             return "drawn"
 
     def drawn(request: RequestRecord) -> int:
-        return len((request.content or {})["extra_data"]["map"])
+        return len((request.extra_data or {})["map"])
 
     model = Scripted(calls(ToolCall("c1", "Map-draw", "{}")), says("done"))
     async with process(None, model, Adding("Map-draw", lambda _: "")) as here:

@@ -7,15 +7,15 @@ import pytest
 from engine_setup import Process, Scripted, damage, names, process, waits
 
 from tealagents.domain.errors import Conflict
-from tealagents.domain.events import StreamEvent
+from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.models import RequestRecord
 from tealagents.state import keys
 from tealagents.state.streams import BATCH_BYTES, JUMP, portion
 from tealagents.state.tasks import CANCELED
 
 
-def piece(number: int, text: str = "x") -> StreamEvent:
-    return StreamEvent(number, "partial-response", text)
+def piece(number: int, text: str = "x") -> Recorded:
+    return Recorded(number, TextDelta(text))
 
 
 async def begun(here: Process) -> tuple[RequestRecord, str]:
@@ -59,7 +59,7 @@ async def test_an_outsider_ends_a_request_behind_all_that_was_stored() -> None:
         assert await here.tasks.end(here.partition(), stored, request.request_id, CANCELED, "ada")
         ended = await here.request(request.request_id)
         assert ended.last_event == 31 + JUMP
-        assert (ended.content or {})["output"] == "x" * 30
+        assert ended.output == "x" * 30
 
 
 async def test_a_damaged_log_does_not_keep_a_task_from_going_on() -> None:

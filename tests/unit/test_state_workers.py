@@ -59,7 +59,7 @@ async def test_a_process_whose_store_was_away_goes_on_without_a_restart(clock: F
         assert again.status == "Completed"
         assert here.lease.worker_id != worker
         ended = await here.request(sent.request.request_id)
-        assert (ended.status, (ended.error or {})["code"]) == ("Failed", "interrupted")
+        assert (ended.status, ended.error and ended.error.code) == ("Failed", "interrupted")
         assert here.service.run_of(ended.request_id) is None
 
 

@@ -126,8 +126,7 @@ async def test_a_provider_adds_tools(store: CountedStore) -> None:
     model = ScriptedModel(say)
     async with Engine(store, model, providers=Providers([Ringing()])) as engine:
         record = await engine.say("ring the bell")
-        assert record.content is not None
-        assert record.content["output"] == "heard"
+        assert record.output == "heard"
         assert [tool["name"] for tool in model.calls[-1].tools] == ["bell-ring"]
         assert last_sent(model)[-1] == "ding for ada"
         await engine.say("quiet", record.task_id)
@@ -295,8 +294,8 @@ async def test_a_required_provider_takes_the_request_down(store: CountedStore, w
         record = await engine.say("hello")
         assert record.status == "Failed"
         assert record.error is not None
-        assert record.error["code"] == "model_error"
-        assert "The context provider broken failed in" in record.error["detail"]
+        assert record.error.code == "model_error"
+        assert "The context provider broken failed in" in record.error.detail
         again = await engine.say("hello", record.task_id)
         assert again.task_id == record.task_id
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from tealagents.agent.answers import Answer, Update
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.events import Piece, Refused
+from tealagents.domain.events import TextDelta
 from tealagents.domain.models import Item, Json, Message, Step, ToolCall, Usage, User
 from tealagents.domain.ports import Clock, Model
 from tealagents.engine.loop import (
@@ -245,7 +245,7 @@ class Answering:
     def _taken(self, event: LoopEvent) -> list[Update]:
         """What an event adds to the answer, and what is told of it."""
         match event:
-            case Piece() | Refused():
+            case TextDelta():
                 self._output.append(event.text)
                 return [Update(text=event.text)]
             case Calling():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from tealagents.domain.errors import NotFound, Unauthenticated
 from tealagents.domain.models import Caller, Json
@@ -26,7 +26,7 @@ class Bearer:
         self._authenticator = authenticator
         self._forward = frozenset(name.lower() for name in forward_headers)
 
-    async def caller(self, request: Request) -> Caller:
+    async def caller(self, request: HTTPConnection) -> Caller:
         """The caller, or `Unauthenticated`, `InsufficientScope`, `AuthUnavailable`."""
         caller = await self._authenticator.authenticate(self.token(request))
         if self._forward:
@@ -35,7 +35,7 @@ class Bearer:
         return caller
 
     @staticmethod
-    def token(request: Request) -> str:
+    def token(request: HTTPConnection) -> str:
         """The token as it was sent, once and in the header."""
         found = [value for name, value in request.scope["headers"] if name == b"authorization"]
         if not found:

@@ -13,11 +13,12 @@ from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
 import orjson
-from fastapi import APIRouter
+from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
 
-from tealagents.domain.errors import NotFound
+from tealagents.api.protocols import Served
 from tealagents.domain.models import Json
 
 __all__ = ["Console", "SignIn"]
@@ -79,23 +80,24 @@ class Console:
     def url(self) -> str:
         return f"{self.prefix}/console/"
 
-    def router(self) -> APIRouter:
-        routes = APIRouter(include_in_schema=False)
-        served = {**_static_files(), "config.json": _File("config.json", orjson.dumps(self._settings()))}
+    def served(self) -> Served:
+        """The console at its path."""
+        kept = {**_static_files(), "config.json": _File("config.json", orjson.dumps(self._settings()))}
         headers = self._headers()
+        path = self.url.rstrip("/")
 
-        @routes.get(self.url.rstrip("/"))
-        async def without_slash() -> Response:
+        async def without_slash(request: Request) -> Response:
             return RedirectResponse(self.url, status_code=308)
 
-        @routes.api_route(self.url + "{path:path}", methods=["GET", "HEAD"])
-        async def file(request: Request, path: str) -> Response:
-            found = served.get(path or "index.html")
+        async def file(request: Request) -> Response:
+            found = kept.get(request.path_params["path"] or "index.html")
             if found is None:
-                raise NotFound(f"The console has no file of that name. It begins at {self.url}.")
+                text = f"The console has no file of that name. It begins at {self.url}."
+                return PlainTextResponse(text, status_code=404, headers=headers)
             return found.response(request, headers)
 
-        return routes
+        routes = [Route(path, without_slash), Route(self.url + "{path:path}", file)]
+        return Served(app=Starlette(routes=routes), path=path)
 
     def _settings(self) -> Json:
         return {

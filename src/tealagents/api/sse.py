@@ -13,8 +13,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from tealagents.domain.models import Json
-
 log = logging.getLogger(__name__)
 
 #: a comment is one line: the blank one after an event would make some clients tell of an empty event
@@ -33,17 +31,6 @@ def frame(event_id: int | None, name: str, data: object) -> bytes:
     """One event. `data` becomes one line of JSON. Without an id it is no part of the request's log."""
     identity = b"" if event_id is None else b"\nid: %d" % event_id
     return b"event: %s%b\ndata: %b\n\n" % (name.encode(), identity, _encode(data))
-
-
-class PieceFrames:
-    """The frames of `partial-response`, of which only number and text differ."""
-
-    def __init__(self, ids: Mapping[str, str], source: str) -> None:
-        constant: Json = {**ids, "source": source}
-        self._middle = b"\ndata: " + _encode(constant)[:-1] + b',"output_partial":'
-
-    def frame(self, event_id: int, text: str) -> bytes:
-        return b"event: partial-response\nid: %d%b%b}\n\n" % (event_id, self._middle, _encode(text))
 
 
 def remember_connection(scope: Scope, send: Send) -> None:

@@ -31,6 +31,7 @@ from tealagents.config.types import (
     NameOrClass,
     OnDisconnect,
     Origins,
+    Protocols,
     Seconds,
     Temperature,
     Tenant,
@@ -394,6 +395,8 @@ class Spec(_Older):
     `rollback` the running one."""
     on_disconnect: OnDisconnect = "continue"
     """What becomes of a request whose client leaves: `continue` or `cancel`."""
+    protocols: Protocols = ()
+    """Further protocols to serve the agent over: `openai`, `a2a`, `ag-ui`, `mcp`."""
     cors_origins: Origins = ()
     """Origins whose web pages may call, or `*` for all."""
     thread: ThreadConfig = ThreadConfig()

@@ -97,6 +97,7 @@ class ServiceConfig:
     limits: Limits
     concurrency: Concurrency
     on_disconnect: OnDisconnect
+    protocols: tuple[str, ...]  #: besides the API of `api_version`
     cors_origins: tuple[str, ...]
     auth: AuthOptions
     console: ConsoleSection
@@ -277,6 +278,7 @@ def _combined(
         limits=spec.limits,
         concurrency=spec.concurrency,
         on_disconnect=spec.on_disconnect,
+        protocols=spec.protocols,
         cors_origins=spec.cors_origins,
         auth=auth,
         console=spec.console,

@@ -26,6 +26,7 @@ from tealagents.config.types import (
     OnDisconnect,
     Origins,
     Port,
+    Protocols,
     Tenant,
     TenantIds,
     Text,
@@ -125,6 +126,8 @@ class Settings(Section):
     """What a message meets while another runs on its task: reject, enqueue, interrupt or rollback."""
     on_disconnect: OnDisconnect = "continue"
     """What becomes of a request whose client leaves: continue or cancel."""
+    protocols: Protocols = ()
+    """Further protocols to serve the agent over: `openai`, `a2a`, `ag-ui`, `mcp`."""
     cors_origins: Origins = ()
     """Origins whose web pages may call, or `*`."""
     thread: _Thread = _Thread()
@@ -164,6 +167,7 @@ OVERRIDES: Mapping[str, KeyPath] = {
     "TA_AUTH": ("spec", "auth", "provider"),
     "TA_CONCURRENCY": ("spec", "concurrency"),
     "TA_ON_DISCONNECT": ("spec", "on_disconnect"),
+    "TA_PROTOCOLS": ("spec", "protocols"),
     "TA_CORS_ORIGINS": ("spec", "cors_origins"),
     "TA_THREAD__KIND": ("spec", "thread", "kind"),
     **{f"TA_CONSOLE__{name.upper()}": ("spec", "console", name) for name in ConsoleSection.model_fields},

@@ -26,6 +26,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
         ", ".join([thread.kind, *(part.name for part in thread.reducers + thread.context_providers)]),
     )
     yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
+    yield "protocols", ", ".join((config.api_version, *config.protocols))
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
     yield "console", _CONSOLE[config.console.enabled]
     yield "limits", _limits(config)

@@ -139,6 +139,7 @@ Text = Annotated[str, Field(min_length=1)]
 _SPLIT = BeforeValidator(_words, json_schema_input_type=str | tuple[str, ...])
 Words = Annotated[tuple[Text, ...], _SPLIT]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], _SPLIT]
+Protocols = Annotated[tuple[Literal["openai", "a2a", "ag-ui", "mcp"], ...], _SPLIT]
 TenantIds = Annotated[tuple[Annotated[str, AfterValidator(_tenant_id)], ...], _SPLIT]
 HeaderNames = Annotated[tuple[Annotated[str, AfterValidator(_header_name)], ...], _SPLIT]
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]

@@ -68,7 +68,13 @@ class InvalidRequest(Refusal):
 
 
 class IdempotencyKeyReused(Refusal):
+    """The key came with another body than before."""
+
     code = "idempotency_key_reused"
+
+    def __init__(self, **ids: str) -> None:
+        super().__init__("The idempotency key was used with another body.")
+        self.with_ids(**ids)
 
 
 class Unauthenticated(Refusal):
@@ -110,11 +116,23 @@ class TaskBusy(Refusal):
 
     code = "task_busy"
 
+    def __init__(self, detail: str = "The task is answering another message.", /, **ids: str) -> None:
+        super().__init__(detail, retry_after=1, **ids)
+
 
 class ApprovalPending(Refusal):
-    """The task waits for a human: `request_id` and `approval_id` say for which decision."""
+    """The task waits for a human: `request_id` and `approval_id` say for which decision.
+
+    `again` says that the request was decided before and has paused once more.
+    """
 
     code = "approval_pending"
+
+    def __init__(self, *, again: bool = False, **ids: str) -> None:
+        paused = "The request has paused again." if again else "The task waits for a decision."
+        super().__init__(paused)
+        self.with_ids(**ids)
+        self.again = again
 
 
 class AlreadyDecided(Refusal):
@@ -135,6 +153,9 @@ class RequestInProgress(Refusal):
     """The first request under this idempotency key still runs."""
 
     code = "request_in_progress"
+
+    def __init__(self, **ids: str) -> None:
+        super().__init__("The first request under this idempotency key still runs.", retry_after=1, **ids)
 
 
 class AlreadyExists(Refusal):

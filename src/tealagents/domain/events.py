@@ -1,28 +1,29 @@
-"""What happens while a request runs.
+"""What happens to a request, and what a model client yields for one call.
 
-Two kinds. *Model events* are what a model client yields for one call. *Stream events* are what a
-client of the service is shown; they are plain `(name, data)` pairs, numbered when published.
+`Event` is the one vocabulary between engine, log and followers; each protocol folds it into its own frames.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
-from tealagents.domain.models import ToolCall, Usage
+from tealagents.domain.models import (
+    Approval,
+    Failure,
+    FinishReason,
+    Outcome,
+    RequestRecord,
+    ToolCall,
+    Usage,
+)
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]
 
-
-class Piece(Struct, frozen=True):
+class TextDelta(Struct, frozen=True, array_like=True, tag="text"):
     """Some text of the answer, as the model service sent it."""
 
     text: str
-
-
-class Refused(Struct, frozen=True):
-    """Some text of a refusal: shown like an answer, told apart in result and trace."""
-
-    text: str
+    #: the model refuses: shown like an answer, told apart in the outcome and the trace
+    refusal: bool = False
 
 
 class ModelDone(Struct, frozen=True, kw_only=True):
@@ -37,25 +38,89 @@ class ModelDone(Struct, frozen=True, kw_only=True):
     response_id: str | None = None
 
 
-ModelEvent = Piece | Refused | ModelDone
+ModelEvent = TextDelta | ModelDone
 
-EventName = Literal[
-    "request",
-    "partial-response",
-    "tool-call",
-    "tool-result",
-    "approval-required",
-    "final-response",
-    "error",
-]
+
+class Started(Struct, frozen=True, array_like=True, tag="started"):
+    """The first event of every request; again with `Running` when a queued or decided one starts."""
+
+    status: Literal["Running", "Queued"] = "Running"
+
+
+class ToolCalled(Struct, frozen=True, array_like=True, tag="called"):
+    """A tool is about to run."""
+
+    call: ToolCall
+
+
+class ToolReturned(Struct, frozen=True, array_like=True, tag="returned"):
+    """A tool has run; `output` is what the model is told."""
+
+    call_id: str
+    tool: str
+    output: str
+    is_error: bool
+    duration_ms: float
+
+
+class Paused(Struct, frozen=True, array_like=True, tag="paused"):
+    """The request waits for decisions. None where the viewer may not see for which."""
+
+    approval: Approval | None
+
+
+class Completed(Struct, frozen=True, array_like=True, tag="completed"):
+    """The request has its answer. None where the viewer may not see it."""
+
+    outcome: Outcome | None
+
+
+class Failed(Struct, frozen=True, array_like=True, tag="failed"):
+    """The request ended without an answer."""
+
+    error: Failure
+
+
+class Canceled(Struct, frozen=True, array_like=True, tag="canceled"):
+    """The request was canceled before it had an answer."""
+
+    error: Failure
+
+
+Event = Started | TextDelta | ToolCalled | ToolReturned | Paused | Completed | Failed | Canceled
 
 #: each of these ends a stream
-TERMINAL: frozenset[str] = frozenset({"approval-required", "final-response", "error"})
+Terminal = Paused | Completed | Failed | Canceled
 
 
-class StreamEvent(Struct, frozen=True, array_like=True):
-    """One numbered event of a request's stream. `data` lacks the three ids until it is encoded."""
+class Recorded(Struct, frozen=True, array_like=True):
+    """One event of a request as it is stored and followed: numbered from 1, rising by one."""
 
     id: int
-    name: EventName
-    data: Any
+    event: Event
+
+
+def ending(record: RequestRecord) -> Terminal:
+    """The event that ends the stream of a request which has ended or paused."""
+    if record.status == "Completed":
+        return Completed(record.outcome)
+    if record.status == "Paused":
+        return Paused(record.pause)
+    error = record.error or Failure("corrupt_state", "The request ended, but its record does not say why.")
+    return Canceled(error) if record.status == "Canceled" else Failed(error)
+
+
+def redacted(event: Event) -> Event | None:
+    """What an approver who is not the owner sees of an event; None: nothing."""
+    match event:
+        case TextDelta() | ToolCalled() | ToolReturned():
+            return None
+        case Paused():
+            return Paused(None)
+        case Completed():
+            return Completed(None)
+        case Failed(error):
+            return Failed(Failure(error.code, "The request ended Failed. Its owner can read why."))
+        case Canceled(error):
+            return Canceled(Failure(error.code, "The request ended Canceled. Its owner can read why."))
+    return event

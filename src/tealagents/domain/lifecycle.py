@@ -21,8 +21,9 @@ from msgspec.structs import replace
 
 from tealagents.domain.models import (
     Effects,
+    Failure,
     Head,
-    Json,
+    Outcome,
     Path,
     Pending,
     Queued,
@@ -30,7 +31,6 @@ from tealagents.domain.models import (
     Running,
     Status,
     ToolOutcome,
-    Usage,
 )
 
 #: requests without an answer whose tool calls a head remembers; older ones are in the log alone
@@ -212,9 +212,8 @@ def ended(
     now: datetime,
     *,
     last_event: int,
-    content: Json | None,
-    error: Json | None = None,
-    usage: Usage | None = None,
+    outcome: Outcome,
+    error: Failure | None = None,
 ) -> RequestRecord:
     """The request with its end."""
     return replace(
@@ -223,8 +222,12 @@ def ended(
         ended_at=now,
         worker_id=None,
         last_event=last_event,
-        content=content,
+        output=outcome.output,
+        usage=outcome.usage,
+        extra_data=outcome.extra_data or None,
+        finish_reason=outcome.finish_reason,
+        source=outcome.source,
+        pause=None,
         error=error,
-        usage=usage or request.usage,
         waiting=None,
     )

@@ -156,12 +156,6 @@ class ToolOutcome(Struct, frozen=True):
     outcome: Literal["done", "failed", "unknown"]
 
 
-class RequestStart(Struct, frozen=True, kw_only=True, tag="start"):
-    """The body of the entry with which a request begins."""
-
-    request_id: str
-
-
 class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=True):
     """The body of the entry with which a request ends; met first when history is read backwards."""
 
@@ -199,7 +193,7 @@ class Note(Struct, frozen=True, tag="note"):
     data: Json = {}
 
 
-Body = MessageBody | StepBody | RequestStart | RequestEnd | ToolIntent | Note
+Body = MessageBody | StepBody | RequestEnd | ToolIntent | Note
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -293,13 +287,34 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tail_key: int = 0
     #: the remote conversation (`kind: remote`): the last response id or the conversation id
     remote_id: str | None = None
-    #: fingerprint of the agent's configuration that made the task
-    fingerprint: str | None = None
     origin: Json | None = None
     #: of an imported task: tells its log from one that the same task had here before
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]
+
+
+class Outcome(Struct, frozen=True):
+    """What a request has produced: its answer, or what there was of one when it ended without."""
+
+    output: str
+    usage: Usage
+    #: what tools added to the answer
+    extra_data: Json | None = None
+    #: why the model stopped; None where it never did
+    finish_reason: FinishReason | None = None
+    #: `name:version` of the agent that answered
+    source: str = ""
+
+
+class Failure(Struct, frozen=True):
+    """Why a request ended without an answer: the code of an error and its text."""
+
+    code: str
+    detail: str
 
 
 class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -320,14 +335,19 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the path up to and including this request, once it completed
     path: Path = ()
     usage: Usage = Usage()
-    #: the `content` of the answer: the result, the pause, or what there was of an answer
-    content: Json | None = None
-    #: the problem it ended with
-    error: Json | None = None
-    #: the id of its last stream event, once it has ended or paused
+    #: the answer, or what there was of one when the request ended without
+    output: str = ""
+    finish_reason: FinishReason | None = None
+    #: what tools added to the answer
+    extra_data: Json | None = None
+    #: `name:version` of the agent that answered
+    source: str = ""
+    #: why it ended without an answer
+    error: Failure | None = None
+    #: the pause it waits in, while it is `Paused`
+    pause: "Approval | None" = None
+    #: the id of its last event, once it has ended or paused
     last_event: int = 0
-    #: stream events were written to the log (otherwise they are made from this record)
-    streamed: bool = False
     user_context: dict[str, str] = {}
     #: a request that waits its turn: its message, or a reference to where it is stored
     waiting: Json | None = None
@@ -335,12 +355,21 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     idempotency: tuple[str, str] | None = None
     #: its pauses so far, oldest first; the first can be decided by a bare action
     approvals: tuple[str, ...] = ()
-    extra_data: Json | None = None
     #: the response at the model service this request ended with
     remote_id: str | None = None
     #: a checkpoint's: what context providers and views remember of the conversation so far
     context: Json | None = None
     imported: bool = False
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the session, the task and the request, by name."""
+        return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
+
+    @property
+    def outcome(self) -> "Outcome":
+        """What the request has produced."""
+        return Outcome(self.output, self.usage, self.extra_data, self.finish_reason, self.source)
 
 
 class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -411,13 +440,3 @@ class Worker(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lease_seconds: float
     dead: bool = False
     host: str = ""
-
-
-class Result(Struct, frozen=True, kw_only=True):
-    """What the JSON way answers for a request that completed, paused, or ended otherwise."""
-
-    session_id: str
-    task_id: str
-    request_id: str
-    status: Status
-    content: Json | None

@@ -261,7 +261,7 @@ class Model(Protocol):
         ...
 
     def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
-        """`Piece` and `Refused` as they come, then exactly one `ModelDone`.
+        """`TextDelta` and `Refused` as they come, then exactly one `ModelDone`.
 
         Never ends without it: a service that refuses, breaks off or ends without a finish reason raises
         `ModelFailed` (with what the service said), one that is too slow `ModelTimeout`, one that has

@@ -250,11 +250,7 @@ def _decision(n: int, decision: CallDecision, default: str | None) -> Decision:
 
 
 def _paused_again(record: RequestRecord) -> TealError:
-    return ApprovalPending(
-        "The request has paused again. Decide this pause by its approval_id (in the query), or by "
-        "decisions that name its calls.",
-        approval_id=record.approvals[-1],
-    ).with_ids(**_ids(record))
+    return ApprovalPending(again=True, approval_id=record.approvals[-1], **_ids(record))
 
 
 def _approved_already(approval: Approval, wanted: Approval) -> None:
@@ -270,8 +266,5 @@ def _approved_already(approval: Approval, wanted: Approval) -> None:
 
 
 def _ids(record: RequestRecord) -> dict[str, str]:
-    return {
-        "request_id": record.request_id,
-        "task_id": record.task_id,
-        "session_id": record.session_id,
-    }
+    """The ids in the order in which errors about a request name them."""
+    return dict(reversed(record.ids.items()))

@@ -5,9 +5,8 @@ from datetime import timedelta
 from typing import Protocol
 
 from tealagents.domain.errors import NotFound
-from tealagents.domain.events import StreamEvent
+from tealagents.domain.events import Recorded, Started, ending
 from tealagents.domain.models import ENDED, RequestRecord
-from tealagents.engine.publishing import terminal_name
 from tealagents.engine.run import Run
 from tealagents.state.streams import KEPT_SECONDS
 from tealagents.state.tasks import Tasks
@@ -28,7 +27,7 @@ class Runner(Protocol):
 
 async def follow(
     runner: Runner, partition: str, request_id: str, after: int
-) -> AsyncIterator[Sequence[StreamEvent]]:
+) -> AsyncIterator[Sequence[Recorded]]:
     """The events behind `after`, as many at a time as there are, to the one that ends the stream.
 
     Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
@@ -50,8 +49,7 @@ async def follow(
             raise lost  # the end could not be stored, or is no longer ours to tell
         if after < 1:
             waited = record.started_at != record.created_at  # and was told so when it came
-            status = "Queued" if waited else "Running"
-            yield [StreamEvent(1, "request", {"status": status})]
+            yield [Recorded(1, Started("Queued" if waited else "Running"))]
             after = 1
         stored = await tasks.streams.read(partition, request_id, after)
         if stored:
@@ -59,7 +57,7 @@ async def follow(
             yield stored
             continue
         if record.status in ENDED or (record.status == "Paused" and after < record.last_event):
-            yield [StreamEvent(record.last_event, terminal_name(record.status), record)]
+            yield [Recorded(record.last_event, ending(record))]
             return
         if run is not None and record.status != "Paused":
             after = run.stream.base  # the id of the decided pause, which is passed over

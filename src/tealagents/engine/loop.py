@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
-from tealagents.domain.events import FinishReason, ModelDone, Piece, Refused
-from tealagents.domain.models import Item, Json, Message, ToolCall
+from tealagents.domain.events import ModelDone, TextDelta
+from tealagents.domain.models import FinishReason, Item, Json, Message, ToolCall
 from tealagents.domain.ports import Clock, Model, ModelCall
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
@@ -79,7 +79,7 @@ class Finished(Struct, frozen=True):
     response_id: str | None
 
 
-LoopEvent = Piece | Refused | Noted | Answered | Calling | Called | RoundDone | HumanNeeded | Finished
+LoopEvent = TextDelta | Noted | Answered | Calling | Called | RoundDone | HumanNeeded | Finished
 
 CallTool = Callable[[ToolCall], Awaitable[ToolResult | Deferred]]
 
@@ -167,7 +167,7 @@ def _human_needed(governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) 
     )
 
 
-async def _ask(state: LoopState) -> AsyncGenerator[Piece | Refused | Noted | Answered, None]:
+async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered, None]:
     """One model call."""
     composed = await state.prompt.compose()
     if composed.reports:
@@ -194,10 +194,10 @@ async def _ask(state: LoopState) -> AsyncGenerator[Piece | Refused | Noted | Ans
                 if not text:
                     first = time.perf_counter() - started
                     watch.first_piece()
-                refusal = refusal or isinstance(event, Refused)
+                refusal = refusal or event.refusal
                 kept = storable(event.text)
                 text.append(kept)
-                yield event if kept is event.text else type(event)(kept)
+                yield event if kept is event.text else TextDelta(kept, event.refusal)
         if done is None:
             raise ModelFailed("The model service ended without an answer.")
         if done.finish_reason == "content_filter" and not text:

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
-from tealagents.domain.events import TERMINAL, EventName, StreamEvent
-from tealagents.domain.models import RequestRecord, Status
+from tealagents.domain.events import Event, Recorded, Terminal, ending
+from tealagents.domain.models import RequestRecord
 from tealagents.state.streams import BATCH_EVENTS, portion
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
@@ -31,7 +31,7 @@ class Publisher:
         begins = writer.message is not None
         #: the id of the last event before this stretch
         self.base = 0 if begins else writer.request.last_event
-        self._events: list[StreamEvent] = []
+        self._events: list[Recorded] = []
         #: the id of the last event that is in the log; the very first is made from the record instead
         self._written = 1 if begins else self.base
         self._closed = False
@@ -47,10 +47,10 @@ class Publisher:
 
     # --- showing ---------------------------------------------------------------------------------
 
-    def publish(self, name: EventName, data: object) -> None:
+    def publish(self, event: Event) -> None:
         """Numbers an event and shows it to the followers here; the log is written behind it."""
         event_id = self.last_event + 1
-        self._events.append(StreamEvent(event_id, name, data))
+        self._events.append(Recorded(event_id, event))
         self._wake()
         if event_id > 1:
             self._drained.clear()
@@ -60,7 +60,7 @@ class Publisher:
     def end(self, request: RequestRecord) -> None:
         """Shows the event that ends the stream, as the record says; it is not in the log."""
         event_id = max(request.last_event, self.last_event + 1)
-        self._events.append(StreamEvent(event_id, terminal_name(request.status), request))
+        self._events.append(Recorded(event_id, ending(request)))
         self.close()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Publisher:
         self._closed = True
         self._wake()
 
-    async def events(self, after: int) -> AsyncIterator[Sequence[StreamEvent]]:
+    async def events(self, after: int) -> AsyncIterator[Sequence[Recorded]]:
         """The events behind `after`, all that there are at a time, to the one that ends the stream.
 
         Those of before a pause, and everything before this run, are the log's to tell.
@@ -79,10 +79,10 @@ class Publisher:
                 fresh = self._events[position:]
                 position = len(self._events)
                 yield fresh
-                if fresh[-1].name in TERMINAL:
+                if isinstance(fresh[-1].event, Terminal):
                     return
             elif self._closed:
-                if self._events[-1].name in TERMINAL:  # `after` was behind all there ever was
+                if isinstance(self._events[-1].event, Terminal):  # `after` was behind all there ever was
                     yield self._events[-1:]
                 return
             else:
@@ -108,7 +108,7 @@ class Publisher:
         if self.last_event - self._written >= MOST_UNWRITTEN:
             await self._drained.wait()
 
-    async def settle(self, persist: Persist) -> list[StreamEvent]:
+    async def settle(self, persist: Persist) -> list[Recorded]:
         """Stops writing behind, and returns the last few events, which go with the end's own commit."""
         if (writer := self.stop()) is not None:
             await asyncio.wait([writer])
@@ -132,7 +132,7 @@ class Publisher:
             writer.cancel()
         return writer
 
-    def _unwritten(self) -> list[StreamEvent]:
+    def _unwritten(self) -> list[Recorded]:
         """What is to be written to the log next."""
         start = self._written - self.base
         return self._events[start : start + BATCH_EVENTS]
@@ -161,8 +161,3 @@ class Publisher:
             self._written = await self._tasks.streams.write(
                 writer.partition, writer.request.request_id, writer.request_version, batch
             )
-
-
-def terminal_name(status: Status) -> EventName:
-    """The event that ends the stream of a request with this status."""
-    return {"Completed": "final-response", "Paused": "approval-required"}.get(status, "error")  # type: ignore[return-value]

@@ -25,7 +25,7 @@ from tealagents.engine.loop import Answered
 from tealagents.engine.toolbox import ToolResult
 from tealagents.engine.turns import steps_of
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.decisions import intent_draft
+from tealagents.state.decisions import intent_draft, shown_calls
 from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SERVICE, error_draft
@@ -148,7 +148,7 @@ class TurnRecorder:
             self.usage = self.usage + (step.usage or Usage())
             self._step(f"{step.kind}.noted", step)
 
-    def asked(self, approval: Approval, shown: Sequence[Json]) -> None:
+    def asked(self, approval: Approval) -> None:
         """Calls wait for a human; they have not run."""
         for call in approval.calls:
             self.intents.pop(call.id, None)
@@ -158,7 +158,7 @@ class TurnRecorder:
             kind="approval",
             name="requested",
             started_at=approval.created_at,
-            input={"approval_id": approval.approval_id, "tool_calls": list(shown)},
+            input={"approval_id": approval.approval_id, "tool_calls": shown_calls(approval.calls)},
         )
         self._drafts.append(
             draft(

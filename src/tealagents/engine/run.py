@@ -11,7 +11,6 @@ from contextlib import aclosing
 from datetime import timedelta
 from typing import assert_never
 
-import msgspec
 from msgspec import Struct
 
 from tealagents.domain import ids
@@ -22,11 +21,13 @@ from tealagents.domain.errors import (
     RequestTimeout,
     TealError,
 )
-from tealagents.domain.events import Piece, Refused
+from tealagents.domain.events import Started, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     Approval,
+    FinishReason,
     Json,
     Message,
+    Outcome,
     RequestRecord,
     Status,
     ToolCall,
@@ -50,7 +51,7 @@ from tealagents.engine.recorder import TurnRecorder
 from tealagents.engine.toolbox import CallContext, Deferred, ToolResult
 from tealagents.engine.turns import Turn, Turns, remote_id_of
 from tealagents.state import keys
-from tealagents.state.decisions import digest_of, shown_calls
+from tealagents.state.decisions import digest_of
 from tealagents.state.task_writer import Fenced, TaskWriter
 from tealagents.state.tasks import CANCELED, SERVICE, SUPERSEDED, Ending, Tasks
 
@@ -101,11 +102,12 @@ class Run:
         self._closing = False
         self._driven = False
         self._remote_id: str | None = None
+        self._finish_reason: FinishReason | None = None
         self._dropped = False
         #: what was said and done before a pause is in the journal
         self._recalled = writer.message is not None
         self._told: Callable[[], None] | None = None
-        self._journal = TurnRecorder(writer, tasks.records.clock)
+        self._recorder = TurnRecorder(writer, tasks.records.clock)
         #: what the followers see
         self.stream = Publisher(tasks, writer)
         #: the record as it was left: ended, paused, or ended by somebody else
@@ -144,10 +146,10 @@ class Run:
 
         After a pause `recall` is asked before it: whatever goes wrong with it ends the request, too.
         """
-        self.stream.publish("request", {"status": "Running"})
+        self.stream.publish(Started())
         for call in resumption.approved if resumption else ():
-            self._journal.intended(call)
-            self._publish_call(call)
+            self._recorder.intended(call)
+            self.stream.publish(ToolCalled(call))
         self._task = asyncio.create_task(
             self._drive(opening, resumption, recall), name=f"request {self.request_id}"
         )
@@ -155,14 +157,14 @@ class Run:
     async def _remember(self, recall: Recall) -> None:
         past = await recall()
         self._recalled = True
-        journal = self._journal
-        journal.messages.extend(past.messages)
-        journal.intents = {tool.call_id: tool for tool in past.tools} | journal.intents
+        recorder = self._recorder
+        recorder.messages.extend(past.messages)
+        recorder.intents = {tool.call_id: tool for tool in past.tools} | recorder.intents
 
     @property
     def messages(self) -> Sequence[Message]:
         """This request's messages so far, those before a pause included."""
-        return self._journal.messages
+        return self._recorder.messages
 
     def on_end(self, told: Callable[[], None]) -> None:
         """`told` is called once, when the run is over: ended, paused, or dropped."""
@@ -252,8 +254,8 @@ class Run:
 
     async def _converse(self, turn: Turn, resumption: Resumption | None) -> "HumanNeeded | Complete":
         """Everything up to the last event, which is left to be stored without a deadline."""
-        self._journal.noted(turn.reports)
-        messages = self._journal.messages
+        self._recorder.noted(turn.reports)
+        messages = self._recorder.messages
         state = LoopState(
             model=self._agent.model,
             toolbox=turn.toolbox,
@@ -272,17 +274,17 @@ class Run:
         )
         async with aclosing(converse(state, resumption)) as events:
             async for event in events:
-                if isinstance(event, Piece | Refused):
+                if isinstance(event, TextDelta):
                     self._output.append(event.text)
                     if self._streamed:
                         await self.stream.room()
-                        self.stream.publish("partial-response", event.text)
+                        self.stream.publish(event)
                 elif isinstance(event, HumanNeeded):
                     self._remote_id = state.remote_id if state.remote else None
                     return event
                 elif isinstance(event, Finished):
-                    context, reports = await turn.completed(self._journal.response)
-                    self._journal.noted(reports)
+                    context, reports = await turn.completed(self._recorder.response)
+                    self._recorder.noted(reports)
                     return Complete(state.remote_id if state.remote else None, context)
                 else:
                     await self._store(event)
@@ -310,7 +312,7 @@ class Run:
         """Writes down what an event says, before anything follows from it."""
         match event:
             case Noted():
-                self._journal.noted(event.reports)
+                self._recorder.noted(event.reports)
             case Answered():
                 self._answered(event)
             case Calling():
@@ -319,64 +321,51 @@ class Run:
                 await self._called(event)
             case RoundDone():
                 for message in event.messages:
-                    self._journal.add(message)
+                    self._recorder.add(message)
             case _:
                 assert_never(event)
 
     def _answered(self, event: Answered) -> None:
         done = event.done
         tools = len(self._turn.toolbox) if self._turn else 0
-        self._journal.answered(event, model=self._agent.model.name, tools=tools)
+        self._recorder.answered(event, model=self._agent.model.name, tools=tools)
         if event.message.tool_calls:
             # text that comes with tool calls is no part of the answer
             self._output.clear()
-        if done.finish_reason in ("length", "content_filter", "refusal"):
-            self._context.extra_data["finish_reason"] = done.finish_reason
+        self._finish_reason = done.finish_reason
 
     async def _calling(self, event: Calling) -> None:
         for call in event.calls:
             await self.stream.room()
-            self._publish_call(call)
-        await self._journal.intend(event.calls)
-
-    def _publish_call(self, call: ToolCall) -> None:
-        shown = {"call_id": call.id, "tool": call.tool, "arguments": call.arguments}
-        self.stream.publish("tool-call", shown)
+            self.stream.publish(ToolCalled(call))
+        await self._recorder.intend(event.calls)
 
     async def _called(self, event: Called) -> None:
         for result in event.results:
-            self._journal.called(result)
+            self._recorder.called(result)
             await self.stream.room()
+            call = result.call
             self.stream.publish(
-                "tool-result",
-                {
-                    "call_id": result.call.id,
-                    "tool": result.call.tool,
-                    "output": result.output,
-                    "is_error": result.is_error,
-                    "duration_ms": result.duration_ms,
-                },
+                ToolReturned(call.id, call.tool, result.output, result.is_error, result.duration_ms)
             )
-        await self._journal.flush()
+        await self._recorder.flush()
 
     # --- ends ------------------------------------------------------------------------------------
 
     async def _complete(self, last: "Complete") -> None:
         rest = await self.stream.settle(self._persist)
-        drafts = self._journal.take()
+        drafts = self._recorder.take()
         await self._persist(
             lambda: self._writer.complete(
                 drafts,
-                output=self.output,
-                usage=self._journal.usage,
-                extra_data=self._context.extra_data,
+                outcome=self._outcome(),
                 last_event=self.stream.last_event + 1,
                 remote_id=last.remote_id,
                 context=last.context,
                 events=rest,
             )
         )
-        self._turns.extend(self._writer.head, self.request.first_seq, self._journal.messages, last.context)
+        self._turns.extend(self._writer.head, self.request.first_seq, self._recorder.messages, last.context)
         self._finish()
 
     async def _pause(self, event: HumanNeeded) -> None:
@@ -399,16 +388,14 @@ class Run:
             event_id=self.stream.last_event + 1,
             awaits_owner=event.awaits_owner,
         )
-        content = self._approval_content(approval)
-        self._journal.asked(approval, content["tool_calls"])
+        self._recorder.asked(approval)
         await self._persist(lambda: self._announce(approval))
-        drafts = self._journal.take()
+        drafts = self._recorder.take()
         await self._persist(
             lambda: self._writer.pause(
                 approval,
-                content,
                 drafts,
-                usage=self._journal.usage,
+                usage=self._recorder.usage,
                 extra_data=self._context.extra_data,
                 last_event=self.stream.last_event + 1,
                 events=rest,
@@ -428,17 +415,15 @@ class Run:
             ttl={key: self._agent.limits.approval_expiry_seconds + 7 * 86400},
         )
 
-    def _approval_content(self, approval: Approval) -> Json:
-        return {
-            "session_id": approval.session_id,
-            "task_id": approval.task_id,
-            "request_id": approval.request_id,
-            "approval_id": approval.approval_id,
-            "message": approval.message,
-            "expires_at": msgspec.to_builtins(approval.expires_at),
-            "authorizations": list(approval.authorizations),
-            "tool_calls": shown_calls(approval.calls),
-        }
+    def _outcome(self) -> Outcome:
+        """What the request has produced so far."""
+        return Outcome(
+            self.output,
+            self._recorder.usage,
+            self._context.extra_data,
+            self._finish_reason,
+            self._agent.source,
+        )
 
     async def _fail(self, failure: TealError) -> None:
         await self._stop("Failed", failure, SERVICE)
@@ -452,10 +437,10 @@ class Run:
     async def _stop(self, status: Status, error: TealError, actor: str) -> None:
         self._closing = True
         if self._turn is not None:
-            self._journal.noted(await self._turn.failed(self._journal.response, error))
+            self._recorder.noted(await self._turn.failed(self._recorder.response, error))
         rest = await self.stream.settle(self._persist)
-        self._journal.failed(error)
-        drafts = self._journal.take()
+        self._recorder.failed(error)
+        drafts = self._recorder.take()
         rollback = self._tasks.rules.concurrency == "rollback"
         withdrawn = rollback and self._ending is not None and self._ending[0] is SUPERSEDED
 
@@ -464,9 +449,7 @@ class Run:
                 drafts,
                 status,
                 error,
-                output=self.output,
-                usage=self._journal.usage,
-                extra_data=self._context.extra_data,
+                outcome=self._outcome(),
                 last_event=self.stream.last_event + 1,
                 tools=await self._tools(),
                 actor=actor,
@@ -485,7 +468,7 @@ class Run:
         """What the request's tools did: by the log where the run ended before it was recalled."""
         running = self._writer.head.running
         if self._recalled or running is None:
-            return tuple(self._journal.intents.values())
+            return tuple(self._recorder.intents.values())
         head = self._writer.head
         return await self._tasks.history.tool_outcomes(
             self.partition, head.task_id, running.first_seq, head.tail_seq

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from msgspec import Struct
 
 from tealagents.domain.errors import PersistenceUnavailable, RequestInProgress, TealError
-from tealagents.domain.events import StreamEvent
+from tealagents.domain.events import Recorded
 from tealagents.domain.models import (
     ENDED,
     Caller,
@@ -76,7 +76,7 @@ class Service:
         self._runs: dict[str, Run] = {}
         self._lines = WaitQueues(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
-        self._followers: weakref.WeakSet[AsyncIterator[Sequence[StreamEvent]]] = weakref.WeakSet()
+        self._followers: weakref.WeakSet[AsyncIterator[Sequence[Recorded]]] = weakref.WeakSet()
         lease.attach(on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs))
 
     def run_of(self, request_id: str) -> Run | None:
@@ -239,7 +239,7 @@ class Service:
                 continue
             return (await self.tasks.request(sent.partition, request_id)).value
 
-    def events(self, partition: str, request_id: str, after: int) -> AsyncIterator[Sequence[StreamEvent]]:
+    def events(self, partition: str, request_id: str, after: int) -> AsyncIterator[Sequence[Recorded]]:
         """The events of a request behind `after`, from wherever they are."""
         events = follow(self, partition, request_id, after)
         self._followers.add(events)
@@ -323,8 +323,6 @@ def _replayed(begun: Replayed) -> Sent:
     request = begun.request.value
     if request.status in ("Running", "Queued"):
         raise RequestInProgress(
-            "The first request under this Idempotency-Key still runs. Follow it by its id, or ask later.",
-            retry_after=1,
             request_id=request.request_id,
             task_id=request.task_id,
             session_id=request.session_id,

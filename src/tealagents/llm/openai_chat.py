@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import orjson
 from msgspec import Struct
 
-from tealagents.domain.events import FinishReason, ModelDone, ModelEvent, Piece, Refused
-from tealagents.domain.models import Json, Message, ToolCall, Usage
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
+from tealagents.domain.models import FinishReason, Json, Message, ToolCall, Usage
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, unusable
@@ -248,10 +248,10 @@ class ChatReading:
             return
         if text := _text(said.content):
             self.begun = True
-            yield Piece(text)
+            yield TextDelta(text)
         if said.refusal:
             self.begun = self._refused = True
-            yield Refused(said.refusal)
+            yield TextDelta(said.refusal, refusal=True)
         if said.tool_calls:
             self.begun = True
             for fragment in said.tool_calls:

@@ -19,8 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.errors import RemoteThreadLost, RunFailure
-from tealagents.domain.events import FinishReason, ModelDone, ModelEvent, Piece, Refused
-from tealagents.domain.models import Item, Json, Message, Role, ToolCall, Usage
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
+from tealagents.domain.models import FinishReason, Item, Json, Message, Role, ToolCall, Usage
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.encoding import Shape, arguments, compact, reader, to_json, user_text
 from tealagents.llm.failures import AttemptFailed, Complaint, complaint, cut, failed_midway, quoted, unusable
@@ -364,10 +364,10 @@ class ResponsesReading:
         match event.type:
             case "response.output_text.delta" if isinstance(event.delta, str):
                 self.begun = self._said = True
-                yield Piece(event.delta)
+                yield TextDelta(event.delta)
             case "response.refusal.delta" if isinstance(event.delta, str):
                 self.begun = self._said = self._refused = True
-                yield Refused(event.delta)
+                yield TextDelta(event.delta, refusal=True)
             case "response.output_item.done" if event.item is not None:
                 self.begun = True
                 self._note(event.item)
@@ -411,9 +411,9 @@ class ResponsesReading:
         for part in _part_list(message.content):
             if part.get("type") == "refusal":
                 self._refused = True
-                yield Refused(str(part.get("refusal", "")))
+                yield TextDelta(str(part.get("refusal", "")), refusal=True)
             elif text := part.get("text"):
-                yield Piece(str(text))
+                yield TextDelta(str(text))
 
     def _note(self, item: _Item) -> None:
         if item.type == "function_call":

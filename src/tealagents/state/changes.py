@@ -61,15 +61,12 @@ class Changes:
         def moved(head: Head) -> Head:
             if head.running is not None:
                 raise TaskBusy(
-                    "The task runs. Cancel its request, or wait for it, before rolling back.",
-                    retry_after=1,
                     request_id=head.running.request_id,
                     task_id=task_id,
                     session_id=head.session_id,
                 )
             if head.pending is not None:
                 raise ApprovalPending(
-                    "The task waits for a decision. Decide or cancel it before rolling back.",
                     request_id=head.pending.request_id,
                     approval_id=head.pending.approval_id,
                     task_id=task_id,

@@ -159,7 +159,7 @@ async def resume(
             raise CorruptState(keys.request(request_id), "is missing", task_id=decided.task_id)
         now = tasks.records.clock.now()
         resumed = lifecycle.resume(head, tasks.lease.worker_id, now)
-        request = replace(record.value, status="Running", worker_id=tasks.lease.worker_id, content=None)
+        request = replace(record.value, status="Running", worker_id=tasks.lease.worker_id, pause=None)
         drafts = decision_drafts(decided, actor, now)
         resumed, log_key, batch = await tasks.records.append(partition, resumed, drafts)
         try:

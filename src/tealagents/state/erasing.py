@@ -59,7 +59,6 @@ class Eraser:
             if stored.value.running is not None:
                 raise TaskBusy(
                     "The task runs. Cancel its request, or wait for it, before deleting the task.",
-                    retry_after=1,
                     task_id=task_id,
                     session_id=stored.value.session_id,
                     request_id=stored.value.running.request_id,
@@ -105,7 +104,6 @@ class Eraser:
             if head.running is not None:
                 raise TaskBusy(
                     "A task of the session runs. Cancel its request, or wait for it, first.",
-                    retry_after=1,
                     task_id=task_id,
                     session_id=session_id,
                     request_id=head.running.request_id,

@@ -1,8 +1,8 @@
 """A request's stream events, kept for replay.
 
-Only what lies between is stored: the first event (`request`) and the last (`final-response`,
-`approval-required`, `error`) are made from the request's record, which holds the same values and is
-committed with the end itself. So an ended log can lack neither, and an answer is stored once.
+Only what lies between is stored: the first event and the last are made from the request's record, which
+holds the same values and is committed with the end itself. So an ended log can lack neither, and an answer
+is stored once.
 
 A batch is written only while the request's record is unchanged (the commit expects its version), so
 nothing can be added to a log whose end was told, by whichever process. An event that is too large for
@@ -16,7 +16,7 @@ from typing import Any, cast
 from msgspec import Struct
 
 from tealagents.domain.errors import Conflict, CorruptState
-from tealagents.domain.events import StreamEvent
+from tealagents.domain.events import Recorded, TextDelta, ToolCalled
 from tealagents.domain.models import RequestRecord
 from tealagents.state import codec, keys
 from tealagents.state.records import RecordStore
@@ -35,8 +35,8 @@ JUMP = 1001
 KEPT_SECONDS = 86400.0
 
 
-class Recorded(Struct, frozen=True):
-    """What an unfinished log tells of its request."""
+class Unfinished(Struct, frozen=True):
+    """What the log of a request without an end says of it."""
 
     last_event: int
     output: str
@@ -49,13 +49,13 @@ class Parts(Struct, frozen=True):
     parts: int
 
 
-Batch = list[StreamEvent] | Parts
+Batch = list[Recorded] | Parts
 _BATCH = cast("type[Batch]", Batch)
 
 
-def portion(events: Sequence[StreamEvent]) -> tuple[list[StreamEvent], bool]:
+def portion(events: Sequence[Recorded]) -> tuple[list[Recorded], bool]:
     """The first of `events`, as many as make one batch, and whether they fit: one too large comes alone."""
-    batch: list[StreamEvent] = []
+    batch: list[Recorded] = []
     room = BATCH_BYTES
     for event in events[:BATCH_EVENTS]:
         room -= len(codec.encode_json(event))
@@ -73,9 +73,7 @@ class StreamLog:
         #: seconds from its writing for which a batch is kept: a day behind the latest possible end
         self.ttl = ttl
 
-    async def write(
-        self, partition: str, request_id: str, version: str, events: Sequence[StreamEvent]
-    ) -> int:
+    async def write(self, partition: str, request_id: str, version: str, events: Sequence[Recorded]) -> int:
         """Stores what `portion` has made; returns the id of the last event that is stored now.
 
         `Conflict` when the request is no longer at `version`.
@@ -95,7 +93,7 @@ class StreamLog:
             return await self._written_before(partition, request_id, version, key)
         return batch[-1].id
 
-    async def _write_parts(self, partition: str, request_id: str, version: str, event: StreamEvent) -> Parts:
+    async def _write_parts(self, partition: str, request_id: str, version: str, event: Recorded) -> Parts:
         """Stores one large event; nobody sees it before the batch that names its parts."""
         text = codec.encode_json(event).decode()
         parts = range(0, len(text), PART_CHARACTERS)
@@ -118,7 +116,7 @@ class StreamLog:
             raise Conflict(key)
         return _last_id(stored.value)
 
-    async def read(self, partition: str, request_id: str, after: int, *, limit: int = 8) -> list[StreamEvent]:
+    async def read(self, partition: str, request_id: str, after: int, *, limit: int = 8) -> list[Recorded]:
         """The stored events behind `after`: the rest of the batch it is in, and up to `limit` batches more.
 
         Who follows closely, or finds nothing new, pays for one batch.
@@ -143,8 +141,8 @@ class StreamLog:
 
     async def _events(
         self, partition: str, request_id: str, batches: Sequence[Batch], after: int
-    ) -> list[StreamEvent]:
-        found: list[StreamEvent] = []
+    ) -> list[Recorded]:
+        found: list[Recorded] = []
         for batch in batches:
             if not isinstance(batch, Parts):
                 found += [event for event in batch if event.id > after]
@@ -152,7 +150,7 @@ class StreamLog:
                 found.append(await self._assembled(partition, request_id, batch))
         return found
 
-    async def _assembled(self, partition: str, request_id: str, large: Parts) -> StreamEvent:
+    async def _assembled(self, partition: str, request_id: str, large: Parts) -> Recorded:
         names = [keys.stream_part(request_id, large.event_id, n) for n in range(large.parts)]
         texts: list[str] = []
         for name in names:
@@ -160,28 +158,28 @@ class StreamLog:
             if part is None:
                 raise CorruptState(name, "is missing", request_id=request_id)
             texts.append(part.value)
-        return codec.parse(names[0], "".join(texts).encode(), StreamEvent)
+        return codec.parse(names[0], "".join(texts).encode(), Recorded)
 
-    async def recorded(self, partition: str, request: RequestRecord) -> Recorded:
+    async def unfinished(self, partition: str, request: RequestRecord) -> Unfinished:
         """What the log holds of a request whose producer cannot be asked.
 
         Of a damaged log only how far it goes: it is no part of the task, and must not keep it from going on.
         """
         last = 1
-        pieces: list[str] = []
+        texts: list[str] = []
         try:
             while events := await self.read(partition, request.request_id, last):
-                for event in events:
-                    if event.name == "partial-response":
-                        pieces.append(event.data)
-                    elif event.name == "tool-call":
-                        pieces.clear()  # text that comes with tool calls is no part of the answer
+                for recorded in events:
+                    if isinstance(recorded.event, TextDelta):
+                        texts.append(recorded.event.text)
+                    elif isinstance(recorded.event, ToolCalled):
+                        texts.clear()  # text that comes with tool calls is no part of the answer
                 last = events[-1].id
         except CorruptState as error:
             log.error("the events of request %s cannot be read: %s", request.request_id, error)
             last = await self._farthest(partition, request.request_id)
-            pieces.clear()
-        return Recorded(max(last, request.last_event), "".join(pieces))
+            texts.clear()
+        return Unfinished(max(last, request.last_event), "".join(texts))
 
     async def _farthest(self, partition: str, request_id: str) -> int:
         """The highest id that a log can hold, by the names of its batches alone."""

@@ -264,8 +264,6 @@ class Submission:
         if head.pending is not None:
             if not message.supersede:
                 raise ApprovalPending(
-                    "The task waits for a decision. Approve or reject it, or send the message with "
-                    '"supersede": true to cancel the pause first.',
                     request_id=head.pending.request_id,
                     approval_id=head.pending.approval_id,
                     task_id=task_id,
@@ -284,8 +282,6 @@ class Submission:
                 return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
             elif head.running is not None:
                 raise TaskBusy(
-                    "A message is being answered on this task. Wait for it, or cancel it.",
-                    retry_after=1,
                     request_id=head.running.request_id,
                     task_id=task_id,
                     session_id=head.session_id,
@@ -413,7 +409,6 @@ class Submission:
         known = found.value
         if known.digest != key.digest:
             raise IdempotencyKeyReused(
-                "This Idempotency-Key was used with another body. Use a new key for a new message.",
                 request_id=known.request_id,
                 task_id=known.task_id,
                 session_id=known.session_id,

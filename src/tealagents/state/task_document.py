@@ -18,12 +18,10 @@ from tealagents.domain.models import (
     ENDED,
     Body,
     Head,
-    Json,
     MessageBody,
     Path,
     RequestEnd,
     RequestRecord,
-    RequestStart,
     StepBody,
     ToolIntent,
     Usage,
@@ -123,7 +121,7 @@ def _check_task(task: Head, entries: int) -> None:
     _check_path(task.path, task.tail_seq, "task.path")
     for name in ("created_at", "updated_at", "expires_at"):
         _check_time(getattr(task, name), f"task.{name}")
-    for name in ("origin", "fingerprint", "effects"):
+    for name in ("origin", "effects"):
         if len(encode_json(getattr(task, name))) > MOST_CONTEXT:
             raise InvalidRequest(f"task.{name}", f"is larger than {MOST_CONTEXT} bytes of JSON")
     try:
@@ -145,9 +143,8 @@ def _check_request(where: str, request: RequestRecord, task: Head) -> None:
         _check_number(getattr(request, name), f"{where}.{name}", most=task.tail_seq)
     _check_number(request.last_event, f"{where}.last_event", most=_LAST_EVENT)
     _check_usage(request.usage, f"{where}.usage")
-    _check_content(where, request)
     _check_context(where, request)
-    _check_error(where, request)
+    _check_outcome(where, request)
 
 
 def _check_context(where: str, request: RequestRecord) -> None:
@@ -167,46 +164,16 @@ def _check_context(where: str, request: RequestRecord) -> None:
             raise InvalidRequest(f"{where}.context.{name}", "must be an object of objects")
 
 
-def _check_content(where: str, request: RequestRecord) -> None:
-    """The `content` of an answer is shown as it is, so it must be one, and this request's."""
-    content = request.content
-    if content is None:
-        if request.status == "Completed":
-            raise InvalidRequest(f"{where}.content", "is required of a completed request")
-        return
-    wanted: Json = {
-        "session_id": request.session_id,
-        "task_id": request.task_id,
-        "request_id": request.request_id,
-    }
-    for name, value in wanted.items():
-        if content.get(name) != value:
-            raise InvalidRequest(f"{where}.content.{name}", "must be that of its request")
-    for name in ("output", "source"):
-        if not isinstance(content.get(name), str):
-            raise InvalidRequest(f"{where}.content.{name}", "must be a text")
-    if unknown := content.keys() - {*wanted, "output", "source", "token_usage", "extra_data"}:
-        raise InvalidRequest(f"{where}.content.{min(unknown)}", "is no field of this document")
-    if not isinstance(content.get("extra_data"), dict | None):
-        raise InvalidRequest(f"{where}.content.extra_data", "must be an object or null")
-    try:
-        usage = msgspec.convert(content.get("token_usage"), Usage)
-    except msgspec.ValidationError:
-        raise InvalidRequest(f"{where}.content.token_usage", "must be three numbers") from None
-    _check_usage(usage, f"{where}.content.token_usage")
-
-
-def _check_error(where: str, request: RequestRecord) -> None:
-    error = request.error
-    if error is None:
-        if request.status != "Completed":
-            raise InvalidRequest(f"{where}.error", "is required of a request that did not complete")
-        return
-    if request.status == "Completed":
-        raise InvalidRequest(f"{where}.error", "is not of a completed request")
-    if error.keys() != {"code", "detail"} or not isinstance(error["detail"], str):
-        raise InvalidRequest(f"{where}.error", "must be a code and a detail")
-    if error["code"] not in set(_codes(TealError)):
+def _check_outcome(where: str, request: RequestRecord) -> None:
+    """The answer is shown as it is."""
+    if request.pause is not None or request.waiting is not None:
+        raise InvalidRequest(where, "must have neither `pause` nor `waiting`: it has ended")
+    if (request.error is None) != (request.status == "Completed"):
+        needed = (
+            "is not of a completed request" if request.error else "is required of a request without answer"
+        )
+        raise InvalidRequest(f"{where}.error", needed)
+    if request.error is not None and request.error.code not in set(_codes(TealError)):
         raise InvalidRequest(f"{where}.error.code", "is no code of an error")
 
 
@@ -242,7 +209,7 @@ def _check_body(where: str, entry: ExportedEntry, known: Collection[str]) -> Non
             raise InvalidRequest(f"{where}.first_seq", "must be an earlier entry")
         _check_owner(body.request_id, entry, f"{where}.request_id")
         _check_time(body.ended_at, f"{where}.ended_at")
-    elif isinstance(body, ToolIntent | RequestStart):
+    elif isinstance(body, ToolIntent):
         _check_owner(body.request_id, entry, f"{where}.request_id")
     elif isinstance(body, StepBody):
         _check_owner(body.step.request_id, entry, f"{where}.step.request_id")

@@ -7,12 +7,14 @@ from msgspec.structs import replace
 
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, StoreError, TealError
-from tealagents.domain.events import StreamEvent
+from tealagents.domain.events import Recorded
 from tealagents.domain.models import (
     Approval,
+    Failure,
     Head,
     Json,
     Message,
+    Outcome,
     RequestRecord,
     Status,
     ToolOutcome,
@@ -168,26 +170,25 @@ class TaskWriter:
         self.head, self.head_version = found.value, found.version
         self.request, self.request_version = request.value, request.version
 
-    def _stream_put(self, events: Sequence[StreamEvent]) -> dict[str, object]:
+    def _stream_put(self, events: Sequence[Recorded]) -> dict[str, object]:
         """The last stream events, which are stored with the end itself."""
         return {self._stream_key(events): list(events)} if events else {}
 
-    def _stream_ttl(self, events: Sequence[StreamEvent]) -> dict[str, float]:
+    def _stream_ttl(self, events: Sequence[Recorded]) -> dict[str, float]:
         return {self._stream_key(events): self._tasks.streams.ttl} if events else {}
 
-    def _stream_key(self, events: Sequence[StreamEvent]) -> str:
+    def _stream_key(self, events: Sequence[Recorded]) -> str:
         return keys.stream(self.request.request_id, events[0].id)
 
     async def pause(
         self,
         approval: Approval,
-        content: Json,
         drafts: Sequence[Draft],
         *,
         usage: Usage,
         last_event: int,
         extra_data: Json | None,
-        events: Sequence[StreamEvent] = (),
+        events: Sequence[Recorded] = (),
         remote_id: str | None = None,
     ) -> None:
         """The request waits for a human. `remote_id` is where its remote conversation goes on."""
@@ -202,7 +203,7 @@ class TaskWriter:
                     request,
                     status="Paused",
                     worker_id=None,
-                    content=content,
+                    pause=approval,
                     usage=usage,
                     last_event=last_event,
                     approvals=(*request.approvals, approval.approval_id),
@@ -224,11 +225,9 @@ class TaskWriter:
         self,
         drafts: Sequence[Draft],
         *,
-        output: str,
-        usage: Usage,
-        extra_data: Json | None,
+        outcome: Outcome,
         last_event: int,
-        events: Sequence[StreamEvent] = (),
+        events: Sequence[Recorded] = (),
         remote_id: str | None = None,
         context: Json | None = None,
     ) -> None:
@@ -238,15 +237,12 @@ class TaskWriter:
         end = tasks.ending_draft(
             self.request.request_id, "Completed", None, self.head, (), SERVICE, now=now, remote_id=remote_id
         )
-        content = tasks.content(self.request, output, usage, extra_data)
         await self.write(
             [*drafts, end],
             Change(
                 head=lambda head: lifecycle.complete(head, now, remote_id=remote_id),
                 request=lambda request, head: replace(
-                    lifecycle.ended(
-                        request, "Completed", now, last_event=last_event, content=content, usage=usage
-                    ),
+                    lifecycle.ended(request, "Completed", now, last_event=last_event, outcome=outcome),
                     last_seq=head.tail_seq,
                     path=head.path,
                     remote_id=remote_id,
@@ -263,11 +259,9 @@ class TaskWriter:
         status: Status,
         error: TealError,
         *,
-        output: str,
-        usage: Usage,
-        extra_data: Json | None,
+        outcome: Outcome,
         last_event: int,
-        events: Sequence[StreamEvent] = (),
+        events: Sequence[Recorded] = (),
         tools: Sequence[ToolOutcome],
         actor: str,
         withdrawn: bool = False,
@@ -278,7 +272,6 @@ class TaskWriter:
         end = tasks.ending_draft(
             self.request.request_id, status, error.code, self.head, tools, actor, now=now
         )
-        content = tasks.content(self.request, output, usage, extra_data)
         await self.write(
             [*drafts, end],
             Change(
@@ -289,9 +282,8 @@ class TaskWriter:
                         status,
                         now,
                         last_event=last_event,
-                        content=content,
-                        error={"code": error.code, "detail": error.detail},
-                        usage=usage,
+                        outcome=outcome,
+                        error=Failure(error.code, error.detail),
                     ),
                     last_seq=head.tail_seq,
                 ),

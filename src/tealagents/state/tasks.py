@@ -26,17 +26,17 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import (
     ENDED,
     Approval,
+    Failure,
     Head,
     IdempotencyRecord,
-    Json,
     Note,
+    Outcome,
     RequestEnd,
     RequestRecord,
     Status,
     Step,
     StepBody,
     ToolOutcome,
-    Usage,
 )
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft, draft
@@ -259,7 +259,7 @@ class Tasks:
         request = stored.value
         status, code, detail = ending
         occupies = _occupies(head, request_id)
-        recorded = await self.streams.recorded(partition, request)
+        unfinished = await self.streams.unfinished(partition, request)
         tools: tuple[ToolOutcome, ...] = ()
         usage = request.usage
         now = self.records.clock.now()
@@ -277,16 +277,10 @@ class Tasks:
             grown = lifecycle.stop(grown, status, now, tools=tools, withdrawn=withdrawn)
         else:
             grown = lifecycle.leave_queue(lifecycle.noted(head, grown), request_id, now)
-        output = recorded.output or str((request.content or {}).get("output", ""))
-        last = recorded.last_event + (JUMP if request.status == "Running" else 1)
+        last = unfinished.last_event + (JUMP if request.status == "Running" else 1)
+        outcome = Outcome(unfinished.output, usage, request.extra_data, source=self.source)
         record = lifecycle.ended(
-            request,
-            status,
-            now,
-            last_event=last,
-            content=self.content(request, output, usage, request.extra_data),
-            error={"code": code, "detail": detail},
-            usage=usage,
+            request, status, now, last_event=last, outcome=outcome, error=Failure(code, detail)
         )
         record = replace(record, last_seq=grown.tail_seq)
         put: dict[str, object] = {
@@ -412,24 +406,6 @@ class Tasks:
             found = await self.records.get(partition, keys.request(request_id), RequestRecord)
             if found is None or found.value.status in ENDED:
                 return
-
-    # --- answers ---------------------------------------------------------------------------------
-
-    def content(self, request: RequestRecord, output: str, usage: Usage, extra_data: Json | None) -> Json:
-        """The `content` of an answer, or of what there was of one."""
-        return {
-            "session_id": request.session_id,
-            "task_id": request.task_id,
-            "request_id": request.request_id,
-            "output": output,
-            "source": self.source,
-            "token_usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.total_tokens,
-            },
-            "extra_data": extra_data or None,
-        }
 
 
 def error_draft(request_id: str, code: str, detail: str, now: datetime) -> Draft:

@@ -196,7 +196,6 @@ class Transfer:
             updated_at=now,
             expires_at=source.expires_at,
             metadata=source.metadata,
-            fingerprint=source.fingerprint,
             origin=point,
             remote_id=remote_id,
         )
@@ -336,8 +335,7 @@ class Transfer:
         )
         last = copy.next_seq
         await copy.add(draft("request.copied", "service", new_id, end))
-        said = old.content["output"] if whole and old.content else messages[-1].text
-        record = replace(
+        return replace(
             old,
             request_id=new_id,
             task_id=copy.head.task_id,
@@ -348,15 +346,15 @@ class Transfer:
             last_seq=last,
             path=((1, last),),
             remote_id=remote_id,
+            output=old.output if whole else messages[-1].text,
+            finish_reason=old.finish_reason if whole else None,
+            extra_data=old.extra_data if whole else None,
+            source=self._tasks.source,
             error=None,
             approvals=(),
             idempotency=None,
-            streamed=False,
             last_event=2,
         )
-        extra_data = (old.content or {}).get("extra_data") if whole else None
-        content = self._tasks.content(record, str(said), old.usage, extra_data)
-        return replace(record, content=content)
 
     # --- export ----------------------------------------------------------------------------------
 
@@ -619,7 +617,6 @@ def _imported(request: RequestRecord, by: int) -> RequestRecord:
         worker_id=None,
         approvals=(),
         idempotency=None,
-        streamed=False,
         waiting=None,
         last_event=max(2, request.last_event),
         imported=True,

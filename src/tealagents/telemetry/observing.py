@@ -183,7 +183,7 @@ class _RequestWatch(RequestWatch):
         self._began = time.perf_counter()
 
     def ended(self, request: RequestRecord) -> None:
-        code = request.error["code"] if request.error else None
+        code = request.error.code if request.error else None
         self._span.set_attribute("tealagents.status", request.status)
         self._span.set_attribute("gen_ai.usage.input_tokens", request.usage.prompt_tokens)
         self._span.set_attribute("gen_ai.usage.output_tokens", request.usage.completion_tokens)

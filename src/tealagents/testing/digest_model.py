@@ -17,7 +17,7 @@ from typing import Self
 
 import msgspec
 
-from tealagents.domain.events import ModelDone, ModelEvent, Piece
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import Message, Usage
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.options import ModelOptions
@@ -62,7 +62,7 @@ class RecountingModel:
         await asyncio.sleep(self._seconds)
         words = answer.split(" ")
         for n, word in enumerate(words):
-            yield Piece(word if n == 0 else " " + word)
+            yield TextDelta(word if n == 0 else " " + word)
         usage = Usage(len(parts), len(words), len(parts) + len(words))
         yield ModelDone(finish_reason="stop", usage=usage, model=self.name)
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain.errors import TealError
-from tealagents.domain.events import ModelDone, ModelEvent, Piece
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import Json, Message, ToolCall, Usage
 from tealagents.domain.ports import ModelCall, ToolSpec
 
@@ -75,7 +75,7 @@ class ScriptedModel:
         prompt = sum(len(str(message["content"]).split()) for message in messages)
         if isinstance(reply, str):
             if reply:
-                yield Piece(reply)
+                yield TextDelta(reply)
             spoken = len(reply.split())
             yield ModelDone(finish_reason="stop", usage=Usage(prompt, spoken, prompt + spoken))
         else:

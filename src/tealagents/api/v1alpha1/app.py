@@ -2,8 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, MutableMapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,23 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
 
-from tealagents.api import bodies, problems, sse
+from tealagents.api import bodies
 from tealagents.api.bearer import WELL_KNOWN
-from tealagents.api.v1alpha1 import approvals, health, messages, openapi, requests, sessions, tasks
-from tealagents.api.v1alpha1.context import Api
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
+from tealagents.api.protocols import Served
+from tealagents.api.v1alpha1 import approvals, health, messages, openapi, problems, requests, sessions, tasks
 from tealagents.domain import ids
 from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
+from tealagents.domain.models import Json
 
 log = logging.getLogger(__name__)
 
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+def build(exchange: Exchange, path: str) -> Served:
+    """This API over an exchange, at the agent's own prefix."""
+    return Served(app=AppV3(exchange).build(), path=path)
 
 
 class AppV3:
@@ -36,35 +40,31 @@ class AppV3:
 
     api_version = "tealagents/v1alpha1"
 
-    def __init__(self, api: Api, lifespan: Lifespan) -> None:
-        self._api = api
-        self._lifespan = lifespan
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
 
     def build(self) -> FastAPI:
-        api, prefix = self._api, self._api.prefix
-        agent = api.service.agent
-        app = _Application(
+        exchange, prefix = self._exchange, self._exchange.prefix
+        agent, settings = exchange.agent, exchange.settings
+        app = FastAPI(
             title=agent.name,
             version=agent.version,
-            description=api.surface.description,
+            description=settings.description,
             openapi_url=f"{prefix}/openapi.json",
-            docs_url=None,  # FastAPI's own page needs a host of somebody else
+            docs_url=None,  # FastAPI's own page loads its scripts from another host
             redoc_url=None,
-            lifespan=self._lifespan,
             redirect_slashes=False,
-            telemetry=_telemetry(prefix, traced=api.surface.traced, metered=api.surface.metered),
+            telemetry=_telemetry(prefix, traced=settings.traced, metered=settings.metered),
         )
-        #: for whoever adds routes of their own, and for tests
-        app.state.api = api
         for module in (messages, sessions, tasks, requests, approvals, health):
-            app.include_router(module.router(api), prefix=prefix)
+            app.include_router(module.router(exchange), prefix=prefix)
         self._add_discovery(app)
         self._add_docs(app)
         self._add_error_handlers(app)
-        if api.surface.cors_origins:
+        if settings.cors_origins:
             app.add_middleware(
                 CORSMiddleware,
-                allow_origins=list(api.surface.cors_origins),
+                allow_origins=list(settings.cors_origins),
                 allow_methods=["*"],
                 allow_headers=_TAKEN_HEADERS,
                 expose_headers=_GIVEN_HEADERS,
@@ -80,7 +80,7 @@ class AppV3:
                 )
                 app.openapi_schema = openapi.complete(
                     made,
-                    max_items=self._api.surface.max_items,
+                    max_items=self._exchange.settings.max_items,
                     description=app.description,
                 )
             return app.openapi_schema
@@ -88,35 +88,33 @@ class AppV3:
         app.openapi = document  # type: ignore[method-assign]
 
     def _add_discovery(self, app: FastAPI) -> None:
-        api = self._api
-        agent = api.service.agent
-        listing = {
-            "agents": [
-                {
-                    "name": agent.name,
-                    "version": agent.version,
-                    "description": api.surface.description,
-                    "url": api.prefix,
-                    "docs": f"{api.prefix}/docs",
-                    "openapi": f"{api.prefix}/openapi.json",
-                    **({"console": api.surface.console} if api.surface.console else {}),
-                    "metadata": api.surface.metadata,
-                }
-            ]
-        }
+        exchange = self._exchange
+        agent, resource = exchange.agent, exchange.resource(exchange.prefix)
 
         @app.get("/", include_in_schema=False)
         async def root(request: Request) -> Response:
-            return problems.json_response(listing)
+            others = {name: urls for name, urls in exchange.urls.items() if urls}
+            listed: Json = {
+                "name": agent.name,
+                "version": agent.version,
+                "description": exchange.settings.description,
+                "url": exchange.prefix,
+                "docs": f"{exchange.prefix}/docs",
+                "openapi": f"{exchange.prefix}/openapi.json",
+            }
+            if exchange.settings.console is not None:
+                listed["console"] = exchange.settings.console
+            listed["metadata"] = exchange.settings.metadata
+            return json_response({"agents": [listed | ({"protocols": others} if others else {})]})
 
         @app.get(WELL_KNOWN, include_in_schema=False)
         @app.get(WELL_KNOWN + "{path:path}", include_in_schema=False)
         async def protected_resource(request: Request, path: str = "") -> Response:
-            return problems.json_response(api.resource.document(request, path))
+            return json_response(resource.document(request, path))
 
-        consents = api.surface.consents
+        consents = exchange.settings.consents
 
-        @app.get(f"{api.prefix}/oauth/callback", include_in_schema=False)
+        @app.get(f"{exchange.prefix}/oauth/callback", include_in_schema=False)
         async def oauth_callback(
             request: Request, state: str = "", code: str = "", error: str = "", iss: str | None = None
         ) -> Response:
@@ -144,11 +142,11 @@ class AppV3:
             swagger_favicon_url="data:,",
         )
 
-        @app.get(f"{self._api.prefix}/docs", include_in_schema=False)
+        @app.get(f"{self._exchange.prefix}/docs", include_in_schema=False)
         async def docs() -> Response:
             return page
 
-        @app.get(f"{self._api.prefix}/docs/{{name}}", include_in_schema=False)
+        @app.get(f"{self._exchange.prefix}/docs/{{name}}", include_in_schema=False)
         async def docs_file(name: str) -> Response:
             if name not in _DOCS_FILES:
                 raise NotFound(f"There is no file {name} of the docs page.")
@@ -156,14 +154,13 @@ class AppV3:
             return FileResponse(folder / name, headers={"cache-control": "public, max-age=86400"})
 
     def _add_error_handlers(self, app: FastAPI) -> None:
-        api = self._api
+        exchange = self._exchange
+        resource = exchange.resource(exchange.prefix)
 
         def refused(request: Request, error: TealError) -> Response:
-            if problems.status_of(error) >= 500:
-                log.warning("%s: %s", error.code, error.detail)
-            api.service.agent.observer.refused(error)
+            exchange.refused(error)
             lacking = isinstance(error, Unauthenticated | InsufficientScope)
-            return problems.respond(error, challenge=api.resource.challenge(request) if lacking else "Bearer")
+            return problems.respond(error, challenge=resource.challenge(request) if lacking else "Bearer")
 
         async def teal_error(request: Request, error: Exception) -> Response:
             assert isinstance(error, TealError)
@@ -173,20 +170,18 @@ class AppV3:
             """Only whoever may call at all is told what is wrong with a query."""
             assert isinstance(error, RequestValidationError)
             try:
-                await api.caller(request)
+                await exchange.identify(request)
             except TealError as refusal:
                 return refused(request, refusal)
             return refused(request, bodies.refusal(_shortened(error)))
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            return _no_route(request, error, app.openapi()["paths"], f"{api.prefix}/docs")
+            return _no_route(request, error, app.openapi()["paths"], f"{exchange.prefix}/docs")
 
         async def fault(_: Request, error: Exception) -> Response:
-            detail = "The service failed inside. Try again; if it stays, tell whoever runs the service."
-            return problems.json_response(
-                problems.problem("internal_error", detail), status=500, media_type=problems.MEDIA_TYPE
-            )
+            detail = "Internal error. Retry the request; if it persists, contact the operator."
+            return problems.problem_response(problems.problem("internal_error", detail))
 
         app.add_exception_handler(TealError, teal_error)
         app.add_exception_handler(RequestValidationError, invalid)
@@ -207,23 +202,6 @@ _GIVEN_HEADERS = (
 )
 #: what a path may name that an error tells as well
 _IDS = ("session_id", "task_id", "request_id")
-
-
-class _Application(FastAPI):
-    """Knows the connection of each request, so that a stream that nobody reads can be ended (see `sse`).
-
-    Probes may ask with HEAD.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sse.remember_connection(scope, send)
-        if scope["type"] == "http" and scope["method"] == "HEAD" and _is_probed(scope["path"]):
-            scope = {**scope, "method": "GET"}  # the server, whose own says HEAD, leaves out the body
-        await super().__call__(scope, receive, send)
-
-
-def _is_probed(path: str) -> bool:
-    return path == "/" or path.endswith(("/health", "/health/live", "/health/ready"))
 
 
 def _telemetry(prefix: str, *, traced: bool, metered: bool) -> TelemetryConfig:
@@ -268,8 +246,7 @@ def _no_route(request: Request, error: HTTPException, paths: Mapping[str, Any], 
             headers["Allow"] = ", ".join(sorted(methods))
         allowed = headers.get("Allow") or headers.get("allow") or "another method"
         detail = f"{request.method} is not possible here: use {allowed}."
-        body = problems.problem("method_not_allowed", detail)
-        return problems.json_response(body, status=405, headers=headers, media_type=problems.MEDIA_TYPE)
+        return problems.problem_response(problems.problem("method_not_allowed", detail), headers=headers)
     return problems.respond(InvalidRequest("", str(error.detail), malformed=True))
 
 

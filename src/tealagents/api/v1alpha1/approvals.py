@@ -6,9 +6,10 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import problems
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import Api, index_cursor
+from tealagents.api.v1alpha1.context import index_cursor
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit
 from tealagents.domain.models import Approval
@@ -16,7 +17,7 @@ from tealagents.domain.models import Approval
 ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 
 
-def router(api: Api) -> APIRouter:
+def router(exchange: Exchange) -> APIRouter:
     routes = APIRouter(prefix="/approvals", tags=["approvals"])
 
     @routes.get(
@@ -33,18 +34,18 @@ def router(api: Api) -> APIRouter:
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> Response:
-        caller = await api.caller(request)
+        caller = await exchange.identify(request)
         checked = index_cursor(cursor, inbox=caller.approver)
         if caller.approver:
-            page = await api.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
+            page = await exchange.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
         else:
-            partition = api.service.records.partition(caller.user)
-            page = await api.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
+            partition = exchange.service.records.partition(caller.user)
+            page = await exchange.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
         items = [
-            documents.approval(item, api.prefix, caller.user)  # type: ignore[arg-type]
+            documents.approval(item, exchange.prefix, caller.user)  # type: ignore[arg-type]
             for item in page.items
             if not (isinstance(item, Approval) and item.awaits_another(caller.user))
         ]
-        return problems.json_response(documents.page(items, page.cursor))
+        return json_response(documents.page(items, page.cursor))
 
     return routes

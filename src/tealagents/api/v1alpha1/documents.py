@@ -1,19 +1,23 @@
 """Records as the documents of `tealagents/v1alpha1`. Built by hand: nothing is validated again."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from tealagents.api import problems
+from tealagents.api.v1alpha1 import problems
 from tealagents.domain.models import (
+    ENDED,
     Approval,
     Entry,
     Head,
     Json,
     Message,
+    Outcome,
     RequestEnd,
     RequestRecord,
     Session,
+    Status,
     Step,
     Usage,
     User,
@@ -21,32 +25,49 @@ from tealagents.domain.models import (
 from tealagents.state.catalog import Damaged
 from tealagents.state.decisions import shown_calls
 
+#: finish reasons that a client has to know of: the answer is not what it could have been
+_CUT_SHORT = ("length", "content_filter", "refusal")
 
-def ids(request: RequestRecord) -> dict[str, str]:
+
+def answer(ids: Mapping[str, str], status: Status, content: Json | None) -> Json:
+    """What the JSON way returns for a request that did not fail, and the event that ends its stream."""
+    return {**ids, "status": status, "content": content}
+
+
+def content(outcome: Outcome, ids: Mapping[str, str]) -> Json:
+    """What a request has produced: its answer, or what there was of one."""
+    extra = dict(outcome.extra_data or {})
+    if outcome.finish_reason in _CUT_SHORT:
+        extra["finish_reason"] = outcome.finish_reason
     return {
-        "session_id": request.session_id,
-        "task_id": request.task_id,
-        "request_id": request.request_id,
+        **ids,
+        "output": outcome.output,
+        "source": outcome.source,
+        "token_usage": usage(outcome.usage),
+        "extra_data": extra or None,
     }
 
 
-def answer(request: RequestRecord, prefix: str, *, with_content: bool = True) -> Json:
-    """What the JSON way returns for a request that did not fail."""
-    shown = with_content and request.status in ("Completed", "Paused")
-    return {**ids(request), "status": request.status, "content": _content(request, prefix) if shown else None}
+def pause(record: Approval, prefix: str) -> Json:
+    """A pause; it is decided under the version that is served now."""
+    return {
+        "session_id": record.session_id,
+        "task_id": record.task_id,
+        "request_id": record.request_id,
+        "approval_id": record.approval_id,
+        "message": record.message,
+        **_decided_at(prefix, record.request_id, record.approval_id),
+        "expires_at": record.expires_at,
+        "authorizations": list(record.authorizations),
+        "tool_calls": shown_calls(record.calls),
+    }
 
 
-def _content(record: RequestRecord, prefix: str) -> Json | None:
-    """What a request has to say; a pause is decided under the version that is served now."""
-    if record.status != "Paused" or record.content is None:
-        return record.content
-    where = _decided_at(prefix, record.request_id, record.content["approval_id"])
-    shown: Json = {}
-    for name, value in record.content.items():
-        shown[name] = value
-        if name == "message":
-            shown |= where
-    return shown | where
+def content_of(record: RequestRecord, prefix: str) -> Json | None:
+    """What a request has to say as it stands; None while it runs or waits its turn."""
+    if record.status in ENDED:
+        return content(record.outcome, record.ids)
+    return pause(record.pause, prefix) if record.pause is not None else None
 
 
 def _decided_at(prefix: str, request_id: str, approval_id: str) -> Json:
@@ -56,14 +77,14 @@ def _decided_at(prefix: str, request_id: str, approval_id: str) -> Json:
 
 def request(record: RequestRecord, prefix: str) -> Json:
     return {
-        **ids(record),
+        **record.ids,
         "status": record.status,
         "created_at": record.created_at,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
         "token_usage": usage(record.usage),
-        "content": _content(record, prefix),
-        "error": problems.of_request(record),
+        "content": content_of(record, prefix),
+        "error": problems.of_failure(record.error, record.ids) if record.error is not None else None,
     }
 
 

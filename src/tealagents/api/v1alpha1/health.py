@@ -8,26 +8,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tealagents import __version__
-from tealagents.api import problems
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import schemas
-from tealagents.api.v1alpha1.context import Api
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json
 
 log = logging.getLogger(__name__)
 
 
-def router(api: Api) -> APIRouter:
+def router(exchange: Exchange) -> APIRouter:
     routes = APIRouter(prefix="/health", tags=["health"])
     began = time.monotonic()
 
     async def dependencies() -> dict[str, Json]:
-        return {name: await _probe(probe) for name, probe in api.surface.dependencies.items()}
+        return {name: await _probe(probe) for name, probe in exchange.settings.dependencies.items()}
 
     async def document() -> Json:
         found = await dependencies()
         well = all(item["status"] == "ok" for item in found.values())
-        status = "draining" if api.service.admission.draining else "ok" if well else "degraded"
+        status = "draining" if exchange.service.admission.draining else "ok" if well else "degraded"
         return {
             "status": status,
             "version": __version__,
@@ -46,7 +46,7 @@ def router(api: Api) -> APIRouter:
         openapi_extra=public,
     )
     async def health(request: Request) -> Response:
-        return problems.json_response(await document())
+        return json_response(await document())
 
     @routes.get(
         "/live",
@@ -57,7 +57,7 @@ def router(api: Api) -> APIRouter:
         responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
     )
     async def live(request: Request) -> Response:
-        return problems.json_response({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @routes.get(
         "/ready",
@@ -72,7 +72,7 @@ def router(api: Api) -> APIRouter:
         body = await document()
         store = body["dependencies"].get("store", {"status": "ok"})
         well = body["status"] != "draining" and store["status"] == "ok"
-        return problems.json_response(body, status=200 if well else 503)
+        return json_response(body, status=200 if well else 503)
 
     return routes
 

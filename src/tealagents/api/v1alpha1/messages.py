@@ -1,28 +1,25 @@
 """Sending a message and deciding a pause: JSON, SSE, background."""
 
-import asyncio
-import hashlib
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, problems, sse
-from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import Api, identifier
+from tealagents.api import bodies
+from tealagents.api.exchange import Exchange, RequestView, key_of
+from tealagents.api.http import json_response
+from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
+from tealagents.api.v1alpha1.context import identifier
+from tealagents.api.v1alpha1.fold import Frames, failed
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, TealError
-from tealagents.domain.events import TERMINAL, StreamEvent
-from tealagents.domain.models import Caller, Item, Json, RequestRecord
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Item
 from tealagents.engine.approvals import CallDecision, Command
-from tealagents.engine.service import Sent
-from tealagents.state.audit_chain import canonical
-from tealagents.state.changes import MOST_METADATA, check_metadata
-from tealagents.state.codec import encode_json
 from tealagents.state.submission import Key, NewMessage
 
 Way = Literal["json", "sse", "background"]
@@ -113,7 +110,7 @@ _PREFER_PARAMETER = {
 }
 
 
-def router(api: Api) -> APIRouter:
+def router(exchange: Exchange) -> APIRouter:
     routes = APIRouter(tags=["messages"])
     links = openapi.links_of_answer()
     answers: dict[int | str, dict[str, Any]] = {
@@ -151,7 +148,7 @@ def router(api: Api) -> APIRouter:
         },
     )
     async def send_message(request: Request) -> Response:
-        return await send(api, request, way_of(request))
+        return await send(exchange, request, way_of(request))
 
     @routes.post(
         "/sse",
@@ -168,15 +165,15 @@ def router(api: Api) -> APIRouter:
         },
     )
     async def stream_message(request: Request) -> Response:
-        return await send(api, request, "sse")
+        return await send(exchange, request, "sse")
 
-    _resume_routes(api, routes, "/requests/{request_id}/resume", "", answers)
-    _resume_routes(api, routes, "/tealagents/v1alpha1/resume/{request_id}", "_older", answers)
+    _resume_routes(exchange, routes, "/requests/{request_id}/resume", "", answers)
+    _resume_routes(exchange, routes, "/tealagents/v1alpha1/resume/{request_id}", "_older", answers)
     return routes
 
 
 def _resume_routes(
-    api: Api, routes: APIRouter, path: str, suffix: str, answers: dict[int | str, dict[str, Any]]
+    exchange: Exchange, routes: APIRouter, path: str, suffix: str, answers: dict[int | str, dict[str, Any]]
 ) -> None:
     body = openapi.json_body(
         schemas.ResumeCommand,
@@ -207,7 +204,7 @@ def _resume_routes(
         deprecated=bool(suffix),
     )
     async def resume_request(request: Request, request_id: RequestId) -> Response:
-        return await resume(api, request, way_of(request))
+        return await resume(exchange, request, way_of(request))
 
     @routes.post(
         path + "/sse",
@@ -222,7 +219,7 @@ def _resume_routes(
         deprecated=bool(suffix),
     )
     async def resume_request_stream(request: Request, request_id: RequestId) -> Response:
-        return await resume(api, request, "sse")
+        return await resume(exchange, request, "sse")
 
 
 # --- reading the request -------------------------------------------------------------------------
@@ -260,18 +257,9 @@ def _weight(parameters: str) -> float:
         return 0.0
 
 
-async def _message(api: Api, request: Request) -> tuple[NewMessage, Any]:
-    """The message, and the body's JSON value."""
-    value = await api.body(request)
+def _message(value: Any) -> NewMessage:
     sent = bodies.validated(schemas.UserMessage, value)
-    if len(sent.items) > api.surface.max_items:
-        raise InvalidRequest(
-            "items", f"has {len(sent.items)} items; at most {api.surface.max_items} are taken"
-        )
-    check_metadata(sent.metadata or {})
-    if sent.user_context and len(encode_json(sent.user_context)) > MOST_METADATA:
-        raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
-    message = NewMessage(
+    return NewMessage(
         items=tuple(Item(item.content_type, item.content) for item in sent.items),
         session_id=sent.session_id,
         task_id=sent.task_id,
@@ -279,7 +267,6 @@ async def _message(api: Api, request: Request) -> tuple[NewMessage, Any]:
         metadata=sent.metadata or {},
         supersede=sent.supersede,
     )
-    return message, value
 
 
 def _key(request: Request, value: Any) -> Key | None:
@@ -291,27 +278,7 @@ def _key(request: Request, value: Any) -> Key | None:
         raise InvalidRequest(
             "Idempotency-Key", f"must be one text of 1 to {LONGEST_KEY} printable ASCII characters"
         )
-    name = hashlib.sha256(given[0].encode()).hexdigest()
-    return Key(name, hashlib.sha256(canonical(_by_value(value))).hexdigest())
-
-
-def _by_value(value: Any) -> Any:
-    """The value with each number in one way: in JSON 1.0 and 1e0 are 1."""
-    if isinstance(value, dict):
-        return {name: _by_value(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_by_value(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# --- answering -----------------------------------------------------------------------------------
-
-
-async def send(api: Api, request: Request, way: Way) -> Response:
-    caller = await api.caller(request)
-    message, value = await _message(api, request)
-    sent = await api.service.send(caller, message, _key(request, value), streamed=way != "json")
-    return await _answer(api, request, caller, sent, way, after=0)
+    return key_of(given[0], value)
 
 
 def _only(name: str, given: list[str]) -> str | None:
@@ -320,10 +287,22 @@ def _only(name: str, given: list[str]) -> str | None:
     return given[0] if given else None
 
 
-async def resume(api: Api, request: Request, way: Way) -> Response:
-    caller = await api.caller(request)
+# --- answering -----------------------------------------------------------------------------------
+
+
+async def send(exchange: Exchange, request: Request, way: Way) -> Response:
+    caller = await exchange.identify(request)
+    value = await exchange.body(request)
+    message = _message(value)
+    view = await exchange.submit(caller, message, _key(request, value), streamed=way != "json")
+    headers = {"idempotent-replayed": "true"} if view.replayed else {}
+    return await _answer(exchange, request, view, way, headers)
+
+
+async def resume(exchange: Exchange, request: Request, way: Way) -> Response:
+    caller = await exchange.identify(request)
     request_id = identifier(request, "request_id")
-    decided = bodies.validated(schemas.ResumeCommand, await api.body(request))
+    decided = bodies.validated(schemas.ResumeCommand, await exchange.body(request))
     approval_id = _only("approval_id", request.query_params.getlist("approval_id"))
     command = Command(
         action=decided.action,
@@ -331,156 +310,41 @@ async def resume(api: Api, request: Request, way: Way) -> Response:
         decisions=tuple(CallDecision(d.id, d.action, d.arguments) for d in decided.decisions or ()),
         approval_id=ids.canonical(approval_id, "approval_id") if approval_id is not None else None,
     )
-    sent = await api.approvals.resume(caller, request_id, command, streamed=way != "json")
-    return await _answer(api, request, caller, sent, way, after=sent.after)
+    view = await exchange.decide(caller, request_id, command, streamed=way != "json")
+    return await _answer(exchange, request, view, way, {})
 
 
 async def _answer(
-    api: Api, request: Request, caller: Caller, sent: Sent, way: Way, *, after: int
+    exchange: Exchange, request: Request, view: RequestView, way: Way, headers: Mapping[str, str]
 ) -> Response:
-    headers = {"idempotent-replayed": "true"} if sent.replayed and after == 0 else {}
-    own = sent.partition == api.service.records.partition(caller.user)
     if way == "sse":
-        return stream(
-            api,
-            sent.request,
-            sent.partition,
-            after,
-            headers=headers,
-            with_content=own,
-            cancel_as=caller.user.key if own and not sent.replayed else None,
-        )
-    if way == "background" and not sent.replayed:
-        return accepted(api, sent.request, readable=own)
-    outcome = await _outcome(api, request, caller, sent)
-    return answered(api, outcome, headers=headers, with_content=own)
+        return stream(exchange, view, headers)
+    if way == "background" and not view.replayed:
+        return accepted(exchange, view)
+    record = await exchange.outcome(view, request.receive)
+    return answered(exchange, replace(view, record=record), headers)
 
 
-async def _outcome(api: Api, request: Request, caller: Caller, sent: Sent) -> RequestRecord:
-    """The request's end; with `on_disconnect: cancel`, a client that leaves ends it."""
-    own = sent.partition == api.service.records.partition(caller.user)
-    if api.service.agent.on_disconnect != "cancel" or sent.replayed or not own:
-        return await api.service.outcome(sent)
-    waiting = asyncio.ensure_future(api.service.outcome(sent))
-    leaving = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            await api.service.cancel(sent.partition, sent.request.request_id, caller.user.key)
-        return await waiting
-    finally:
-        leaving.cancel()
-
-
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def answered(
-    api: Api, record: RequestRecord, *, headers: Mapping[str, str], with_content: bool = True
-) -> Response:
+def answered(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) -> Response:
     """The JSON answer for a request as it stands, or the problem it ended with."""
-    problem = _problem(record, with_content=with_content)
-    if problem is not None:
-        extra = dict(headers)
-        seconds = problems.RETRY_AFTER.get(problem["code"])
-        if seconds is not None and not headers:
-            extra["retry-after"] = str(seconds)
-        return problems.json_response(
-            problem, status=problem["status"], headers=extra, media_type=problems.MEDIA_TYPE
-        )
-    body = documents.answer(record, api.prefix, with_content=with_content)
-    return problems.json_response(body, headers=headers)
+    record = view.record
+    if view.failure is not None:
+        return problems.respond_failure(view.failure, record.ids, headers)
+    shown = view.own and record.status in ("Completed", "Paused")
+    content = documents.content_of(record, exchange.prefix) if shown else None
+    return json_response(documents.answer(record.ids, record.status, content), headers=headers)
 
 
-def accepted(api: Api, record: RequestRecord, *, readable: bool) -> Response:
+def accepted(exchange: Exchange, view: RequestView) -> Response:
     """202: the answer is made in the background; where it can be read, to those who may read it."""
     headers = {"preference-applied": "respond-async"}
-    if readable:
-        headers["location"] = f"{api.prefix}/requests/{record.request_id}"
-    return problems.json_response(
-        {**documents.ids(record), "status": record.status}, status=202, headers=headers
-    )
+    if view.own:
+        headers["location"] = f"{exchange.prefix}/requests/{view.record.request_id}"
+    body = {**view.record.ids, "status": view.record.status}
+    return json_response(body, status=202, headers=headers)
 
 
-# --- streams -------------------------------------------------------------------------------------
-
-
-def stream(
-    api: Api,
-    record: RequestRecord,
-    partition: str,
-    after: int,
-    *,
-    headers: Mapping[str, str],
-    with_content: bool = True,
-    cancel_as: str | None = None,
-) -> Response:
-    """The events of a request behind `after`, to the one that ends the stream.
-
-    `cancel_as` is the sender: with `on_disconnect: cancel` their leaving ends the request.
-    """
-    cancels = cancel_as is not None and api.service.agent.on_disconnect == "cancel"
-
-    def leave() -> None:
-        if cancel_as is not None:
-            _background(api.service.cancel(partition, record.request_id, cancel_as))
-
-    return sse.EventStream(
-        _frames(api, record, partition, after, with_content=with_content),
-        keepalive_seconds=api.surface.keepalive_seconds,
-        headers=headers,
-        on_disconnect=leave if cancels else None,
-    )
-
-
-_tasks: set[asyncio.Task[Any]] = set()
-
-
-def _background(work: Any) -> None:
-    task = asyncio.ensure_future(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-
-
-async def _frames(
-    api: Api, record: RequestRecord, partition: str, after: int, *, with_content: bool
-) -> AsyncGenerator[bytes, None]:
-    identity = documents.ids(record)
-    pieces = sse.PieceFrames(identity, api.service.agent.source)
-    try:
-        async for events in api.service.events(partition, record.request_id, after):
-            yield b"".join(_encoded(api, events, identity, pieces, with_content=with_content))
-    except TealError as error:
-        yield sse.frame(None, "error", problems.document(error.with_ids(**identity)))
-
-
-def _encoded(
-    api: Api,
-    events: Sequence[StreamEvent],
-    identity: dict[str, str],
-    pieces: sse.PieceFrames,
-    *,
-    with_content: bool,
-) -> Iterator[bytes]:
-    for event in events:
-        if event.name == "partial-response":
-            if with_content:
-                yield pieces.frame(event.id, event.data)
-        elif event.name in TERMINAL:
-            record = event.data
-            document = _problem(record, with_content=with_content)
-            if document is None:
-                document = documents.answer(record, api.prefix, with_content=with_content)
-            yield sse.frame(event.id, event.name, document)
-        elif with_content or event.name == "request":
-            yield sse.frame(event.id, event.name, {**identity, **event.data})
-
-
-def _problem(record: RequestRecord, *, with_content: bool) -> Json | None:
-    """The problem a request ended with. Its detail may quote the model service: it is for the owner alone."""
-    problem = problems.of_request(record)
-    if problem is not None and not with_content:
-        problem["detail"] = f"The request ended {record.status}. Its owner can read why."
-    return problem
+def stream(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) -> Response:
+    """The events of a request, to the one that ends the stream."""
+    frames = Frames(view.record.ids, exchange.agent.source, exchange.prefix)
+    return exchange.stream(view, frames, failed, headers=headers)

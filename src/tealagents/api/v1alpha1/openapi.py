@@ -7,8 +7,8 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tealagents.api import problems
-from tealagents.api.v1alpha1 import schemas
+from tealagents.api.http import RETRY_AFTER, STATUSES
+from tealagents.api.v1alpha1 import problems, schemas
 from tealagents.domain.models import Json
 from tealagents.state.task_document import ExportedTask
 
@@ -59,7 +59,7 @@ def problem_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The error responses of an operation, by status, each with an example."""
     by_status: dict[int, list[str]] = {}
     for code in (*codes, *EVERYWHERE):
-        statuses = {problems.STATUSES[code][0]}
+        statuses = {STATUSES[code]}
         if code == "invalid_request":
             statuses = {400, 422}
         elif code == "overloaded":
@@ -86,7 +86,7 @@ def _response(status: int, codes: list[str]) -> dict[str, Any]:
     headers = {}
     if status in (401, 403):
         headers["WWW-Authenticate"] = header("How to authenticate (RFC 6750)")
-    if any(code in problems.RETRY_AFTER for code in codes):
+    if any(code in RETRY_AFTER for code in codes):
         headers["Retry-After"] = header("Seconds after which trying again can help")
     if headers:
         response["headers"] = headers

@@ -6,21 +6,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import problems
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import Api, identifier
+from tealagents.api.v1alpha1.context import identifier
 from tealagents.api.v1alpha1.messages import stream
 from tealagents.api.v1alpha1.parameters import RequestId
 from tealagents.domain.errors import InvalidRequest
-from tealagents.engine.following import check_kept, nothing_left
-from tealagents.state import keys
 
 _INTEGER = re.compile(r"\d+", re.ASCII)
 #: behind every event there can be
 _LAST_EVENT = 10**12 - 1
 
 
-def router(api: Api) -> APIRouter:
+def router(exchange: Exchange) -> APIRouter:
     routes = APIRouter(prefix="/requests", tags=["requests"])
     codes = ("invalid_request", "not_owner", "not_found", "corrupt_state")
 
@@ -33,9 +32,9 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes),
     )
     async def get_request(request: Request, request_id: RequestId) -> Response:
-        partition, name = await api.place(request, keys.request, "request_id", reading=True)
-        record = (await api.tasks.request(partition, name)).value
-        return problems.json_response(documents.request(record, api.prefix))
+        caller = await exchange.identify(request)
+        view = await exchange.request(caller, identifier(request, "request_id"))
+        return json_response(documents.request(view.record, exchange.prefix))
 
     @routes.get(
         "/{request_id}/events",
@@ -70,13 +69,10 @@ def router(api: Api) -> APIRouter:
         },
     )
     async def follow_request(request: Request, request_id: RequestId) -> Response:
-        partition, name = await api.place(request, keys.request, "request_id", reading=True)
-        after = _position(request)
-        record = (await api.tasks.request(partition, name)).value
-        check_kept(api.tasks, record)
-        if nothing_left(record, after):
-            return Response(status_code=204)
-        return stream(api, record, partition, after, headers={})
+        caller = await exchange.identify(request)
+        name = identifier(request, "request_id")
+        view = exchange.replay(await exchange.request(caller, name), after=_position(request))
+        return stream(exchange, view, {}) if view is not None else Response(status_code=204)
 
     @routes.post(
         "/{request_id}/cancel",
@@ -90,11 +86,10 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes),
     )
     async def cancel_request(request: Request, request_id: RequestId) -> Response:
-        caller = await api.caller(request)
+        caller = await exchange.identify(request)
         name = identifier(request, "request_id")
-        partition = await api.partition(caller, keys.request, name)
-        record = await api.service.cancel(partition, name, caller.user.key)
-        return problems.json_response(documents.request(record, api.prefix))
+        record = await exchange.cancel(caller, name)
+        return json_response(documents.request(record, exchange.prefix))
 
     return routes
 

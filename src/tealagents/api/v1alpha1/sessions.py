@@ -4,9 +4,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import problems
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import Api, index_cursor
+from tealagents.api.v1alpha1.context import index_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, SessionId
 from tealagents.state import keys
@@ -15,7 +16,7 @@ from tealagents.state import keys
 TASKS_SHOWN = 200
 
 
-def router(api: Api) -> APIRouter:
+def router(exchange: Exchange) -> APIRouter:
     routes = APIRouter(prefix="/sessions", tags=["sessions"])
     codes = ("invalid_request", "not_owner", "not_found", "corrupt_state")
 
@@ -28,12 +29,12 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses("invalid_request"),
     )
     async def list_sessions(request: Request, limit: Limit = 50, cursor: Cursor = None) -> Response:
-        caller = await api.caller(request)
-        page = await api.catalog.sessions(
-            api.service.records.partition(caller.user), cursor=index_cursor(cursor), limit=limit
+        caller = await exchange.identify(request)
+        page = await exchange.catalog.sessions(
+            exchange.service.records.partition(caller.user), cursor=index_cursor(cursor), limit=limit
         )
         items = [documents.session(item) for item in page.items]  # type: ignore[arg-type]
-        return problems.json_response(documents.page(items, page.cursor))
+        return json_response(documents.page(items, page.cursor))
 
     @routes.get(
         "/{session_id}",
@@ -44,13 +45,13 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes),
     )
     async def get_session(request: Request, session_id: SessionId) -> Response:
-        partition, name = await api.place(request, keys.session, "session_id", reading=True)
-        session = await api.catalog.session(partition, name)
-        tasks = await api.catalog.tasks(
+        partition, name = await place(exchange, request, keys.session, "session_id", reading=True)
+        session = await exchange.catalog.session(partition, name)
+        tasks = await exchange.catalog.tasks(
             partition, session_id=name, status=None, cursor=None, limit=TASKS_SHOWN
         )
         shown = [documents.task(item) for item in tasks.items]  # type: ignore[arg-type]
-        return problems.json_response(documents.session(session.value, shown))
+        return json_response(documents.session(session.value, shown))
 
     @routes.delete(
         "/{session_id}",
@@ -61,8 +62,8 @@ def router(api: Api) -> APIRouter:
         responses=openapi.problem_responses(*codes, "task_busy"),
     )
     async def delete_session(request: Request, session_id: SessionId) -> Response:
-        partition, name = await api.place(request, keys.session, "session_id")
-        await api.eraser.delete_session(partition, name)
+        partition, name = await place(exchange, request, keys.session, "session_id")
+        await exchange.eraser.delete_session(partition, name)
         return Response(status_code=204)
 
     return routes

@@ -7,9 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, problems
+from tealagents.api import bodies
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import Api, identifier, index_cursor, number_cursor
+from tealagents.api.v1alpha1.context import identifier, index_cursor, number_cursor, place, unless_deleted
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfCheckpoint, OfSession, Position, TaskId
 from tealagents.domain import ids, lifecycle
@@ -22,21 +24,21 @@ _MADE = {"description": "The task", "links": openapi.links_of_task()}
 _READ_CODES = ("invalid_request", "not_owner", "not_found", "corrupt_state")
 
 
-def _made(api: Api, head: Head) -> Response:
+def _made(exchange: Exchange, head: Head) -> Response:
     """201 with the new task, and where it is."""
-    headers = {"location": f"{api.prefix}/tasks/{head.task_id}"}
-    return problems.json_response(documents.task(head), status=201, headers=headers)
+    headers = {"location": f"{exchange.prefix}/tasks/{head.task_id}"}
+    return json_response(documents.task(head), status=201, headers=headers)
 
 
-def router(api: Api) -> APIRouter:
+def router(exchange: Exchange) -> APIRouter:
     routes = APIRouter(prefix="/tasks", tags=["tasks"])
-    _lists_and_documents(api, routes)
-    _views(api, routes)
-    _time_travel(api, routes)
+    _lists_and_documents(exchange, routes)
+    _views(exchange, routes)
+    _time_travel(exchange, routes)
     return routes
 
 
-def _lists_and_documents(api: Api, routes: APIRouter) -> None:
+def _lists_and_documents(exchange: Exchange, routes: APIRouter) -> None:
     # no task is called `import`, so this is not about one
     @routes.api_route("/import", methods=["GET", "PATCH", "DELETE"], include_in_schema=False)
     async def only_posted(request: Request) -> Response:
@@ -57,17 +59,17 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> Response:
-        caller = await api.caller(request)
-        partition = api.service.records.partition(caller.user)
+        caller = await exchange.identify(request)
+        partition = exchange.service.records.partition(caller.user)
         if session_id is not None:
             session_id = ids.canonical(session_id, "session_id")
-            partition = await api.partition(caller, keys.session, session_id, reading=True)
-            await api.catalog.session(partition, session_id)
-        page = await api.catalog.tasks(
+            partition = await exchange.locate(caller, keys.session, session_id, reading=True)
+            await exchange.catalog.session(partition, session_id)
+        page = await exchange.catalog.tasks(
             partition, session_id=session_id, status=status, cursor=index_cursor(cursor), limit=limit
         )
         items = [documents.task(item) for item in page.items]  # type: ignore[arg-type]
-        return problems.json_response(documents.page(items, page.cursor))
+        return json_response(documents.page(items, page.cursor))
 
     @routes.get(
         "/{task_id}",
@@ -78,8 +80,8 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         responses=openapi.problem_responses(*_READ_CODES),
     )
     async def get_task(request: Request, task_id: TaskId) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id", reading=True)
-        return problems.json_response(documents.task((await api.tasks.head(partition, name)).value))
+        partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
+        return json_response(documents.task((await exchange.tasks.head(partition, name)).value))
 
     @routes.patch(
         "/{task_id}",
@@ -95,15 +97,17 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         ),
     )
     async def patch_task(request: Request, task_id: TaskId) -> Response:
-        caller = await api.caller(request)
+        caller = await exchange.identify(request)
         name = identifier(request, "task_id")
-        patch = bodies.validated(schemas.TaskPatch, await api.body(request))
-        partition = await api.partition(caller, keys.task, name)
+        patch = bodies.validated(schemas.TaskPatch, await exchange.body(request))
+        partition = await exchange.locate(caller, keys.task, name)
         given = patch.model_fields_set
         metadata = patch.metadata if "metadata" in given else UNSET
         expires_at = patch.expires_at if "expires_at" in given else UNSET
-        head = await api.changes.patch(partition, name, caller.user, metadata=metadata, expires_at=expires_at)
-        return problems.json_response(documents.task(head))
+        head = await exchange.changes.patch(
+            partition, name, caller.user, metadata=metadata, expires_at=expires_at
+        )
+        return json_response(documents.task(head))
 
     @routes.delete(
         "/{task_id}",
@@ -114,12 +118,12 @@ def _lists_and_documents(api: Api, routes: APIRouter) -> None:
         responses=openapi.problem_responses(*_READ_CODES, "task_busy"),
     )
     async def delete_task(request: Request, task_id: TaskId) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id")
-        await api.eraser.delete_task(partition, name)
+        partition, name = await place(exchange, request, keys.task, "task_id")
+        await exchange.eraser.delete_task(partition, name)
         return Response(status_code=204)
 
 
-def _views(api: Api, routes: APIRouter) -> None:
+def _views(exchange: Exchange, routes: APIRouter) -> None:
     @routes.get(
         "/{task_id}/messages",
         operation_id="list_messages",
@@ -135,13 +139,16 @@ def _views(api: Api, routes: APIRouter) -> None:
         limit: Limit = 50,
         cursor: Position = None,
     ) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id", reading=True)
+        partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
         after = number_cursor(cursor)
-        path = await _path(api, partition, name, checkpoint_id)
-        found, more = await api.unless_deleted(
-            partition, name, api.history.messages(partition, name, path, after=after, limit=limit)
+        path = await _path(exchange, partition, name, checkpoint_id)
+        found, more = await unless_deleted(
+            exchange,
+            partition,
+            name,
+            exchange.history.messages(partition, name, path, after=after, limit=limit),
         )
-        return problems.json_response(documents.page([documents.message(m) for m in found], more))
+        return json_response(documents.page([documents.message(m) for m in found], more))
 
     @routes.get(
         "/{task_id}/trace",
@@ -154,13 +161,13 @@ def _views(api: Api, routes: APIRouter) -> None:
     async def list_steps(
         request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
     ) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id", reading=True)
+        partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
         after = number_cursor(cursor)
-        tail = (await api.tasks.head(partition, name)).value.tail_seq
-        found, more = await api.unless_deleted(
-            partition, name, api.history.steps(partition, name, tail, after=after, limit=limit)
+        tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+        found, more = await unless_deleted(
+            exchange, partition, name, exchange.history.steps(partition, name, tail, after=after, limit=limit)
         )
-        return problems.json_response(documents.page([documents.step(s) for s in found], more))
+        return json_response(documents.page([documents.step(s) for s in found], more))
 
     @routes.get(
         "/{task_id}/audit",
@@ -173,13 +180,16 @@ def _views(api: Api, routes: APIRouter) -> None:
     async def list_audit(
         request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
     ) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id", reading=True)
+        partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
         after = number_cursor(cursor)
-        tail = (await api.tasks.head(partition, name)).value.tail_seq
-        found, more = await api.unless_deleted(
-            partition, name, api.history.entries(partition, name, tail, after=after, limit=limit)
+        tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+        found, more = await unless_deleted(
+            exchange,
+            partition,
+            name,
+            exchange.history.entries(partition, name, tail, after=after, limit=limit),
         )
-        return problems.json_response(documents.page([documents.entry(e) for e in found], more))
+        return json_response(documents.page([documents.entry(e) for e in found], more))
 
     @routes.get(
         "/{task_id}/checkpoints",
@@ -192,32 +202,33 @@ def _views(api: Api, routes: APIRouter) -> None:
     async def list_checkpoints(
         request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
     ) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id", reading=True)
+        partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
         before = number_cursor(cursor) if cursor is not None else None
-        head = (await api.tasks.head(partition, name)).value
+        head = (await exchange.tasks.head(partition, name)).value
         below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
-        found, more = await api.unless_deleted(
+        found, more = await unless_deleted(
+            exchange,
             partition,
             name,
-            api.history.completions(partition, name, head.tail_seq, before=below, limit=limit),
+            exchange.history.completions(partition, name, head.tail_seq, before=below, limit=limit),
         )
         items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
-        return problems.json_response(documents.page(items, more))
+        return json_response(documents.page(items, more))
 
 
-async def _path(api: Api, partition: str, task_id: str, checkpoint_id: str | None) -> Path:
+async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id: str | None) -> Path:
     """The path of a checkpoint, or the current one."""
-    head = (await api.tasks.head(partition, task_id)).value
+    head = (await exchange.tasks.head(partition, task_id)).value
     if checkpoint_id is None:
         return lifecycle.current_path(head)
     name = ids.canonical(checkpoint_id, "checkpoint_id")
-    found = await api.service.records.get(partition, keys.request(name), RequestRecord)
+    found = await exchange.service.records.get(partition, keys.request(name), RequestRecord)
     if found is None or found.value.task_id != task_id or found.value.status != "Completed":
         raise NotFound(f"The task {task_id} has no checkpoint {name}.", task_id=task_id)
     return found.value.path
 
 
-def _time_travel(api: Api, routes: APIRouter) -> None:
+def _time_travel(exchange: Exchange, routes: APIRouter) -> None:
     @routes.post(
         "/{task_id}/rollback",
         operation_id="rollback_task",
@@ -228,12 +239,12 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
         openapi_extra=openapi.json_body(schemas.RollbackCommand),
     )
     async def rollback_task(request: Request, task_id: TaskId) -> Response:
-        caller = await api.caller(request)
+        caller = await exchange.identify(request)
         name = identifier(request, "task_id")
-        command = bodies.validated(schemas.RollbackCommand, await api.body(request))
-        partition = await api.partition(caller, keys.task, name)
-        head = await api.changes.rollback(partition, name, caller.user, command.checkpoint_id)
-        return problems.json_response(documents.task(head))
+        command = bodies.validated(schemas.RollbackCommand, await exchange.body(request))
+        partition = await exchange.locate(caller, keys.task, name)
+        head = await exchange.changes.rollback(partition, name, caller.user, command.checkpoint_id)
+        return json_response(documents.task(head))
 
     @routes.post(
         "/{task_id}/fork",
@@ -249,20 +260,20 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
         openapi_extra=openapi.json_body(schemas.ForkCommand, whole={}),
     )
     async def fork_task(request: Request, task_id: TaskId) -> Response:
-        caller = await api.caller(request)
+        caller = await exchange.identify(request)
         name = identifier(request, "task_id")
-        command = bodies.validated(schemas.ForkCommand, await api.body(request, empty={}))
+        command = bodies.validated(schemas.ForkCommand, await exchange.body(request, empty={}))
         if command.checkpoint_id is not None and command.message_id is not None:
             raise InvalidRequest("message_id", "cannot be given together with checkpoint_id")
-        partition = await api.partition(caller, keys.task, name)
-        head = await api.transfer.fork(
+        partition = await exchange.locate(caller, keys.task, name)
+        head = await exchange.transfer.fork(
             partition,
             name,
             caller.user,
             checkpoint_id=command.checkpoint_id,
             message_id=command.message_id,
         )
-        return _made(api, head)
+        return _made(exchange, head)
 
     @routes.get(
         "/{task_id}/export",
@@ -278,8 +289,8 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
         },
     )
     async def export_task(request: Request, task_id: TaskId) -> Response:
-        partition, name = await api.place(request, keys.task, "task_id", reading=True)
-        return problems.json_response(await api.transfer.export(partition, name))
+        partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
+        return json_response(await exchange.transfer.export(partition, name))
 
     @routes.post(
         "/import",
@@ -300,6 +311,6 @@ def _time_travel(api: Api, routes: APIRouter) -> None:
         },
     )
     async def import_task(request: Request) -> Response:
-        caller = await api.caller(request)
-        head = await api.transfer.import_(caller, await api.body(request))
-        return _made(api, head)
+        caller = await exchange.identify(request)
+        head = await exchange.transfer.import_(caller, await exchange.body(request))
+        return _made(exchange, head)

@@ -1,0 +1,284 @@
+"""What every protocol needs and none should write: who asks, limits, submit, decide, follow, outcome, cancel.
+
+A protocol turns what its clients send into a `NewMessage` or a `Command`, hands it to the exchange, and folds
+the recorded events into frames of its own. What a viewer may not see is left out here, so that no protocol
+forgets it.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from tealagents.api import bodies, sse
+from tealagents.api.bearer import Bearer, ProtectedResource
+from tealagents.api.http import status_of
+from tealagents.api.settings import ApiSettings
+from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.events import Recorded, redacted
+from tealagents.domain.models import Caller, Failure, RequestRecord
+from tealagents.domain.ports import Authenticator
+from tealagents.engine.agent import Agent
+from tealagents.engine.approvals import Approvals, Command
+from tealagents.engine.following import check_kept, nothing_left
+from tealagents.engine.service import Sent, Service
+from tealagents.state import keys, owner_directory
+from tealagents.state.audit_chain import canonical
+from tealagents.state.catalog import Catalog
+from tealagents.state.changes import MOST_METADATA, Changes, check_metadata
+from tealagents.state.codec import encode_json
+from tealagents.state.erasing import Eraser
+from tealagents.state.owner_directory import Kind
+from tealagents.state.submission import Key, NewMessage
+from tealagents.state.transfer import Transfer
+
+log = logging.getLogger(__name__)
+
+#: one recorded event as the bytes that a protocol sends for it; empty for an event that it does not show
+Fold = Callable[[Recorded], bytes]
+
+
+class RequestView(Struct, frozen=True, kw_only=True):
+    """A request, as one caller sees it."""
+
+    record: RequestRecord
+    partition: str
+    caller: Caller
+    #: the request is the caller's own; whoever only decides sees ids and status, never content
+    own: bool
+    #: the caller may end the request by leaving: it was sent on this connection
+    sender: bool = False
+    #: answered with the outcome of an earlier message under the same idempotency key, or of the same decision
+    replayed: bool = False
+    #: the id of the last event before the part of the stream that this is about
+    after: int = 0
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the request ended without an answer; its text is for the owner alone."""
+        error = self.record.error
+        if error is None or self.own:
+            return error
+        return Failure(error.code, f"The request ended {self.record.status}. Its owner can read why.")
+
+
+class Exchange:
+    """One agent, as protocols talk to it."""
+
+    def __init__(self, service: Service, authenticator: Authenticator, settings: ApiSettings) -> None:
+        self.service = service
+        self.authenticator = authenticator
+        self.settings = settings
+        self.tasks = service.tasks
+        self.history = service.tasks.history
+        self.catalog = Catalog(service.records, service.tasks)
+        self.changes = Changes(service.tasks)
+        self.eraser = Eraser(service.records, service.tasks)
+        self.transfer = Transfer(service.records, service.tasks)
+        self._approvals = Approvals(service)
+        self._bearer = Bearer(authenticator, service.agent.forward_headers)
+        #: what `GET /` lists: name of a protocol → its paths
+        self.urls: dict[str, Mapping[str, str]] = {}
+        #: cancels on their way whose clients have left
+        self._leaving: set[asyncio.Task[object]] = set()
+
+    @property
+    def agent(self) -> Agent:
+        return self.service.agent
+
+    @property
+    def prefix(self) -> str:
+        return self.settings.prefix
+
+    # --- who asks --------------------------------------------------------------------------------
+
+    async def identify(self, connection: HTTPConnection) -> Caller:
+        """The caller. Raises `Unauthenticated`, `InsufficientScope`, `AuthUnavailable`."""
+        return await self._bearer.caller(connection)
+
+    def resource(self, path: str) -> ProtectedResource:
+        """What clients that look for a token are told about the protocol at `path`."""
+        return ProtectedResource(self.authenticator, path, self.settings.public_url)
+
+    async def locate(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
+        """The partition of a record that the caller may use; see `owner_directory.locate`."""
+        service = self.service
+        return await owner_directory.locate(
+            service.directory, service.records, caller, kind, identifier, reading=reading
+        )
+
+    # --- limits ----------------------------------------------------------------------------------
+
+    async def body(self, request: Request, *, empty: Any = None) -> Any:
+        """The JSON value of the body, within the limits; `empty`, if given, where there is no body."""
+        none = (
+            request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+        )
+        if none and empty is not None:
+            return empty
+        bodies.require_json(request)
+        return bodies.parse(await bodies.read(request, self.settings.max_body_bytes))
+
+    def admit(self, message: NewMessage) -> None:
+        """Refuses a message that is larger than may be kept."""
+        most = self.settings.max_items
+        if len(message.items) > most:
+            raise InvalidRequest("items", f"has {len(message.items)} items; at most {most} are taken")
+        check_metadata(message.metadata)
+        if message.user_context and len(encode_json(message.user_context)) > MOST_METADATA:
+            raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    async def submit(
+        self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
+    ) -> RequestView:
+        """Stores a message and begins to answer it. `streamed`: its events are followed or left to be.
+
+        Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
+        """
+        self.admit(message)
+        sent = await self.service.send(caller, message, key, streamed=streamed)
+        return RequestView(
+            record=sent.request,
+            partition=sent.partition,
+            caller=caller,
+            own=True,
+            sender=not sent.replayed,
+            replayed=sent.replayed,
+        )
+
+    async def decide(
+        self, caller: Caller, request_id: str, command: Command, *, streamed: bool
+    ) -> RequestView:
+        """Carries a decision on a pause out, once; see `Approvals.resume` for what it raises."""
+        sent = await self._approvals.resume(caller, request_id, command, streamed=streamed)
+        own = self._owns(caller, sent.partition)
+        return RequestView(
+            record=sent.request,
+            partition=sent.partition,
+            caller=caller,
+            own=own,
+            sender=own and not sent.replayed,
+            replayed=sent.replayed,
+            after=sent.after,
+        )
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def request(self, caller: Caller, request_id: str) -> RequestView:
+        """A request that the caller may read. `NotFound`, `NotOwner`."""
+        partition = await self.locate(caller, keys.request, request_id, reading=True)
+        record = (await self.tasks.request(partition, request_id)).value
+        return RequestView(record=record, partition=partition, caller=caller, own=True)
+
+    def replay(self, view: RequestView, *, after: int) -> RequestView | None:
+        """The part of a request behind an event; None where it has ended before. `NotFound`: forgotten."""
+        check_kept(self.tasks, view.record)
+        return None if nothing_left(view.record, after) else replace(view, after=after)
+
+    async def follow(self, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+        """The events behind `view.after`, as many at a time as there are, to the one that ends the stream."""
+        async for batch in self.service.events(view.partition, view.record.request_id, view.after):
+            if view.own:
+                yield batch
+                continue
+            seen = [(each.id, redacted(each.event)) for each in batch]
+            yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
+
+    async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
+        """The request as it ended or paused. Raises what kept its end from being stored.
+
+        With `on_disconnect: cancel` a sender who leaves, which `receive` tells, ends it.
+        """
+        sent = self.service.outcome(Sent(view.record, view.partition, replayed=view.replayed))
+        if receive is None or not self._leaving_cancels(view):
+            return await sent
+        waiting = asyncio.ensure_future(sent)
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await self._cancel(view)
+            return await waiting
+        finally:
+            leaving.cancel()
+
+    def stream(
+        self,
+        view: RequestView,
+        fold: Fold,
+        failed: Callable[[TealError], bytes],
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Server-sent events: what `fold` makes of each event; `failed` where the end cannot be told."""
+        cancels = self._leaving_cancels(view)
+        return sse.EventStream(
+            self._frames(view, fold, failed),
+            keepalive_seconds=self.settings.keepalive_seconds,
+            headers=headers,
+            on_disconnect=(lambda: self._in_background(self._cancel(view))) if cancels else None,
+        )
+
+    async def _frames(
+        self, view: RequestView, fold: Fold, failed: Callable[[TealError], bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            async for batch in self.follow(view):
+                yield b"".join(map(fold, batch))
+        except TealError as error:
+            yield failed(error.with_ids(**view.record.ids))
+
+    def refused(self, error: TealError) -> None:
+        """Called by the protocol for each error that it answers with: counted, and logged where ours."""
+        if status_of(error) >= 500:
+            log.warning("%s: %s", error.code, error.detail)
+        self.agent.observer.refused(error)
+
+    # --- ending ----------------------------------------------------------------------------------
+
+    async def cancel(self, caller: Caller, request_id: str) -> RequestRecord:
+        """Ends a running, paused or waiting request `Canceled`; one that has ended stays as it is."""
+        partition = await self.locate(caller, keys.request, request_id)
+        return await self.service.cancel(partition, request_id, caller.user.key)
+
+    async def _cancel(self, view: RequestView) -> RequestRecord:
+        return await self.service.cancel(view.partition, view.record.request_id, view.caller.user.key)
+
+    def _leaving_cancels(self, view: RequestView) -> bool:
+        return view.sender and self.agent.on_disconnect == "cancel"
+
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _owns(self, caller: Caller, partition: str) -> bool:
+        return partition == self.service.records.partition(caller.user)
+
+
+def key_of(given: str, value: Any) -> Key:
+    """The idempotency key `given` with a message whose JSON is `value`; 1.0 and 1e0 are one number."""
+    digest = hashlib.sha256(canonical(_by_value(value))).hexdigest()
+    return Key(hashlib.sha256(given.encode()).hexdigest(), digest)
+
+
+def _by_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _by_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_by_value(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

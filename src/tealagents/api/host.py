@@ -1,0 +1,52 @@
+"""The application: every protocol under its own path, over one exchange."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from starlette.applications import Starlette
+from starlette.routing import Match, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tealagents.api import sse
+from tealagents.api.exchange import Exchange
+from tealagents.api.protocols import Served
+
+Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
+
+
+class Host:
+    """Hands each request to the protocol that owns its path; the first of them answers what none owns."""
+
+    def __init__(self, exchange: Exchange, protocols: Sequence[Served], lifespan: Lifespan) -> None:
+        #: for tests, and for whoever adds routes of their own
+        self.exchange = exchange
+        self.base = protocols[0]
+        #: the longest path first, so that one below another is found
+        self._others = sorted(protocols[1:], key=lambda served: -len(served.path))
+        self._discovery = Router([route for served in self._others for route in served.discovery])
+        self.lifespan = lifespan
+        self._starlette = Starlette(lifespan=lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._starlette(scope, receive, send)
+            return
+        sse.remember_connection(scope, send)
+        if scope["type"] == "http" and scope["method"] == "HEAD" and _is_probed(scope["path"]):
+            scope = {**scope, "method": "GET"}  # the server, whose own says HEAD, leaves out the body
+        await self._owner(scope)(scope, receive, send)
+
+    def _owner(self, scope: Scope) -> ASGIApp:
+        if not self._others:
+            return self.base.app
+        path: str = scope["path"]
+        for served in self._others:
+            if path == served.path or path.startswith(served.path + "/"):
+                return served.app
+        if any(route.matches(scope)[0] is not Match.NONE for route in self._discovery.routes):
+            return self._discovery
+        return self.base.app
+
+
+def _is_probed(path: str) -> bool:
+    return path == "/" or path.endswith(("/health", "/health/live", "/health/ready"))

@@ -1,0 +1,86 @@
+"""What HTTP says of an error, whatever the protocol: its status and `Retry-After`; and JSON responses.
+
+The one table from the codes of domain errors to statuses. What a client reads is worded by the protocol that
+answers.
+"""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from tealagents.domain.errors import InvalidRequest, Overloaded, TealError
+
+#: code → status
+STATUSES: Mapping[str, int] = {
+    "invalid_request": 422,
+    "idempotency_key_reused": 422,
+    "unauthenticated": 401,
+    "not_owner": 401,
+    "insufficient_scope": 403,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "task_busy": 409,
+    "approval_pending": 409,
+    "already_decided": 409,
+    "approval_expired": 409,
+    "request_canceled": 409,
+    "request_in_progress": 409,
+    "already_exists": 409,
+    "session_mismatch": 409,
+    "too_large": 413,
+    "overloaded": 503,
+    "draining": 503,
+    "corrupt_state": 500,
+    "internal_error": 500,
+    "model_error": 502,
+    "tool_rounds_exceeded": 502,
+    "remote_thread_lost": 502,
+    "persistence_unavailable": 503,
+    "auth_unavailable": 503,
+    "interrupted": 503,
+    "model_timeout": 504,
+    "request_timeout": 504,
+}
+
+#: codes that come with `Retry-After`, and how many seconds where the error does not say
+RETRY_AFTER: Mapping[str, int] = {
+    "task_busy": 1,
+    "request_in_progress": 1,
+    "overloaded": 1,
+    "draining": 1,
+    "persistence_unavailable": 2,
+    "auth_unavailable": 5,
+    "interrupted": 1,
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def status_of(error: TealError) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, InvalidRequest) and error.malformed:
+        return 400
+    if isinstance(error, Overloaded) and error.per_user:
+        return 429
+    return STATUSES[error.code]
+
+
+def retry_after(error: TealError) -> str | None:
+    """The value of `Retry-After`; None for an error that retrying does not help."""
+    if error.code not in RETRY_AFTER:
+        return None
+    seconds = RETRY_AFTER[error.code] if error.retry_after is None else error.retry_after
+    return str(max(1, math.ceil(seconds)))
+
+
+def json_response(
+    body: object,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
+) -> Response:
+    """A JSON response; the body is encoded as it is."""
+    return Response(_encode(body), status_code=status, headers=dict(headers or {}), media_type=media_type)

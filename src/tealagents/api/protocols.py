@@ -1,0 +1,46 @@
+"""The protocols that an agent can be served over: one entry and one folder each.
+
+A protocol is given the exchange and a path of its own. It imports nothing of another, and nothing outside its
+folder knows of it but this table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import cast
+
+from msgspec import Struct
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from tealagents.api.exchange import Exchange
+
+
+class Served(Struct, frozen=True, kw_only=True):
+    """A protocol as it is served."""
+
+    #: answers at and below `path`; its routes are written with the whole path
+    app: ASGIApp
+    path: str
+    #: documents that clients look for at the root of a service
+    discovery: Sequence[BaseRoute] = ()
+    #: what `GET /` says of it: names and paths
+    urls: Mapping[str, str] = {}
+
+
+#: builds a protocol over an exchange, at a path
+Build = Callable[[Exchange, str], Served]
+
+#: name → where it is below the agent's prefix, and `module:function` that builds it
+PROTOCOLS: Mapping[str, tuple[str, str]] = {
+    "tealagents/v1alpha1": ("", "tealagents.api.v1alpha1.app:build"),
+}
+
+
+def build(name: str, exchange: Exchange) -> Served:
+    """A protocol by its name; only then is it imported. KeyError for an unknown name."""
+    below, where = PROTOCOLS[name]
+    module, _, function = where.partition(":")
+    builder = cast(Build, getattr(import_module(module), function))
+    served = builder(exchange, exchange.prefix + below)
+    exchange.urls[name] = served.urls
+    return served

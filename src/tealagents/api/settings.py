@@ -1,0 +1,46 @@
+"""What the config says of the wire: bounds, names, and how to tell whether all is well."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tealagents.domain.models import Json
+
+Probe = Callable[[], Awaitable[Json]]
+
+
+class Consents(Protocol):
+    """The authorizations that users were asked for, and what their browsers bring back."""
+
+    async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
+        """Turns a code into the owner's token; returns the name of the server it is for."""
+        ...
+
+    async def refuse(self, state: str) -> None:
+        """The user, or the authorization server, said no."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiSettings:
+    """What every protocol shows of one agent, and the bounds it keeps."""
+
+    #: `/{name}/{version}`: everything of the agent is served under it
+    prefix: str
+    description: str
+    max_body_bytes: int
+    max_items: int
+    keepalive_seconds: float
+    cors_origins: Sequence[str] = ()
+    #: where clients see the root of this service; None: where they call it
+    public_url: str | None = None
+    metadata: Json = field(default_factory=dict)
+    dependencies: dict[str, Probe] = field(default_factory=dict)
+    #: a span for each request but the probes, continuing the caller's trace
+    traced: bool = False
+    #: counts of requests, for the metrics
+    metered: bool = False
+    #: where the console is; None where it is not served
+    console: str | None = None
+    #: None where no tool server can need the user's own authorization
+    consents: Consents | None = None

@@ -1,0 +1,135 @@
+"""Errors as problem documents (RFC 9457), in the words of this API."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, retry_after, status_of
+from tealagents.domain.errors import (
+    ApprovalPending,
+    IdempotencyKeyReused,
+    InsufficientScope,
+    InvalidRequest,
+    RequestInProgress,
+    TaskBusy,
+    TealError,
+    Unauthenticated,
+)
+from tealagents.domain.models import Failure, Json
+
+MEDIA_TYPE = "application/problem+json"
+
+TITLES: Mapping[str, str] = {
+    "invalid_request": "The request is not valid",
+    "idempotency_key_reused": "The idempotency key was used with another body",
+    "unauthenticated": "Authentication is required",
+    "not_owner": "Not the owner",
+    "insufficient_scope": "The token lacks a scope or role",
+    "not_found": "Not found",
+    "method_not_allowed": "The method is not allowed here",
+    "task_busy": "The task is busy",
+    "approval_pending": "An approval is pending",
+    "already_decided": "Already decided otherwise",
+    "approval_expired": "The approval has expired",
+    "request_canceled": "The request was canceled",
+    "request_in_progress": "The request is in progress",
+    "already_exists": "Already exists",
+    "session_mismatch": "Task and session do not belong together",
+    "too_large": "Too large",
+    "overloaded": "Overloaded",
+    "draining": "Shutting down",
+    "corrupt_state": "Stored state is damaged",
+    "internal_error": "The service has a fault",
+    "model_error": "The model service failed",
+    "tool_rounds_exceeded": "Too many tool rounds",
+    "remote_thread_lost": "The remote conversation is lost",
+    "persistence_unavailable": "The store is unavailable",
+    "auth_unavailable": "The identity provider is unavailable",
+    "interrupted": "Interrupted",
+    "model_timeout": "The model service was too slow",
+    "request_timeout": "The request took too long",
+}
+
+#: each code is explained in the reference of errors (`docs/http.md`)
+TYPE_PREFIX = "urn:tealagents:problem:"
+
+#: what to do about an error, where this API has a way of its own; the error itself says what happened
+_ADVICE: Mapping[type[TealError], Callable[[Any], str]] = {
+    TaskBusy: lambda _: "Wait for it, or cancel it.",
+    IdempotencyKeyReused: lambda _: "Send a new Idempotency-Key with a new message.",
+    RequestInProgress: lambda _: "Follow it by its id, or retry later.",
+    ApprovalPending: lambda error: (
+        "Decide this pause by its approval_id (in the query), or by decisions that name its calls."
+        if error.again
+        else 'Approve or reject it first, or cancel it; a message with "supersede": true cancels the pause.'
+    ),
+}
+
+
+def worded(error: TealError) -> str:
+    """What happened and what to do, for clients of this API."""
+    advice = _ADVICE.get(type(error))
+    return f"{error.detail} {advice(error)}" if advice else error.detail
+
+
+def document(error: TealError) -> Json:
+    """The problem document of an error."""
+    fields: Json = {**error.ids}
+    if isinstance(error, InvalidRequest) and error.field:
+        fields["field"] = error.field
+    return problem(error.code, worded(error), status=status_of(error), **fields)
+
+
+def problem(code: str, detail: str, *, status: int | None = None, **fields: Any) -> Json:
+    return {
+        "type": TYPE_PREFIX + code,
+        "title": TITLES[code],
+        "status": status or STATUSES[code],
+        "detail": detail,
+        "code": code,
+        **fields,
+    }
+
+
+def of_failure(failure: Failure, ids: Mapping[str, str]) -> Json:
+    """The problem that a request ended with."""
+    return {**problem(failure.code, failure.detail), **ids}
+
+
+def problem_response(body: Json, *, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(body, status=body["status"], headers=headers, media_type=MEDIA_TYPE)
+
+
+def respond(error: TealError, *, challenge: str = "Bearer") -> Response:
+    """The response for an error. `challenge` is the beginning of `WWW-Authenticate` for this service."""
+    body = document(error)
+    headers = {}
+    if body["status"] in (401, 403):
+        headers["www-authenticate"] = _challenge(error, challenge)
+    if (seconds := retry_after(error)) is not None:
+        headers["retry-after"] = seconds
+    return problem_response(body, headers=headers)
+
+
+def respond_failure(failure: Failure, ids: Mapping[str, str], headers: Mapping[str, str]) -> Response:
+    """The response for a request that ended without an answer; a replayed one is not to be retried."""
+    extra = dict(headers)
+    if failure.code in RETRY_AFTER and not headers:
+        extra["retry-after"] = str(RETRY_AFTER[failure.code])
+    return problem_response(of_failure(failure, ids), headers=extra)
+
+
+def _challenge(error: TealError, challenge: str) -> str:
+    """RFC 6750, section 3: no error code where no credentials came, or where they are not to blame."""
+    parts = [challenge]
+    separator = ", " if "=" in challenge else " "
+    if isinstance(error, InsufficientScope):
+        parts.append(f'error="insufficient_scope", scope="{_quoted(error.required)}"')
+    elif isinstance(error, Unauthenticated) and error.credentials_given:
+        parts.append('error="invalid_token", error_description="The access token is not valid here"')
+    return separator.join(parts)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "").replace('"', "")
