@@ -98,6 +98,7 @@ class Terminal:
         shutil.copytree(self._copied, copy, ignore=shutil.ignore_patterns("__pycache__", "*.db*"))
         for path in copy.glob("*.yaml"):
             path.write_text(self.local(path.read_text()))
+        (self._folder / "clients").symlink_to(ROOT / "clients")
         return self
 
     def __exit__(self, *exc: object) -> None:

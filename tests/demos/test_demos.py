@@ -30,6 +30,8 @@ def test_demo(readme: Path, origin: Origin) -> None:
     assert any(block.kind in ("console", "chat") for block in found), "the README shows no transcript"
     if "curl" in readme.read_text() and shutil.which("curl") is None:
         pytest.skip("curl is not installed: `apt install curl`")
+    if "npm ci" in readme.read_text() and not (ROOT / "clients/js/node_modules").exists():
+        pytest.skip("the JavaScript client is not installed: `npm ci --prefix clients/js`, with Node.js")
     with Terminal(origin, readme.parent) as terminal:
         for block in found:
             if block.kind == "sh":

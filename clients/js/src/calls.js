@@ -1,4 +1,4 @@
-/** @import {Accepted, Answer, ClientOptions, Health, Ids, Reconnection, RequestDocument} from "./index.js" */
+/** @import {Accepted, Answer, ClientOptions, Health, Reconnection, RequestDocument} from "./index.js" */
 /** @import {Call, Reply} from "./wire.js" */
 import {ConnectionLost, NotFound, ProblemError, RequestInProgress, problemError} from "./errors.js";
 import {Budget, sleep} from "./retry.js";

@@ -241,7 +241,10 @@ interface StreamEventOf<Name extends string, Data> {
   data: Data;
 }
 
-/** The service has stored the message. `Queued` while it waits its turn. Comes again when a resumed request continues. */
+/**
+ * The service has stored the message. `Queued` while it waits its turn. Comes again when a resumed request
+ * continues.
+ */
 export type RequestEvent = StreamEventOf<"request", Ids & {status: "Queued" | "Running"}>;
 /** Some text of the answer, as the model service sent it. */
 export type PartialResponseEvent = StreamEventOf<

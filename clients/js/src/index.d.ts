@@ -32,7 +32,7 @@ export type Token = string | ((why: {refused: boolean}) => string | Promise<stri
 
 /** Bounds on trying again. With the defaults a service that is away is asked for about half a minute. */
 export interface Retry {
-  /** failures in a row, without any progress between them, after which to give up; default 10; `Infinity` for never */
+  /** failures in a row, without progress between them, after which to give up; default 10; `Infinity`: never */
   attempts?: number;
   /** before the first repetition; each further one waits twice as long; default 200 */
   firstDelayMs?: number;
@@ -47,7 +47,7 @@ export interface Timeouts {
   callMs?: number;
   /** for the JSON answer of a message, which comes whole when the model is done; default 660,000 */
   answerMs?: number;
-  /** after so long without a byte a stream's connection is dead; three keepalives of the service; default 45,000 */
+  /** so long without a byte, a stream's connection is dead; default 45,000: three keepalives of the service */
   silenceMs?: number;
 }
 
@@ -229,7 +229,7 @@ export class Client {
 
   /** Make another checkpoint the current one; nothing is erased. */
   rollback(task_id: string, checkpoint_id: string, options?: CallOptions): Promise<Task>;
-  /** A new task with the history up to a checkpoint or a message; without either, up to the last completed request. */
+  /** A new task with the history up to a checkpoint or a message; by default the last completed request. */
   fork(
     task_id: string,
     point?: {checkpoint_id?: string; message_id?: string},

@@ -1,5 +1,5 @@
 /** @import {ClientOptions, JsonObject, Timeouts, Token} from "./index.js" */
-import {ProblemError, UnexpectedAnswer, problemError} from "./errors.js";
+import {UnexpectedAnswer, problemError} from "./errors.js";
 import {readMessages} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
@@ -57,7 +57,8 @@ export class Watch {
   /** The connection lives: the time begins anew. */
   touch() {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#controller.abort(new Error(`no byte within ${this.#ms} ms`)), this.#ms);
+    const silent = () => this.#controller.abort(new Error(`no byte within ${this.#ms} ms`));
+    this.#timer = setTimeout(silent, this.#ms);
   }
 
   /** Close the connection. */
@@ -247,7 +248,7 @@ function isRefused(response) {
 
 /** @param {Response} response */
 function isStream({status, headers}) {
-  return status === 200 && (headers.get("content-type") ?? "").split(";")[0]?.trim().toLowerCase() === EVENT_STREAM;
+  return status === 200 && headers.get("content-type")?.split(";")[0]?.trim().toLowerCase() === EVENT_STREAM;
 }
 
 /**

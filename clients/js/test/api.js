@@ -25,14 +25,16 @@ function pause({content}) {
 }
 
 test("a follow-on message knows what was said", async () => {
-  const first = await ada.send("My name is Ada.", {metadata: {channel: "test"}, user_context: {timezone: "UTC"}});
+  const options = {metadata: {channel: "test"}, user_context: {timezone: "UTC"}};
+  const first = await ada.send("My name is Ada.", options);
   const second = await ada.send([{content_type: "text", content: "What is my name?"}], {task_id: first.task_id});
   assert.equal(output(second), "Your name is Ada.");
   assert.deepEqual((await ada.task(first.task_id)).metadata, {channel: "test"});
 });
 
 test("the same key gets the first outcome, without a second request", async () => {
-  const [first, second] = [await ada.send("hello", {idempotencyKey: "k"}), await ada.send("hello", {idempotencyKey: "k"})];
+  const first = await ada.send("hello", {idempotencyKey: "k"});
+  const second = await ada.send("hello", {idempotencyKey: "k"});
   assert.equal(first.request_id, second.request_id);
   await assert.rejects(ada.send("bye", {idempotencyKey: "k"}), api.IdempotencyKeyReused);
 });
@@ -79,7 +81,8 @@ test("a pause is decided call by call, and followed from where its stream had en
   const id = shown.tool_calls[0]?.id ?? "";
   const decisions = [{id, action: /** @type {const} */ ("approve"), arguments: {path: "notes.txt"}}];
   const events = [];
-  const rest = ada.resumeStream(shown.request_id, {action: "reject", reason: "no", decisions}, {after: stream.lastEventId});
+  const decision = {action: /** @type {const} */ ("reject"), reason: "no", decisions};
+  const rest = ada.resumeStream(shown.request_id, decision, {after: stream.lastEventId});
   for await (const event of rest) events.push(event);
   assert.equal(events[0]?.id, stream.lastEventId + 1);
   assert.equal(output(await rest.answer()), "Files-delete said: notes.txt is deleted");
@@ -98,15 +101,17 @@ test("a task travels in time", async () => {
   await ada.send("two", {task_id});
   const [newest, oldest] = await ada.checkpoints(task_id).toArray();
   assert(newest?.current && oldest);
-  const said = (/** @type {api.Message[]} */ messages) => messages.filter((m) => m.role === "user").map((m) => m.items[0]?.content);
-
+  const said = async (/** @type {string} */ task_id, checkpoint_id = "") => {
+    const messages = await ada.messages(task_id, checkpoint_id ? {checkpoint_id} : {}).toArray();
+    return messages.filter(({role}) => role === "user").map(({items}) => items[0]?.content);
+  };
   assert.equal((await ada.rollback(task_id, oldest.checkpoint_id)).checkpoint_id, oldest.checkpoint_id);
-  assert.deepEqual(said(await ada.messages(task_id).toArray()), ["one"]);
-  assert.deepEqual(said(await ada.messages(task_id, {checkpoint_id: newest.checkpoint_id}).toArray()), ["one", "two"]);
+  assert.deepEqual(await said(task_id), ["one"]);
+  assert.deepEqual(await said(task_id, newest.checkpoint_id), ["one", "two"]);
 
   const fork = await ada.fork(task_id, {checkpoint_id: newest.checkpoint_id});
   assert.equal(fork.session_id, session_id);
-  assert.deepEqual(said(await ada.messages(fork.task_id).toArray()), ["one", "two"]);
+  assert.deepEqual(await said(fork.task_id), ["one", "two"]);
   assert((await ada.trace(task_id).toArray()).some(({kind}) => kind === "model"));
   assert.equal((await ada.audit(task_id).toArray())[0]?.seq, 1);
 });

@@ -42,6 +42,7 @@ test("the documentation names every method", async () => {
 async function run(example) {
   assert.match(example, ADDRESS);
   const code = example.replace(ADDRESS, service.url);
-  const {stdout} = await promisify(execFile)(process.execPath, ["--input-type=module", "-e", code], {cwd: PACKAGE});
+  const args = ["--input-type=module", "-e", code];
+  const {stdout} = await promisify(execFile)(process.execPath, args, {cwd: PACKAGE});
   return stdout;
 }

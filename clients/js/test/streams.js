@@ -62,7 +62,8 @@ test("a message whose answer never began is sent again, and not done twice", asy
 
 test("a connection that has fallen silent is given up, and the stream goes on", async () => {
   const third = afterEvent(3);
-  assertNothingLost(await through((sent, number) => (number === 0 ? third(sent) : null), {hold: true, silenceMs: 300}));
+  const how = {hold: true, silenceMs: 300};
+  assertNothingLost(await through((sent, connection) => (connection === 0 ? third(sent) : null), how));
 });
 
 test("a stream that was left goes on where it was left", async () => {

@@ -57,12 +57,20 @@ export class Client {
 
   // --- approvals ---------------------------------------------------------------------------------------
 
-  /** @param {api.PauseReference} of @param {api.Action | api.Decision} decision @param {api.CallOptions} [options] */
+  /**
+   * @param {api.PauseReference} of
+   * @param {api.Action | api.Decision} decision
+   * @param {api.CallOptions} [options]
+   */
   resume(of, decision, {signal} = {}) {
     return this.#calls.answer(resumption(of, decision), signal);
   }
 
-  /** @param {api.PauseReference} of @param {api.Action | api.Decision} decision @param {api.FollowOptions} [options] */
+  /**
+   * @param {api.PauseReference} of
+   * @param {api.Action | api.Decision} decision
+   * @param {api.FollowOptions} [options]
+   */
   resumeStream(of, decision, options = {}) {
     return new EventStream(this.#calls, asStream(resumption(of, decision)), options);
   }
@@ -119,7 +127,11 @@ export class Client {
 
   // --- what a task holds -------------------------------------------------------------------------------
 
-  /** @param {string} task_id @param {api.ListOptions & {checkpoint_id?: string}} [options] @returns {List<api.Message>} */
+  /**
+   * @param {string} task_id
+   * @param {api.ListOptions & {checkpoint_id?: string}} [options]
+   * @returns {List<api.Message>}
+   */
   messages(task_id, options = {}) {
     return new List(this.#calls, pathOf(task_id, "/messages"), options);
   }
@@ -139,7 +151,12 @@ export class Client {
     return new List(this.#calls, pathOf(task_id, "/audit"), options);
   }
 
-  /** @param {string} task_id @param {string} checkpoint_id @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
+  /**
+   * @param {string} task_id
+   * @param {string} checkpoint_id
+   * @param {api.CallOptions} [options]
+   * @returns {Promise<api.Task>}
+   */
   rollback(task_id, checkpoint_id, {signal} = {}) {
     return this.#calls.document(change("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal);
   }
@@ -196,7 +213,8 @@ function message(input, {session_id, task_id, user_context, metadata, supersede,
  */
 function resumption(of, decision) {
   const pause = typeof of === "string" ? {request_id: of, approval_id: undefined} : of;
-  const {approval_id = pause.approval_id, ...body} = typeof decision === "string" ? {action: decision} : decision;
+  const decided = typeof decision === "string" ? {action: decision} : decision;
+  const {approval_id = pause.approval_id, ...body} = decided;
   return {
     method: "POST",
     path: `/requests/${segment(pause.request_id)}/resume`,
@@ -253,5 +271,6 @@ function pathOf(task_id, below = "") {
 
 /** Not `randomUUID`, which a page has only where it was served securely. */
 function newKey() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -10,7 +10,12 @@ export class ClientError extends Error {
 export class ConnectionLost extends ClientError {
   /**
    * @param {string} [message]
-   * @param {{cause?: unknown, requestId?: string | null, lastEventId?: number, idempotencyKey?: string | null}} [known]
+   * @param {{
+   *   cause?: unknown,
+   *   requestId?: string | null,
+   *   lastEventId?: number,
+   *   idempotencyKey?: string | null,
+   * }} [known]
    */
   constructor(message, {cause, requestId = null, lastEventId = 0, idempotencyKey = null} = {}) {
     super(message, {cause});

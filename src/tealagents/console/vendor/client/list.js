@@ -1,4 +1,4 @@
-/** @import {JsonObject, ListOptions, Page} from "./index.js" */
+/** @import {ListOptions, Page} from "./index.js" */
 /** @import {Calls} from "./calls.js" */
 import {UnexpectedAnswer} from "./errors.js";
 

@@ -4,7 +4,7 @@
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
 import {answerOf, attempt, isGoingOn, mayRepeat} from "./calls.js";
-import {ClientError, NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, problemError} from "./errors.js";
+import {NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, segment} from "./wire.js";
 
 const ENDS = new Set(["approval-required", "final-response", "error"]);
@@ -76,11 +76,11 @@ export class EventStream {
   }
 
   /**
-   * Hand on what the connection brings.
+   * Hand on what the connection brings. Returns null where the stream has ended, else why it broke.
    *
    * @param {Reply} reply
    * @param {Budget} budget
-   * @returns {AsyncGenerator<StreamEvent, Lost | ProblemError | null, void>} null: the stream has ended; else why it broke
+   * @returns {AsyncGenerator<StreamEvent, Lost | ProblemError | null, void>}
    */
   async *#read(reply, budget) {
     const opened = Date.now();
@@ -97,6 +97,7 @@ export class EventStream {
       }
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
+      // a connection that lasted, perhaps with nothing but keepalives, is progress too
       if (Date.now() - opened > budget.longestDelayMs) budget.renew();
       return error;
     }
@@ -106,11 +107,11 @@ export class EventStream {
   }
 
   /**
-   * What an answer means that is no stream.
+   * What an answer means that is no stream. Returns null where there is no trouble: follow, or it has ended.
    *
    * @param {Call} call
    * @param {Reply} reply
-   * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>} null: go on, or the end has been told
+   * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>}
    */
   async *#withoutStream(call, reply) {
     if (reply.status === 204) return yield* this.#settle();
