@@ -19,7 +19,7 @@ from tealagents.config import ServiceConfig
 from tealagents.domain.errors import PersistenceUnavailable, TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store
-from tealagents.engine.agent import Agent, Limits
+from tealagents.engine.agent import Agent
 from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
@@ -172,9 +172,9 @@ def console_of(config: ServiceConfig) -> Console | None:
 
 
 def _sign_in(config: ServiceConfig) -> SignIn:
-    auth = config.auth
-    if auth.provider != "entra" or not config.console.client_id:
-        return SignIn("mock" if auth.provider == "mock" else "token")
+    auth = config.auth.entra
+    if auth is None or not config.console.client_id:
+        return SignIn("mock" if config.auth.provider == "mock" else "token")
     resource = next((name for name in auth.audience if name.startswith("api://")), auth.audience[0])
     return SignIn(
         "entra",
@@ -199,7 +199,7 @@ class Wiring:
         self.store = _measured(store_of(config)) if config.telemetry.metered else store_of(config)
         self.credential = credential_of(config)
         self.model = model_of(config, self.credential)
-        self.auth: Authenticator = open_auth(config.auth.provider, config.auth.provider_options, clock)
+        self.auth: Authenticator = open_auth(config.auth.provider, config.auth.options, clock)
         records = ledger_of(config, self.store, clock)
         self.tooling = Tooling(config, records, clock)
         self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds, self.tooling.govern)
@@ -236,22 +236,14 @@ class Wiring:
         )
 
     def _agent(self) -> Agent:
-        config, limits = self.config, self.config.limits
+        config = self.config
         return Agent(
             name=config.name,
             version=config.version,
             system_prompt=(config.agent.system_prompt or "").strip(),
             model=self.model,
             toolbox=self.toolbox,
-            limits=Limits(
-                request_timeout_seconds=limits.request_timeout_seconds,
-                max_tool_rounds=limits.max_tool_rounds,
-                tool_timeout_seconds=limits.tool_timeout_seconds,
-                max_concurrent_requests=limits.max_concurrent_requests,
-                max_requests_per_user=limits.max_requests_per_user,
-                drain_seconds=limits.drain_seconds,
-                approval_expiry_seconds=limits.approval_expiry_seconds,
-            ),
+            limits=config.limits,
             thread_kind=config.thread.kind,
             view=view_of(config),
             providers=self.providers,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 __all__ = ["Registry", "import_from"]
 
@@ -56,11 +56,13 @@ class Registry(Struct, frozen=True, kw_only=True):
                 f"The {self.word} {name!r} does not exist: {module} has no {attribute!r}."
             ) from None
 
-    def options(self, name: str, found: Any, given: Mapping[str, Any]) -> Any:
+    def options(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel) -> Any:
         """The adapter's `Options`, a pydantic model, or without one a dictionary.
 
         What is wrong is told without the values: a secret may be among them.
         """
+        if isinstance(given, BaseModel):  # checked already
+            return given
         if not hasattr(found, "Options"):
             return dict(given)
         try:

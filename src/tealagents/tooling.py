@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from tealagents.auth.options import EntraOptions
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Delegation, Tool, Toolset, ToolSpec
 from tealagents.state.records import RecordStore
@@ -24,7 +23,7 @@ def _sources(config: ServiceConfig) -> Sources:
         remote=agent.remote_plugins,
         remote_plugin_file=config.remote_plugin_path,
         environment=config.environment,
-        servers=[server.options() for server in agent.mcp_servers],
+        servers=agent.mcp_servers,
         toolsets=[(each.name, each.options) for each in agent.toolsets],
         catalogue_file=config.plugin_catalog_file,
         more_to_come=bool(config.thread.context_providers),
@@ -38,13 +37,11 @@ class Tooling:
         self._sources = _sources(config)
         self._stack = AsyncExitStack()
         self.delegation: Delegation | None = None
-        self._entra: EntraOptions | None = None
-        if config.auth.provider == "entra":
+        if (entra := config.auth.entra) is not None:
             # imported here: it brings msal along, which takes long
             from tealagents.auth.delegation import open_delegation
 
-            self._entra = EntraOptions(**config.auth.provider_options)
-            self.delegation = open_delegation(self._entra, clock)
+            self.delegation = open_delegation(entra, clock)
         callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
         secrets = SecretStore(records) if config.encryption_key is not None else None
         #: asks users to authorize tool servers, and takes what the browser brings back

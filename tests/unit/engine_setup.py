@@ -22,10 +22,11 @@ from tealagents.domain.ports import (
     ToolSpec,
     Watch,
 )
-from tealagents.engine.agent import Agent, Limits
+from tealagents.engine.agent import Agent
 from tealagents.engine.approvals import Approvals
 from tealagents.engine.service import Sent, Service
 from tealagents.engine.toolbox import Toolbox
+from tealagents.limits import Limits
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser

@@ -11,7 +11,7 @@ from tealagents.auth.mock import MockAuthenticator
 from tealagents.domain.errors import Unauthenticated
 from tealagents.domain.models import Caller, User
 from tealagents.domain.ports import Clock
-from tealagents.testing.authority import OTHER_TENANT, TENANT
+from tealagents.testing.authority import TENANT
 from tealagents.testing.clock import FakeClock
 
 ENTRA = {"tenant_id": TENANT, "audience": "api://tealagents"}
@@ -98,8 +98,7 @@ def test_lists_may_be_texts() -> None:
         ({"audience": "https://graph.microsoft.com"}, "Microsoft Graph"),
         ({"tenant_id": "common"}, "allowed_tenants"),
         ({"tenant_id": "Organizations"}, "allowed_tenants"),
-        ({"allowed_tenants": "contoso.com"}, "tenant ids"),
-        ({"allowed_tenants": OTHER_TENANT.replace("9", "A")}, "lower case"),
+        ({"allowed_tenants": "contoso.com"}, "ids of tenants"),
         ({"allow_app_tokens": True}, "app_roles"),
         ({"authority": "http://login.example"}, "https"),
         ({"authority": "ftp://127.0.0.1"}, "URL"),

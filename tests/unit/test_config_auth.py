@@ -52,7 +52,8 @@ def test_entra_of_the_file(tmp_path: Path) -> None:
               authority: https://login.microsoftonline.us/
             """
         ),
-    ).auth
+    ).auth.entra
+    assert auth is not None
     assert (auth.audience, auth.scopes, auth.allowed_clients) == (
         ("api://app",),
         ("access_as_user",),
@@ -64,11 +65,12 @@ def test_entra_of_the_file(tmp_path: Path) -> None:
 
 def test_the_providers_take_what_the_config_gives(tmp_path: Path) -> None:
     """What the config resolves is what each provider is opened with."""
-    entra = read(tmp_path, TA_ENTRA_CLIENT_ID="app", TA_ENTRA_CLIENT_SECRET="s", **ENTRA).auth
-    options = EntraOptions(**entra.provider_options)
+    options = read(tmp_path, TA_ENTRA_CLIENT_ID="app", TA_ENTRA_CLIENT_SECRET="s", **ENTRA).auth.options
+    assert isinstance(options, EntraOptions)
     assert (options.tenant_id, options.audience, options.client_id) == (TENANT, ("api://app",), "app")
     mock = read(tmp_path, with_spec("auth: {provider: mock, options: {approver_users: [ann]}}")).auth
-    assert MockOptions(**mock.provider_options).approver_users == ("ann",)
+    assert isinstance(mock.options, dict)
+    assert MockOptions(**mock.options).approver_users == ("ann",)
 
 
 def test_entra_says_what_it_lacks(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_entra_without_scopes_is_a_warning(tmp_path: Path) -> None:
     ("section", "complaint"),
     [
         ("{allow_app_tokens: true}", "allow_app_tokens needs app_roles"),
-        ("{tenant_id: organizations}", "list yours in allowed_tenants"),
+        ("{tenant_id: organizations, audience: a}", "list those that may call in allowed_tenants"),
         ("{allowed_tenants: example.com}", "must be the ids of tenants"),
         ("{authority: 'http://login.example.com'}", "must be https://"),
         ("{provider: 'en tra'}", "must be a name, or module:Class"),
@@ -110,5 +112,6 @@ def test_what_would_be_unsafe_is_refused(tmp_path: Path, section: str, complaint
 
 def test_loopback_authority_may_be_plain(tmp_path: Path) -> None:
     """A local authority for tests needs no certificate."""
-    auth = read(tmp_path, TA_ENTRA_AUTHORITY="http://127.0.0.1:9000/", **ENTRA).auth
+    auth = read(tmp_path, TA_ENTRA_AUTHORITY="http://127.0.0.1:9000/", **ENTRA).auth.entra
+    assert auth is not None
     assert auth.authority == "http://127.0.0.1:9000"

@@ -12,35 +12,24 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tealagents.config import (
-    AgentConfig,
-    AuthSection,
-    ConfigFile,
-    ConsoleSection,
-    GovernanceOverride,
-    Limits,
-    McpServer,
-    Metadata,
-    ServiceConfig,
-    Settings,
-    Skill,
-    Spec,
-    ThreadConfig,
-    load,
-    variables,
-)
+from tealagents.config import AgentConfig, ConfigFile, ConsoleSection, ServiceConfig, ThreadConfig, load
+from tealagents.config.auth import with_entra
 from tealagents.config.documentation import meaning
 from tealagents.config.explain import key_of, model_at
 from tealagents.config.file import read_document
+from tealagents.config.models import Metadata, Skill, Spec
 from tealagents.config.problems import key_text
-from tealagents.config.settings import OVERRIDES
+from tealagents.config.settings import Settings, variables
+from tealagents.limits import Limits
 from tealagents.plugins import Plugin
+from tealagents.tools.catalogue import GovernanceOverride
+from tealagents.tools.options import MCPServerOptions
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SECTIONS = (
-    *(ConfigFile, Metadata, Skill, Spec, AgentConfig, McpServer, GovernanceOverride),
-    *(AuthSection, ThreadConfig, ConsoleSection, Limits),
+    *(ConfigFile, Metadata, Skill, Spec, AgentConfig, MCPServerOptions, GovernanceOverride),
+    *(with_entra(), ThreadConfig, ConsoleSection, Limits),
 )
 VARIABLES = {"STATE_PASSWORD": "x", "HANDBOOK_TOKEN": "y"}
 
@@ -53,7 +42,7 @@ def config_of(file: Path) -> ServiceConfig:
 def test_example_configs_load(file: Path) -> None:
     """Every config that is shipped is right, and warns of nothing but its lack of an identity provider."""
     config = config_of(file)
-    assert [warning for warning in config.warnings if "mock takes any bearer token" not in warning] == []
+    assert [warning for warning in config.warnings if "accepts any bearer token" not in warning] == []
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
@@ -84,6 +73,8 @@ def all_keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tup
         here = (*path, key_of(name, field))
         yield here
         section, entry = model_at(model, (here[-1],)), model_at(model, (here[-1], 0))
+        if here == ("spec", "auth"):
+            section = with_entra()
         if section:
             yield from all_keys(section, here)
         elif entry and entry.__name__ != "Component":
@@ -113,9 +104,9 @@ def test_reference_shows_the_defaults() -> None:
     assert config.limits == Limits()
     assert config.thread == ThreadConfig()
     assert config.console == ConsoleSection()
-    assert config.auth.model_dump(exclude={"provider", "chosen"}) == AuthSection().model_dump(
-        exclude={"provider"}
-    )
+    shown = read_document(ROOT / "configs" / "reference.yaml", []).data["spec"]["auth"]
+    for name, field in with_entra().model_fields.items():
+        assert (shown.get(name) or None) == (None if field.is_required() else field.default or None), name
     assert config.agent.model_copy(update={"model": "m", "mcp_servers": ()}) == file.spec.agent
     assert (config.kind, config.description, config.persistence) == (
         file.kind,
@@ -125,7 +116,7 @@ def test_reference_shows_the_defaults() -> None:
     assert (config.concurrency, config.on_disconnect) == (file.spec.concurrency, file.spec.on_disconnect)
     for server in config.agent.mcp_servers:
         for name in ("timeout", "sse_read_timeout", "request_timeout", "trust_level", "verify_ssl", "scopes"):
-            assert getattr(server, name) == McpServer.model_fields[name].default
+            assert getattr(server, name) == MCPServerOptions.model_fields[name].default
 
 
 # --- docs/config.md ----------------------------------------------------------------------------------
@@ -152,7 +143,13 @@ def kind(annotation: Any, metadata: Any = ()) -> str:
         return "list"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return "mapping"
-    words: dict[Any, str] = {str: "text", SecretStr: "secret", bool: "true or false", Path: "path"}
+    words: dict[Any, str] = {
+        Any: "text or mapping",
+        str: "text",
+        SecretStr: "secret",
+        bool: "true or false",
+        Path: "path",
+    }
     return words.get(annotation) or number(annotation, metadata)
 
 
@@ -180,12 +177,13 @@ def rows_of(section: type[BaseModel]) -> list[str]:
 
 
 def rows_of_variables() -> list[str]:
-    """Those of variables that win over a key of the file name the key instead of a default."""
+    """Variables that win over a key of the file name the key, which is explained above."""
     rows = []
-    for variable, path in variables().items():
-        key = OVERRIDES.get(variable)
-        section = model_at(Settings, path[:-1]) or Settings
-        rows.append(row(section, path[-1], variable, f"`{key_text(key)}`" if key else ""))
+    for variable, sets in variables().items():
+        if isinstance(sets, str):
+            rows.append(row(Settings, sets, variable))
+        else:
+            rows.append(f"| `{variable}` | `{key_text(sets)}` |")
     return rows
 
 

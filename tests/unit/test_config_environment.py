@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from config_files import SMALLEST, complaints, read, with_agent, with_spec
 
-from tealagents.config import ConfigError, Limits, load, variables
+from tealagents.config import ConfigError, load
+from tealagents.config.settings import variables
+from tealagents.limits import Limits
 
 TENANT = "11111111-2222-3333-4444-555555555555"
 
@@ -37,8 +39,10 @@ def test_variables_win_over_the_file(tmp_path: Path) -> None:
         TA_LIMITS__LEASE_SECONDS="0.5",
     )
     assert config.persistence == "memory://"
-    assert (config.auth.provider, config.auth.chosen, config.auth.tenant_id) == ("entra", True, TENANT)
-    assert config.auth.audience == ("api://one", "two")
+    assert (config.auth.provider, config.auth.chosen) == ("entra", True)
+    assert config.auth.entra is not None
+    assert config.auth.entra.tenant_id == TENANT
+    assert config.auth.entra.audience == ("api://one", "two")
     assert (config.concurrency, config.on_disconnect) == ("enqueue", "cancel")
     assert config.cors_origins == ("https://b.example.com", "https://c.example.com")
     assert config.thread.kind == "remote"
@@ -148,9 +152,8 @@ def test_unknown_variable_is_a_warning(tmp_path: Path) -> None:
 )
 def test_malformed_variable_is_named(tmp_path: Path, name: str, value: str, complaint: str) -> None:
     """A variable that is wrong stops the start, by name."""
-    [first, *_] = complaints(tmp_path, **{name: value})
-    assert first.startswith(f"{name}: ")
-    assert complaint in first
+    found = [each for each in complaints(tmp_path, **{name: value}) if each.startswith(f"{name}: ")]
+    assert complaint in found[0]
 
 
 def test_secrets_are_never_shown(tmp_path: Path) -> None:
@@ -241,14 +244,15 @@ def test_relative_paths_of_the_file_are_relative_to_it(
         with_spec(
             """
         persistence: sqlite:///state.db
-        auth: {client_id: app, certificate: ./proof.pem}
+        auth: {tenant_id: t, audience: a, client_id: app, certificate: ./proof.pem}
         """
         )
         + "    \n"
     )
     config = read(folder, text)
     assert config.persistence == f"sqlite:///{folder}/state.db"
-    assert config.auth.certificate == str(folder / "proof.pem")
+    assert config.auth.entra is not None
+    assert config.auth.entra.certificate == folder / "proof.pem"
     assert config.source == folder / "agent.yaml"
     servers = "mcp_servers: [{name: a, command: ./run}, {name: b, command: npx}, {name: c, command: /bin/x}]"
     programs = read(folder, with_agent(servers)).agent.mcp_servers
@@ -274,12 +278,15 @@ def test_relative_paths_of_variables_are_relative_to_the_process(
         TA_OFFLINE_SCRIPT="script.yaml",
         TA_ENTRA_CLIENT_ID="app",
         TA_ENTRA_CERTIFICATE="proof.pem",
+        TA_ENTRA_TENANT_ID="t",
+        TA_ENTRA_AUDIENCE="a",
     )
     assert config.persistence == f"sqlite:///{here}/state.db"
     assert config.plugin_catalog_file == here / "catalogue.json"
     assert config.remote_plugin_path == here / "remote.yaml"
     assert config.offline_script == here / "script.yaml"
-    assert config.auth.certificate == str(here / "proof.pem")
+    assert config.auth.entra is not None
+    assert config.auth.entra.certificate == here / "proof.pem"
 
 
 def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from config_files import SMALLEST
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tealagents.config import ConfigError, ConfigFile, ServiceConfig, json_schema, load, summary, variables
+from tealagents.config import ConfigError, ConfigFile, ServiceConfig, json_schema, load, summary
 from tealagents.config.explain import keys_of
+from tealagents.config.settings import variables
 
 KEYS = sorted(
     {

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from config_files import SMALLEST, complaints, problems, read, with_agent, with_spec
 
-from tealagents.config import Limits
-from tealagents.tools.options import mcp_servers
+from tealagents.limits import Limits
 
 FROM_EARLIER_FRAMEWORK = """\
 apiVersion: skagents/v2alpha1
@@ -255,16 +254,14 @@ def test_mcp_servers_are_opened_with_what_the_config_gives(tmp_path: Path) -> No
             user_id_header: X-User
           - {name: b, command: uvx, args: [x], cwd: below}
     """
-    servers = read(tmp_path, with_agent(text), S="secret").agent.mcp_servers
-    remote, local = mcp_servers([server.options() for server in servers])
+    remote, local = read(tmp_path, with_agent(text), S="secret").agent.mcp_servers
     assert (remote.transport, remote.scopes, remote.oauth_client_secret) == (
         "http",
-        ["read", "write"],
+        ("read", "write"),
         "secret",
     )
     assert remote.tool_governance_overrides["drop"].requires_hitl is True
-    assert not remote.model_extra
-    assert (local.command, local.args, local.cwd) == ("uvx", ["x"], tmp_path / "below")
+    assert (local.command, local.args, local.cwd) == ("uvx", ("x",), str(tmp_path / "below"))
     assert local.request_timeout is None
 
 

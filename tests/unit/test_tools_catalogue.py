@@ -16,6 +16,7 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import Sources, ToolsetError, open_toolsets
 from tealagents.tools.catalogue import Catalogue, GovernanceOverride, GovernedToolset, govern, report
 from tealagents.tools.naming import tool_names
+from tealagents.tools.options import MCPServerOptions
 
 Json = dict[str, Any]
 
@@ -265,13 +266,13 @@ async def test_all_tools_are_opened_governed_and_closed(
             remote=["Api"],
             remote_plugin_file=tmp_path / "remote.yaml",
             servers=[
-                {
-                    "name": "odd",
-                    "command": sys.executable,
-                    "args": [str(FIXTURES / "odd_server.py"), str(tmp_path)],
-                    "trust_level": "trusted",
-                    "tool_governance_overrides": {"echo": {"requires_hitl": False}},
-                }
+                MCPServerOptions(
+                    name="odd",
+                    command=sys.executable,
+                    args=(str(FIXTURES / "odd_server.py"), str(tmp_path)),
+                    trust_level="trusted",
+                    tool_governance_overrides={"echo": GovernanceOverride(requires_hitl=False)},
+                )
             ],
             catalogue_file=tmp_path / "catalogue.json",
         )
@@ -336,11 +337,6 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
     [
         ({"plugins": ["P"]}, "put custom_plugins.py beside the config file"),
         ({"remote": ["R"]}, "TA_REMOTE_PLUGIN_PATH names no file"),
-        ({"servers": [{"name": "a"}]}, r"mcp_servers\[0\] \(a\): .*give either 'command'"),
-        (
-            {"servers": [{"name": "a", "command": "x"}, {"name": "a", "command": "y"}]},
-            "two servers are called 'a'",
-        ),
         ({"toolsets": [("shelf", {})]}, "Unknown toolset 'shelf'. Name one as module:Class."),
         (
             {"toolsets": [("no_such:Shelf", {})]},
@@ -353,7 +349,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
             "Roomed' cannot be opened: room: Input should be a valid string",
         ),
         (
-            {"servers": [{"name": "git", "command": "x"}, {"name": "git-hub", "command": "y"}]},
+            {"servers": [MCPServerOptions(name=name, command="x") for name in ("git", "git-hub")]},
             "tools of 'git' and 'git-hub' cannot be told apart",
         ),
     ],
@@ -377,5 +373,5 @@ async def test_missing_package_for_servers_is_told(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "tealagents.tools.mcp", raising=False)
     monkeypatch.setitem(sys.modules, "mcp_types", None)
     with pytest.raises(ToolsetError, match=r"pip install 'tealagents\[mcp\]'"):
-        async with open_toolsets(Sources(servers=[{"name": "a", "command": "x"}])):
+        async with open_toolsets(Sources(servers=[MCPServerOptions(name="a", command="x")])):
             pass

@@ -13,7 +13,7 @@ from tealagents.registry import import_from
 from tealagents.tools import Sources, open_toolsets
 from tealagents.tools.catalogue import Catalogue
 from tealagents.tools.code import load_plugins
-from tealagents.tools.options import MCPServerOptions, RemotePluginOptions, mcp_servers
+from tealagents.tools.options import MCPServerOptions, RemotePluginOptions
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 
@@ -52,7 +52,8 @@ def test_options_of_the_guide_are_taken() -> None:
     remote, servers, _ = (yaml.safe_load(block) for block in blocks("yaml"))
     [entry] = [RemotePluginOptions.model_validate(one) for one in remote["remote_plugins"]]
     assert entry.operations == ["search", "getBook"]
-    assert [one.transport for one in mcp_servers(servers["mcp_servers"])] == ["stdio", "http"]
+    shown = [MCPServerOptions.model_validate(one) for one in servers["mcp_servers"]]
+    assert [one.transport for one in shown] == ["stdio", "http"]
 
 
 def test_catalogue_of_the_guide_is_taken() -> None:

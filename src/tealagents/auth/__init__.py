@@ -20,6 +20,8 @@ of third parties come by the entry-point group `tealagents.auth`, or as ``module
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from tealagents.auth.options import AuthConfigError
 from tealagents.domain.ports import Authenticator, Clock
 from tealagents.registry import Registry
@@ -41,7 +43,7 @@ PROVIDERS = Registry(
 _PORT = ("authenticate", "resource_metadata", "__aenter__", "__aexit__")
 
 
-def open_auth(provider: str, options: Mapping[str, Any], clock: Clock) -> Authenticator:
+def open_auth(provider: str, options: Mapping[str, Any] | BaseModel, clock: Clock) -> Authenticator:
     """The provider of this name, or this ``module:Class``; enter its async context to open it.
 
     AuthConfigError where the provider is unknown or an option is wrong; the text says what to do.

@@ -1,12 +1,23 @@
 """What the providers are told: settings, checked once at start."""
 
 import re
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from tealagents.options import (
+    Authority,
+    Flag,
+    HttpUrl,
+    Leeway,
+    Options,
+    Tenant,
+    TenantIds,
+    Text,
+    Words,
+    is_loopback,
+)
 
 __all__ = [
     "GRAPH_AUDIENCES",
@@ -15,7 +26,6 @@ __all__ = [
     "AuthConfigError",
     "EntraOptions",
     "MockOptions",
-    "Words",
     "is_loopback",
 ]
 
@@ -38,92 +48,48 @@ class AuthConfigError(ValueError):
     """The settings of a provider cannot be used. The text says what to do and holds no secret."""
 
 
-def is_loopback(url: str) -> bool:
-    """Whether the URL's host is this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _words(value: Any) -> Any:
-    return tuple(value.split()) if isinstance(value, str) else value
-
-
-def _authority(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("https", "http") or not parts.hostname:
-        raise ValueError("must be a URL such as https://login.microsoftonline.com")
-    if parts.username or parts.query or parts.fragment:
-        raise ValueError("must not have credentials, a query or a fragment")
-    if parts.scheme == "http" and not is_loopback(url):
-        raise ValueError("must be https; plain http is only for an authority on a loopback address")
-    return url.rstrip("/")
-
-
-def _tenant(tenant: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", tenant):
-        raise ValueError("must be the tenant's id, one of its domains, or `organizations`")
-    return tenant.lower()
-
-
-def _tenant_ids(tenants: tuple[str, ...]) -> tuple[str, ...]:
-    if any(not UUID.fullmatch(tenant) for tenant in tenants):
-        raise ValueError("must be tenant ids in lower case; a domain is never in a token")
-    return tenants
-
-
 def _own_audience(audiences: tuple[str, ...]) -> tuple[str, ...]:
     if GRAPH_AUDIENCES.intersection(audiences):
         raise ValueError("must not be Microsoft Graph: use this service's own client id or App ID URI")
     return audiences
 
 
-#: several words; in a text they are separated by spaces
-Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_words)]
-
-
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class EntraOptions(_Options):
+class EntraOptions(Options):
     """How tokens of Entra ID are checked. Texts are compared exactly, and nothing is implied."""
 
-    #: whose tokens are taken: a tenant's id, one of its domains, or `organizations` with `allowed_tenants`
-    tenant_id: Annotated[str, AfterValidator(_tenant)]
-    #: this service, as tokens name it: its client id, its App ID URI, or both
+    tenant_id: Tenant
+    """The Entra tenant that issues the tokens."""
     audience: Annotated[Words, Field(min_length=1), AfterValidator(_own_audience)]
-    #: scopes that a user's token must all have
+    """Audiences of which a token must have one: the service's client id or App ID URI."""
     scopes: Words = ()
-    #: tenants whose users may call; empty: the one of `tenant_id`
-    allowed_tenants: Annotated[Words, AfterValidator(_tenant_ids)] = ()
-    #: client applications that may call (`azp`, `appid`); empty: any that has the scopes
+    """Scopes that a user's token must have, all of them."""
+    allowed_tenants: TenantIds = ()
+    """Ids of the tenants whose users may call. Required when `tenant_id` stands for many, as `organizations`
+    does."""
     allowed_clients: Words = ()
-    #: role of people who may decide pauses of others in their tenant; None: nobody
-    approver_role: Annotated[str, Field(min_length=1)] | None = None
-    #: role of who may read everything in their tenant; None: nobody
-    auditor_role: Annotated[str, Field(min_length=1)] | None = None
-    #: whether applications may call without a user; needs `app_roles`
-    allow_app_tokens: bool = False
-    #: roles that an application's own token must all have
+    """Client applications that may call. Empty: all."""
+    approver_role: Text | None = None
+    """Role of those who may decide the tool calls of other users in their tenant. Left out: no one may."""
+    auditor_role: Text | None = None
+    """Role of those who may read everything in their tenant. Left out: no one may."""
+    allow_app_tokens: Flag = False
+    """Whether applications may call without a user. Needs `app_roles`."""
     app_roles: Words = ()
-    #: where tokens come from; national clouds have their own
-    authority: Annotated[str, AfterValidator(_authority)] = "https://login.microsoftonline.com"
-    #: seconds by which this clock and the authority's may differ
-    leeway: Annotated[float, Field(ge=0, le=300)] = 60
-    #: this service's own application id, to act for users downstream
-    client_id: Annotated[str, Field(min_length=1)] | None = None
-    #: one way for this service to prove itself …
+    """Roles that an application's token must have, all of them."""
+    authority: Authority = "https://login.microsoftonline.com"
+    """Where tokens come from; national clouds have their own."""
+    leeway: Leeway = 60
+    """Seconds by which this machine's clock and the authority's may differ."""
+    client_id: Text | None = None
+    """This service's own application id, to act for users downstream (on-behalf-of)."""
     client_secret: SecretStr | None = None
-    #: … and the other: a PEM file with the private key and the certificate
+    """The service's credential downstream. Written here only as `${NAME}`."""
     certificate: Path | None = None
+    """Instead of a secret: a PEM file with the private key and the certificate, relative to this file."""
     certificate_password: SecretStr | None = None
-    #: where the browser is sent after consent; None: the application's first registered redirect URI
-    consent_redirect_uri: str | None = None
+    """Password of the private key. Written here only as `${NAME}`."""
+    consent_redirect_uri: HttpUrl | None = None
+    """Where the browser goes after a user's consent. Left out, the application's first redirect URI."""
 
     @model_validator(mode="after")
     def _no_tenant_is_implied(self) -> Self:
@@ -149,10 +115,10 @@ class EntraOptions(_Options):
         return self
 
 
-class MockOptions(_Options):
+class MockOptions(Options):
     """Development without an authority: the bearer token is the user's id."""
 
-    #: users who may decide pauses of others
     approver_users: Words = ()
-    #: users who may read everything
+    """Users who may decide the tool calls of others."""
     auditor_users: Words = ()
+    """Users who may read everything."""

@@ -10,51 +10,35 @@
 Read by bootstrap and the command line. Imports nothing of the rest of the package; adapters never see it.
 """
 
+from tealagents.config.auth import AuthConfig
 from tealagents.config.models import (
     API_VERSIONS,
     AgentConfig,
-    AuthSection,
     Component,
     ConfigFile,
     ConsoleSection,
-    GovernanceOverride,
-    Limits,
-    McpServer,
-    Metadata,
-    Skill,
-    Spec,
     ThreadConfig,
 )
 from tealagents.config.problems import ConfigError, Problem
 from tealagents.config.schema import json_schema
-from tealagents.config.service import AuthOptions, ServiceConfig, TelemetryOptions, load
-from tealagents.config.settings import Settings, variables
+from tealagents.config.service import ServiceConfig, TelemetryOptions, load
 from tealagents.config.summary import summary
 from tealagents.config.urls import masked
 
 __all__ = [
     "API_VERSIONS",
     "AgentConfig",
-    "AuthOptions",
-    "AuthSection",
+    "AuthConfig",
     "Component",
     "ConfigError",
     "ConfigFile",
     "ConsoleSection",
-    "GovernanceOverride",
-    "Limits",
-    "McpServer",
-    "Metadata",
     "Problem",
     "ServiceConfig",
-    "Settings",
-    "Skill",
-    "Spec",
     "TelemetryOptions",
     "ThreadConfig",
     "json_schema",
     "load",
     "masked",
     "summary",
-    "variables",
 ]

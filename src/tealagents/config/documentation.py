@@ -27,8 +27,11 @@ def _texts(module: str) -> Mapping[tuple[str, str], str]:
     return dict(_fields(ast.parse(inspect.getsource(sys.modules[module])))) if module in _MODULES else {}
 
 
-#: where sections are defined; the bases of pydantic are none of ours
-_MODULES = tuple(f"{__package__}.{name}" for name in ("models", "settings", "service"))
+#: where options are declared; the bases of pydantic are none of ours
+_MODULES = (
+    *(f"{__package__}.{name}" for name in ("auth", "models", "settings", "service")),
+    *(f"tealagents.{name}" for name in ("limits", "auth.options", "tools.options", "tools.catalogue")),
+)
 
 
 def _fields(module: ast.Module) -> Iterator[tuple[tuple[str, str], str]]:

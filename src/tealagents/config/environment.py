@@ -10,6 +10,7 @@ from typing import Any
 from dotenv.parser import parse_stream
 
 from tealagents.config.problems import KeyPath, Problem, key_text, reason
+from tealagents.options import FromEnvironment
 
 _REFERENCE = re.compile(
     r"""(?P<escaped> \$? ) \$ \{
@@ -21,12 +22,6 @@ _REFERENCE = re.compile(
 
 #: What no store can keep and no terminal can print: NUL, and halves of a character.
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
-
-
-class FromEnvironment(str):
-    """Text that a variable brought. Where the config wants a number or a switch, it is read as one."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True)

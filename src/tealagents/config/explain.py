@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tealagents.config.problems import closest, did_you_mean
-from tealagents.config.types import kind_of
+from tealagents.options import kind_of
 
 _WANTED = {
     "string_type": "must be text",
@@ -121,6 +121,9 @@ def _within(annotation: Any, part: str | int) -> Any:
 def _bare(annotation: Any) -> Any:
     """The type without `| None` and what is annotated to it."""
     while get_origin(annotation) in (Annotated, Union, UnionType):
+        declared = getattr(annotation, "__metadata__", ())
+        if adapter := next((each for each in declared if hasattr(each, "model")), None):
+            return adapter.model()
         annotation = next(part for part in get_args(annotation) if part is not NoneType)
     return annotation
 

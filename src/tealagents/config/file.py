@@ -7,7 +7,7 @@ is not `0.1`. A key without a value counts as not written.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,6 +45,8 @@ class Document:
     name: str  #: the path as the user gave it
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    #: what variables say instead of the file, and where each is set
+    overridden: dict[KeyPath, Problem] = field(default_factory=dict)
 
     def line(self, path: KeyPath) -> int:
         """The line of the key, or of the nearest one around it."""
@@ -53,6 +55,10 @@ class Document:
         return self.lines.get(path, 1)
 
     def problem(self, path: KeyPath, message: str) -> Problem:
+        """A problem with a key: at its line, or at the variable that was put over it."""
+        for length in range(len(path), 0, -1):
+            if (variable := self.overridden.get(path[:length])) is not None:
+                return replace(variable, message=message)
         return Problem(self.name, self.line(path), key_text(path), message)
 
     def get(self, path: KeyPath) -> Any:

@@ -4,10 +4,20 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tealagents.config import models
+from tealagents.config.auth import with_entra
 from tealagents.config.documentation import meaning
 from tealagents.config.explain import key_of
-from tealagents.config.models import ConfigFile
+from tealagents.config.models import (
+    AgentConfig,
+    Component,
+    ConfigFile,
+    ConsoleSection,
+    Metadata,
+    Skill,
+    Spec,
+    ThreadConfig,
+)
+from tealagents.limits import Limits
 
 _NUMBERS_AND_SWITCHES = ("integer", "number", "boolean")
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$"}
@@ -16,13 +26,32 @@ _EMPTY = {"type": "null"}
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a config file as it is written, before `${NAME}` is expanded."""
+    from tealagents.tools.catalogue import GovernanceOverride
+    from tealagents.tools.options import MCPServerOptions
+
     schema = ConfigFile.model_json_schema()
+    sections = schema["$defs"]
+    auth = with_entra()
+    entry = _defined(sections, MCPServerOptions)
+    sections["AgentConfig"]["properties"]["mcp_servers"]["items"] = entry
+    sections["Spec"]["properties"]["auth"] = {"anyOf": [_defined(sections, auth), {"type": "string"}]}
+    sections[auth.__name__]["required"] = []
     _complete(schema, ConfigFile)
-    for name, section in schema["$defs"].items():
-        _complete(section, getattr(models, name))
+    models: list[type[BaseModel]] = [Skill, Metadata, AgentConfig, Component, ThreadConfig, ConsoleSection]
+    models += [Spec, Limits, MCPServerOptions, GovernanceOverride, auth]
+    for model in models:
+        _complete(sections[model.__name__], model)
     schema["$defs"]["Component"]["additionalProperties"] = True
     schema["properties"]["version"] |= {"type": ["string", "number"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _defined(sections: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Adds the options of an adapter to the sections, and refers to them."""
+    made = model.model_json_schema()
+    sections.update(made.pop("$defs", {}))
+    sections[model.__name__] = made
+    return {"$ref": f"#/$defs/{model.__name__}"}
 
 
 def _complete(section: dict[str, Any], model: type[BaseModel]) -> None:

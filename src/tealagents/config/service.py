@@ -1,14 +1,15 @@
 """The effective config: the file, with what the environment says over it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from tealagents.config.auth import AUTH, AuthConfig, auth_of
 from tealagents.config.credentials import credentials
 from tealagents.config.environment import Environment, expand_all, read_environment
 from tealagents.config.explain import explain, key_of, keys_of, model_at
@@ -16,45 +17,29 @@ from tealagents.config.file import Document, read_document
 from tealagents.config.models import (
     API_VERSIONS,
     AgentConfig,
-    AuthSection,
     ConfigFile,
     ConsoleSection,
-    Limits,
-    McpServer,
     Metadata,
-    Section,
     ThreadConfig,
 )
 from tealagents.config.problems import ConfigError, KeyPath, Problem, did_you_mean, key_text
-from tealagents.config.settings import OVERRIDES, Settings, read_settings
-from tealagents.config.types import Concurrency, NameOrClass, OnDisconnect
+from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
+from tealagents.limits import Limits
+from tealagents.options import Concurrency, OnDisconnect, Options
+
+if TYPE_CHECKING:
+    from tealagents.tools.options import MCPServerOptions
 
 #: Versions of the earlier framework whose files differ in nothing but this line.
 _SAME_STRUCTURE = ("skagents/v2alpha1",)
 #: characters of a value that an error repeats
 _MOST_REPEATED = 60
-_AUTH: KeyPath = ("spec", "auth")
-_CERTIFICATE: KeyPath = (*_AUTH, "certificate")
+_CERTIFICATE: KeyPath = (*AUTH, "certificate")
 _PERSISTENCE: KeyPath = ("spec", "persistence")
 
 
-class AuthOptions(AuthSection):
-    """Who may call, with the provider decided."""
-
-    provider: NameOrClass = "mock"
-    """`entra`, `mock` or `module:Class`."""
-    chosen: bool = False
-    """Whether the provider was named. A `mock` that was not is for loopback addresses only."""
-
-    @property
-    def provider_options(self) -> dict[str, Any]:
-        """What the provider is opened with: `options`, and for entra all the other keys, too."""
-        about_entra = self.model_dump(exclude={"provider", "chosen", "options"})
-        return (about_entra if self.provider == "entra" else {}) | self.options
-
-
-class TelemetryOptions(Section):
+class TelemetryOptions(Options):
     """What is observed, and where it goes."""
 
     enabled: bool = False
@@ -94,13 +79,13 @@ class ServiceConfig:
     metadata: Metadata
     agent: AgentConfig
     thread: ThreadConfig
+    console: ConsoleSection
     limits: Limits
     concurrency: Concurrency
     on_disconnect: OnDisconnect
     protocols: tuple[str, ...]  #: besides the API of `api_version`
     cors_origins: tuple[str, ...]
-    auth: AuthOptions
-    console: ConsoleSection
+    auth: AuthConfig
     persistence: str = field(repr=False)  #: URL of the store; may hold a password
     base_url: str | None = field(repr=False)
     azure_api_version: str | None
@@ -148,49 +133,40 @@ def load(
         document = read_document(path, problems)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
-    file = _validated(document, environment, problems)
-    config = _combined(file, settings, environment, document, problems, warnings) if file else None
-    if config is None or problems:
+    _put_over(document, environment, problems)
+    if not _is_of_this_version(document, problems):
+        raise ConfigError(_ordered(problems))
+    file, auth = _validated(document, problems), auth_of(document, problems)
+    if file is None or auth is None:
+        raise ConfigError(_ordered(problems))
+    config = _combined(file, auth, settings, environment, document, problems, warnings)
+    if problems:
         raise ConfigError(_ordered(problems))
     return config
 
 
-def _validated(document: Document, environment: Environment, problems: list[Problem]) -> ConfigFile | None:
-    """The file as a model, with what the environment says put over it."""
+def _put_over(document: Document, environment: Environment, problems: list[Problem]) -> None:
+    """Puts what the environment says over the file, and makes the paths of both absolute."""
     problems += credentials(document)
-    overrides = _overrides(environment, problems)
-    if isinstance(provider := document.get(_AUTH), str):  # so that variables can say more of it
-        document.put(_AUTH, {"provider": provider})
-    for path in overrides:
-        document.remove(path)
+    if isinstance(provider := document.get(AUTH), str):  # so that variables can say more of it
+        document.put(AUTH, {"provider": provider})
+    wins = overrides(environment)
+    for key in wins.values():
+        document.remove(key)
     problems += (document.problem(*each) for each in expand_all(document.data, environment))
-    if not _is_of_this_version(document, problems):
-        return None
-    _resolve_paths(document, problems)
-    for path, text in overrides.items():
-        document.put(path, text)
+    _resolve_paths(document, _directory(document), problems)
+    for name, key in wins.items():
+        document.put(key, environment.get(name))
+        document.overridden[key] = environment.problem(name, "")
+    _resolve_paths(document, Path.cwd(), problems, only=document.overridden)
+
+
+def _validated(document: Document, problems: list[Problem]) -> ConfigFile | None:
     try:
         return ConfigFile.model_validate(document.data)
     except ValidationError as error:
         problems += (_problem(document, each) for each in error.errors())
         return None
-
-
-def _overrides(environment: Environment, problems: list[Problem]) -> Mapping[KeyPath, str]:
-    """What valid variables put in place of what the file says."""
-    wrong = {problem.key for problem in problems}
-    overrides: dict[KeyPath, str] = {}
-    for name, key in OVERRIDES.items():
-        if (text := environment.get(name)) is not None and name not in wrong:
-            overrides[key] = text
-    if path := overrides.get(_CERTIFICATE):
-        overrides[_CERTIFICATE] = os.path.abspath(path)
-    if url := overrides.get(_PERSISTENCE):
-        try:
-            overrides[_PERSISTENCE] = absolute_store(url, Path.cwd())
-        except ValueError as error:
-            problems.append(environment.problem("TA_PERSISTENCE", str(error)))
-    return overrides
 
 
 def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
@@ -213,19 +189,21 @@ def _short(value: Any) -> str:
     return repr(text if len(text) <= _MOST_REPEATED else f"{text[:_MOST_REPEATED]}…")
 
 
-def _resolve_paths(document: Document, problems: list[Problem]) -> None:
-    """Makes what the file says of paths independent of the working directory."""
-    directory = _directory(document)
-    if isinstance(url := document.get(_PERSISTENCE), str):
+def _resolve_paths(
+    document: Document, base: Path, problems: list[Problem], only: Container[KeyPath] | None = None
+) -> None:
+    """Makes paths independent of the working directory: all, or those of some keys only."""
+    url, certificate = document.get(_PERSISTENCE), document.get(_CERTIFICATE)
+    if isinstance(url, str) and (only is None or _PERSISTENCE in only):
         try:
-            document.put(_PERSISTENCE, absolute_store(url, directory))
+            document.put(_PERSISTENCE, absolute_store(url, base))
         except ValueError as error:
             problems.append(document.problem(_PERSISTENCE, str(error)))
-    if isinstance(path := document.get(_CERTIFICATE), str):
-        certificate = os.path.normpath(directory / path)
-        document.put(_CERTIFICATE, certificate)
-        if not os.path.isfile(certificate):
-            problems.append(document.problem(_CERTIFICATE, f"there is no such file: {certificate}"))
+    if isinstance(certificate, str) and (only is None or _CERTIFICATE in only):
+        path = os.path.normpath(base / certificate)
+        document.put(_CERTIFICATE, path)
+        if not os.path.isfile(path):
+            problems.append(document.problem(_CERTIFICATE, f"there is no such file: {path}"))
 
 
 def _directory(document: Document) -> Path:
@@ -249,6 +227,7 @@ def _ordered(problems: list[Problem]) -> list[Problem]:
 
 def _combined(
     file: ConfigFile,
+    auth: AuthConfig,
     settings: Settings,
     environment: Environment,
     document: Document,
@@ -257,7 +236,7 @@ def _combined(
 ) -> ServiceConfig:
     spec = file.spec
     warnings += _unknown_keys(file, document)
-    auth = _auth(spec.auth, document, problems, warnings)
+    warnings += _warnings_of(auth)
     if spec.agent.remote_plugins and settings.remote_plugin_path is None:
         message = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
         problems.append(document.problem(("spec", "agent", "remote_plugins"), message))
@@ -275,13 +254,13 @@ def _combined(
         metadata=file.metadata,
         agent=_with_programs_below(spec.agent, _directory(document)),
         thread=spec.thread,
+        console=spec.console,
         limits=spec.limits,
         concurrency=spec.concurrency,
         on_disconnect=spec.on_disconnect,
         protocols=spec.protocols,
         cors_origins=spec.cors_origins,
         auth=auth,
-        console=spec.console,
         persistence=spec.persistence,
         base_url=settings.base_url,
         azure_api_version=settings.azure_api_version,
@@ -302,26 +281,14 @@ def _combined(
     )
 
 
-def _auth(
-    section: AuthSection, document: Document, problems: list[Problem], warnings: list[str]
-) -> AuthOptions:
-    provider = section.provider or ("entra" if section.tenant_id else "mock")
-    options = AuthOptions(
-        **section.model_dump(exclude={"provider"}), provider=provider, chosen=section.provider is not None
-    )
-    if provider == "entra":
-        for key in ("tenant_id", "audience"):
-            if not getattr(options, key):
-                message = f"entra needs it; set it here, or TA_ENTRA_{key.upper()} in the environment"
-                problems.append(document.problem((*_AUTH, key), message))
-        if not options.scopes:
-            warnings.append("any token for the audience will do: no scopes are required; set TA_ENTRA_SCOPES")
-    elif not options.chosen:
-        warnings.append(
-            "nobody's identity is checked: no auth provider is chosen, so mock takes any bearer token for "
-            "the user's id, on loopback addresses only; set TA_AUTH or spec.auth"
+def _warnings_of(auth: AuthConfig) -> Iterator[str]:
+    if auth.entra is not None and not auth.entra.scopes:
+        yield "any token for the audience is accepted: no scopes are required; set TA_ENTRA_SCOPES"
+    elif auth.entra is None and not auth.chosen:
+        yield (
+            "authentication is off: no provider is chosen, so the mock provider accepts any bearer token as "
+            "the user id, on loopback addresses only; set TA_AUTH or spec.auth"
         )
-    return options
 
 
 def _telemetry(settings: Settings, warnings: list[str]) -> TelemetryOptions:
@@ -341,7 +308,7 @@ def _telemetry(settings: Settings, warnings: list[str]) -> TelemetryOptions:
 def _with_programs_below(agent: AgentConfig, directory: Path) -> AgentConfig:
     """The agent, its MCP servers' programs found from where the file is, and running there."""
 
-    def located(server: McpServer) -> McpServer:
+    def located(server: "MCPServerOptions") -> "MCPServerOptions":
         if server.command is None:
             return server
         paths = {"cwd": os.path.normpath(directory / (server.cwd or "."))}

@@ -1,6 +1,6 @@
 """The variables `TA_…`. They win over the file; what a variable is for stands below it.
 
-To add one, add a field here; if it wins over a key of the file, also say over which in `OVERRIDES`.
+To add one, add a field to `Settings`, or where it wins over a key of the file, an entry to `OVERRIDES`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,28 +10,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 
+from tealagents.config.auth import AUTH
 from tealagents.config.environment import Environment
-from tealagents.config.explain import explain, model_at
-from tealagents.config.models import ConsoleSection, Limits, Section
+from tealagents.config.explain import explain
+from tealagents.config.models import ConsoleSection
 from tealagents.config.problems import KeyPath, Problem, did_you_mean
-from tealagents.config.types import (
+from tealagents.limits import Limits
+from tealagents.options import (
     Authority,
-    Concurrency,
     ExistingFile,
     Flag,
     HeaderNames,
     HttpUrl,
     LogLevel,
-    NameOrClass,
-    OnDisconnect,
-    Origins,
+    Options,
     Port,
-    Protocols,
     Tenant,
-    TenantIds,
     Text,
-    ThreadKind,
-    Words,
 )
 
 _PREFIX = "TA_"
@@ -43,16 +38,11 @@ def _secrets(value: Any) -> Any:
     return tuple(map(SecretStr, value.split())) if isinstance(value, str) else value
 
 
-class _Thread(Section):
-    kind: ThreadKind = "local"
-    """Where conversations are kept: local or remote."""
-
-
-class Settings(Section):
+class Settings(Options):
     """What the environment says."""
 
     service_config: Path | None = None
-    """The config file, where the command line names none."""
+    """The config file, if the command line names none."""
     api_key: SecretStr | None = None
     """Key of the model service."""
     base_url: Annotated[HttpUrl | None, Field(repr=False)] = None
@@ -60,7 +50,7 @@ class Settings(Section):
     azure_api_version: Text | None = None
     """Version of Azure's dated API (`api-version`). Unset: Azure's `/openai/v1/`, which needs none."""
     azure_deployment: Text | None = None
-    """Deployment at Azure, where it is not called like the model."""
+    """Deployment at Azure, if its name is not the model's."""
     azure_credential: (
         Literal["client_secret", "certificate", "managed_identity", "workload_identity"] | None
     ) = None
@@ -80,72 +70,25 @@ class Settings(Section):
     azure_scope: Text | None = None
     """What its tokens are for. Unset: `https://cognitiveservices.azure.com/.default`."""
 
-    persistence: Annotated[Text | None, Field(repr=False)] = None
-    """Store of all state, as a URL. Relative paths are relative to the working directory."""
     encryption_key: SecretStr | None = None
-    """Key that seals stored content. Unset: content is stored readable."""
+    """Key that encrypts stored content. Unset: content is stored in the clear."""
     encryption_old_keys: Annotated[tuple[SecretStr, ...], BeforeValidator(_secrets)] = ()
-    """Earlier encryption keys, separated by spaces; they open, and nothing is sealed with them."""
+    """Earlier encryption keys, separated by spaces; used for reading only."""
     audit_key: SecretStr | None = None
-    """Key of the audit record's hashes. Unset: plain hashes, which find accidents but no forgery."""
-
-    auth: NameOrClass | None = None
-    """Who checks tokens: `entra`, `mock` or `module:Class`."""
-    entra_tenant_id: Tenant | None = None
-    """The Entra tenant that issues the tokens."""
-    entra_audience: Words = ()
-    """Audiences of which a token must have one."""
-    entra_scopes: Words = ()
-    """Scopes that a user's token must all have."""
-    entra_allowed_tenants: TenantIds = ()
-    """Ids of the tenants whose users may call."""
-    entra_allowed_clients: Words = ()
-    """Client applications that may call. Unset: all."""
-    entra_approver_role: Text | None = None
-    """Role that may decide on the tool calls of others in its tenant."""
-    entra_auditor_role: Text | None = None
-    """Role that may read everything of its tenant."""
-    entra_allow_app_tokens: Flag = False
-    """Whether applications may call without a user."""
-    entra_app_roles: Words = ()
-    """Roles that an application's token must all have."""
-    entra_authority: Authority = "https://login.microsoftonline.com"
-    """Where tokens come from."""
-    entra_client_id: Text | None = None
-    """This service's own application id, to act for users downstream."""
-    entra_client_secret: SecretStr | None = None
-    """How the service proves itself downstream."""
-    entra_certificate: ExistingFile | None = None
-    """Instead of a secret: a PEM file with the private key and the certificate."""
-    entra_certificate_password: SecretStr | None = None
-    """Password of the private key."""
-    entra_consent_redirect_uri: HttpUrl | None = None
-    """Where the browser goes after a user's consent."""
-
-    concurrency: Concurrency = "reject"
-    """What a message meets while another runs on its task: reject, enqueue, interrupt or rollback."""
-    on_disconnect: OnDisconnect = "continue"
-    """What becomes of a request whose client leaves: continue or cancel."""
-    protocols: Protocols = ()
-    """Further protocols to serve the agent over: `openai`, `a2a`, `ag-ui`, `mcp`."""
-    cors_origins: Origins = ()
-    """Origins whose web pages may call, or `*`."""
-    thread: _Thread = _Thread()
-    console: ConsoleSection = ConsoleSection()
-    limits: Limits = Limits()
+    """Key of the audit hashes. Unset: plain hashes, which reveal accidents but no forgery."""
 
     plugin_module: ExistingFile | None = None
     """File of the code plugins. Unset: `custom_plugins.py` beside the config file, where there is one."""
     plugin_catalog_file: ExistingFile | None = None
-    """The catalogue (JSON): which tools need approval, and which authorization."""
+    """The catalogue (JSON): which tools need approval or authorization."""
     remote_plugin_path: ExistingFile | None = None
     """File that lists the OpenAPI plugins."""
     public_url: HttpUrl | None = None
-    """Address under which browsers reach the service, where users come back to after authorizing a server."""
+    """Address under which browsers reach the service; users return there after authorizing a tool server."""
     forward_headers: HeaderNames = ()
     """Headers of the caller's request that tools may see, separated by spaces."""
     offline_script: ExistingFile | None = None
-    """Script (YAML) of what the offline model answers."""
+    """Script (YAML) of the offline model's answers."""
 
     telemetry_enabled: Flag | None = None
     """Whether traces, metrics and logs are exported. Unset: when there is an endpoint."""
@@ -154,14 +97,14 @@ class Settings(Section):
     metrics_port: Port | None = None
     """Port at which Prometheus reads `/metrics`, without a token. Unset: nowhere."""
     metrics_host: Text = "127.0.0.1"
-    """Address at which it listens. Another than loopback: let a firewall say who reaches it."""
+    """Address at which it listens. Beyond loopback, restrict access by a firewall."""
     log_level: LogLevel = "INFO"
     """Least severity that is logged: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     log_content: Flag = False
     """Whether logs and spans may hold the content of messages, at every level."""
 
 
-#: The keys of the file that variables win over.
+#: The keys of the file that variables win over; those of Entra are in `variables`.
 OVERRIDES: Mapping[str, KeyPath] = {
     "TA_PERSISTENCE": ("spec", "persistence"),
     "TA_AUTH": ("spec", "auth", "provider"),
@@ -172,57 +115,55 @@ OVERRIDES: Mapping[str, KeyPath] = {
     "TA_THREAD__KIND": ("spec", "thread", "kind"),
     **{f"TA_CONSOLE__{name.upper()}": ("spec", "console", name) for name in ConsoleSection.model_fields},
     **{f"TA_LIMITS__{name.upper()}": ("spec", "limits", name) for name in Limits.model_fields},
-    **{
-        f"TA_{name.upper()}": ("spec", "auth", name.removeprefix("entra_"))
-        for name in Settings.model_fields
-        if name.startswith("entra_")
-    },
 }
+_ENTRA = "TA_ENTRA_"
 
 
 @cache
-def variables() -> Mapping[str, tuple[str, ...]]:
-    """Every variable there is, and the field of `Settings` that it sets."""
-    known: dict[str, tuple[str, ...]] = {}
-    for name in Settings.model_fields:
-        section = model_at(Settings, (name,))
-        for path in [(name, inner) for inner in section.model_fields] if section else [(name,)]:
-            known[_PREFIX + "__".join(path).upper()] = path
-    return known
+def variables() -> Mapping[str, KeyPath | str]:
+    """Every variable there is, and what it sets: a key of the file, or a field of `Settings`."""
+    from tealagents.auth.options import EntraOptions
+
+    entra = {_ENTRA + name.upper(): (*AUTH, name) for name in EntraOptions.model_fields}
+    own = {_PREFIX + name.upper(): name for name in Settings.model_fields}
+    return {**own, **OVERRIDES, **entra}
+
+
+def overrides(environment: Environment) -> Mapping[str, KeyPath]:
+    """The variables that are set and win over keys of the file."""
+    known: Mapping[str, KeyPath | str] = OVERRIDES
+    if any(name.startswith(_ENTRA) for name in environment.variables):
+        known = variables()
+    return {
+        name: key
+        for name, key in known.items()
+        if isinstance(key, tuple) and environment.get(name) is not None
+    }
 
 
 def read_settings(environment: Environment, problems: list[Problem], warnings: list[str]) -> Settings:
     """The settings without those that are wrong, which are added to `problems`."""
-    known = variables()
-    warnings += (
-        str(environment.problem(name, "unknown variable, ignored" + did_you_mean(name, known)))
-        for name in sorted(environment.variables)
-        if name.startswith(_PREFIX) and name not in known and name not in _OF_CLIENTS
-    )
-    given = {name: text for name in known if (text := environment.get(name)) is not None}
-    wrong = dict(_mistakes(given))
-    problems += (environment.problem(name, message) for name, message in wrong.items())
-    return Settings.model_validate(_nested({name: given[name] for name in given if name not in wrong}))
-
-
-def _mistakes(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The variables that are wrong, and why."""
-    names = {path: name for name, path in variables().items()}
+    warnings += _unknown(environment)
+    given = {
+        name: text
+        for name in Settings.model_fields
+        if (text := environment.get(_PREFIX + name.upper())) is not None
+    }
     try:
-        Settings.model_validate(_nested(given))
+        return Settings.model_validate(given)
     except ValidationError as error:
         for each in error.errors():
-            path = tuple(map(str, each["loc"]))
-            yield names.get(path) or names[path[:1]], explain(each, Settings)
+            name = str(each["loc"][0])
+            given.pop(name, None)
+            problems.append(environment.problem(_PREFIX + name.upper(), explain(each, Settings)))
+        return Settings.model_validate(given)
 
 
-def _nested(given: Mapping[str, str]) -> dict[str, Any]:
-    known = variables()
-    values: dict[str, Any] = {}
-    for name, text in given.items():
-        *sections, key = known[name]
-        section = values
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[key] = text
-    return values
+def _unknown(environment: Environment) -> Iterator[str]:
+    own = {_PREFIX + name.upper() for name in Settings.model_fields}
+    for name in sorted(environment.variables):
+        if not name.startswith(_PREFIX) or name in own | OVERRIDES.keys() | _OF_CLIENTS:
+            continue
+        if name not in variables():
+            message = "unknown variable, ignored" + did_you_mean(name, variables())
+            yield str(environment.problem(name, message))

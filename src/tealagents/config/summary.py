@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tealagents.config.service import AuthOptions, ServiceConfig
+from tealagents.config.auth import AuthConfig
+from tealagents.config.service import ServiceConfig
 from tealagents.config.urls import masked
 
 
@@ -68,13 +69,11 @@ def _tools(config: ServiceConfig) -> Iterator[tuple[str, str]]:
         yield "catalogue", str(config.plugin_catalog_file)
 
 
-def _auth(auth: AuthOptions) -> str:
-    if auth.provider != "entra":
-        return (
-            auth.provider if auth.chosen else f"{auth.provider} (not chosen, so on loopback addresses only)"
-        )
-    scopes = f", scopes {' '.join(auth.scopes)}" if auth.scopes else ""
-    return f"entra, tenant {auth.tenant_id}, audience {' '.join(auth.audience)}{scopes}"
+def _auth(auth: AuthConfig) -> str:
+    if (entra := auth.entra) is not None:
+        scopes = f", scopes {' '.join(entra.scopes)}" if entra.scopes else ""
+        return f"entra, tenant {entra.tenant_id}, audience {' '.join(entra.audience)}{scopes}"
+    return auth.provider if auth.chosen else f"{auth.provider} (not chosen, so on loopback addresses only)"
 
 
 def _limits(config: ServiceConfig) -> str:

@@ -7,21 +7,9 @@ from typing import Literal
 from tealagents.domain.ports import Delegation, Model
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox
+from tealagents.limits import Limits
 from tealagents.threads.context import Providers
 from tealagents.threads.views import View
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Bounds of one process and of one request; seconds and counts as in the config's `limits`."""
-
-    request_timeout_seconds: float = 600
-    max_tool_rounds: int = 40
-    tool_timeout_seconds: float = 120
-    max_concurrent_requests: int = 1000
-    max_requests_per_user: int = 100
-    drain_seconds: float = 20
-    approval_expiry_seconds: float = 86400
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import prefix_of
 from tealagents.tools.oauth import Consents, SecretStore
 from tealagents.tools.openapi import OpenAPIPlugin
-from tealagents.tools.options import MCPServerOptions, mcp_servers, remote_plugins
+from tealagents.tools.options import MCPServerOptions, remote_plugins
 
 __all__ = [
     "Catalogue",
@@ -76,7 +76,7 @@ class Sources:
     #: what `${NAME}` in that file is replaced from
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     #: the entries of `spec.agent.mcp_servers`, `${NAME}` already replaced
-    servers: Sequence[Mapping[str, Any]] = ()
+    servers: Sequence[MCPServerOptions] = ()
     #: names and options of third parties' toolsets (`spec.agent.toolsets`)
     toolsets: Sequence[tuple[str, Mapping[str, Any]]] = ()
     #: what the operator says of each tool; None: there is no catalogue
@@ -118,7 +118,6 @@ class Sources:
         """The MCP servers, not started."""
         if not self.servers:
             return []
-        options = mcp_servers(list(self.servers))
         try:
             from tealagents.tools.mcp import MCPServer
         except ModuleNotFoundError as error:
@@ -126,7 +125,7 @@ class Sources:
                 f"MCP servers need a package that is not installed ({error.name}): pip install "
                 "'tealagents[mcp]'."
             ) from error
-        return [MCPServer(one, consents, changed) for one in options]
+        return [MCPServer(one, consents, changed) for one in self.servers]
 
     def third_party(self) -> list[Toolset]:
         """The toolsets of others, made and not opened."""
@@ -134,7 +133,7 @@ class Sources:
 
     def check_names(self) -> None:
         """No name may begin another's tools: `git` could offer a tool called like one of `git-hub`."""
-        names = [*self.plugins, *self.remote, *(str(server.get("name", "")) for server in self.servers)]
+        names = [*self.plugins, *self.remote, *(server.name for server in self.servers)]
         for one, other in permutations(names, 2):
             if prefix_of(other).startswith(prefix_of(one)):
                 raise ToolsetError(

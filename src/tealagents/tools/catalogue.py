@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, Toolset, ToolSpec
+from tealagents.options import Flag, Options
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents, authorized
@@ -37,14 +38,15 @@ class GovernanceEntry(BaseModel):
         )
 
 
-class GovernanceOverride(BaseModel):
+class GovernanceOverride(Options):
     """Part of a tool's governance, as an MCP server's entry in the config says it; the rest stays."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    requires_hitl: bool | None = None
+    requires_hitl: Flag | None = None
+    """Whether a human approves each call."""
     cost: Cost | None = None
+    """What a call costs."""
     data_sensitivity: Sensitivity | None = None
+    """The most sensitive data that a call may touch."""
 
     def over(self, governance: Governance) -> Governance:
         return replace(governance, **self.model_dump(exclude_none=True))

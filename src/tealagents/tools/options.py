@@ -1,6 +1,5 @@
 """The options of the toolsets, as config files write them. Reading them needs no optional package."""
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -9,70 +8,83 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tealagents.options import Flag, HttpUrl, Options, Seconds, Text, Words
 from tealagents.tools.catalogue import GovernanceOverride
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 
-logger = logging.getLogger(__name__)
-
-Seconds = Annotated[float, Field(gt=0)]
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
 
 
-class MCPServerOptions(BaseModel):
-    """One entry of `mcp_servers`. Keys that only older files carry are kept and ignored."""
+class MCPServerOptions(Options):
+    """A server of tools that speaks the Model Context Protocol: one entry of `mcp_servers`."""
 
+    #: keys that only older files carry are kept and ignored
     model_config = ConfigDict(extra="allow")
 
-    #: the plugin's name towards the model
-    name: str = Field(min_length=1)
-    #: `stdio` starts `command`, `http` calls `url`; None: whichever of the two is given
-    transport: Literal["stdio", "http"] | None = None
-    command: str | None = None
-    args: list[str] = []
-    #: what the child is given besides PATH, HOME, LANG and the like
-    env: dict[str, str] = {}
-    cwd: Path | None = None
-    url: str | None = None
-    headers: dict[str, str] = {}
-    #: seconds for starting or connecting, and for one HTTP request to begin to be answered
+    name: Text
+    """Name of the server; the model knows its tools as `name-tool`."""
+    transport: Literal["stdio", "http"] = "stdio"
+    """`stdio` starts `command`, `http` calls `url`. Left out, whichever of the two is given."""
+    command: Text | None = None
+    """Program to start (`stdio`). With a slash in it, it is a path, relative to this file."""
+    args: tuple[str, ...] = Field((), repr=False)
+    """Arguments of the program."""
+    env: dict[str, str] = Field({}, repr=False)
+    """Variables of the program, besides `PATH`, `HOME` and the like."""
+    cwd: Text | None = None
+    """Folder that the program runs in, relative to this file. Left out, the folder of this file."""
+    url: Annotated[HttpUrl | None, Field(repr=False)] = None
+    """Address of the server (`http`)."""
+    headers: dict[str, str] = Field({}, repr=False)
+    """Headers of every call (`http`). Credentials as `${NAME}`."""
     timeout: Seconds = 30
-    #: seconds of silence on a response before it is given up
+    """Seconds to start or connect, and until the server begins to answer one HTTP request."""
     sse_read_timeout: Seconds = 300
-    #: seconds for one call; None: the config's `tool_timeout_seconds`
+    """Seconds of silence within an answer after which the call fails."""
     request_timeout: Seconds | None = None
-    verify_ssl: bool = True
-    #: trusted: no approval; sandboxed: approval for what is not read-only; untrusted: for everything
+    """Seconds for one call of a tool. Left out, `limits.tool_timeout_seconds`."""
+    verify_ssl: Flag = True
+    """Whether the server's certificate is checked."""
     trust_level: TrustLevel = "untrusted"
-    #: by the server's own name of the tool
-    tool_governance_overrides: dict[str, GovernanceOverride] = {}
-    #: where users authorize this service to use the server; None: where the server says
-    auth_server: str | None = None
-    scopes: list[str] = []
-    oauth_client_id: str | None = None
-    oauth_client_secret: str | None = None
-    enable_dynamic_registration: bool = True
-    #: the URL tokens are for, where it is not `url`
-    canonical_uri: str | None = None
-    #: a version of the protocol to insist on; None: the newest both sides know
-    protocol_version: str | None = None
-    #: scopes of a token to act for the user, passed on to the server (on-behalf-of)
-    on_behalf_of_scopes: list[str] = []
+    """Which tools need approval, unless the catalogue or an override decides: `trusted` none, `sandboxed`
+    those that do more than read, `untrusted` all."""
+    tool_governance_overrides: dict[str, GovernanceOverride] = Field({})
+    """Governance of single tools, by the tool's name on the server."""
+    auth_server: HttpUrl | None = None
+    """OAuth authorization server where the user grants access. Left out, the one that the server names."""
+    scopes: Words = ()
+    """OAuth scopes that the user is asked for."""
+    oauth_client_id: Text | None = None
+    """This service's client id at the authorization server, if it was registered by hand."""
+    oauth_client_secret: Annotated[Text | None, Field(repr=False)] = None
+    """The client secret. Written here only as `${NAME}`."""
+    enable_dynamic_registration: Flag = True
+    """Whether the service may register itself at the authorization server (RFC 7591)."""
+    canonical_uri: HttpUrl | None = None
+    """The resource that access is requested for, if it is not `url` (RFC 8707)."""
+    protocol_version: Text | None = None
+    """Protocol version to require. Left out, the newest that both sides support."""
+    on_behalf_of_scopes: Words = ()
+    """Scopes of the on-behalf-of token for the calling user that is passed on to the server (`http`;
+    Entra)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _transport_of_what_is_given(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "transport" in data:
+            return data
+        if ("command" in data) == ("url" in data):
+            raise ValueError("give either 'command' (stdio) or 'url' (http), or say which in 'transport'")
+        return data | {"transport": "stdio" if "command" in data else "http"}
 
     @model_validator(mode="after")
-    def _check_transport(self) -> Self:
-        if self.transport is None and bool(self.command) == bool(self.url):
-            raise ValueError("give either 'command' (stdio) or 'url' (http), or say which in 'transport'")
-        if self.transport is None:
-            self.transport = "stdio" if self.command else "http"
-        if self.transport == "stdio" and not self.command:
-            raise ValueError("'command' is required for the transport stdio")
-        if self.transport == "http" and not is_http_url(self.url or ""):
-            raise ValueError("'url' has to be an http:// or https:// URL for the transport http")
+    def _fits_its_transport(self) -> Self:
+        needed = "command" if self.transport == "stdio" else "url"
+        if getattr(self, needed) is None:
+            raise ValueError(f"transport {self.transport} needs '{needed}'")
         if self.transport == "stdio" and self.on_behalf_of_scopes:
-            raise ValueError("'on_behalf_of_scopes' is for the transport http: a process has no caller")
-        if self.model_extra:
-            logger.warning("MCP server %s: ignored keys: %s", self.name, ", ".join(sorted(self.model_extra)))
+            raise ValueError("on_behalf_of_scopes needs transport http: a program has no caller")
         return self
 
 
@@ -123,21 +135,6 @@ def shown(place: str) -> str:
         return place
     parts = urlsplit(place)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def mcp_servers(entries: list[Mapping[str, Any]]) -> list[MCPServerOptions]:
-    """The entries of `mcp_servers`, checked. `ToolsetError` names the entry and the key."""
-    servers = []
-    for number, entry in enumerate(entries):
-        try:
-            servers.append(MCPServerOptions.model_validate(entry))
-        except ValidationError as error:
-            raise ToolsetError(f"mcp_servers[{number}] ({entry.get('name', '?')}): {told(error)}") from error
-    names = [server.name for server in servers]
-    for name in names:
-        if names.count(name) > 1:
-            raise ToolsetError(f"mcp_servers: two servers are called {name!r}.")
-    return servers
 
 
 def remote_plugins(file: Path, names: list[str], environment: Mapping[str, str]) -> list[RemotePluginOptions]:

@@ -1,18 +1,36 @@
-"""The kinds of values that config keys take, each defined once for the file and for the environment.
+"""The kinds of values that options take, each defined once for the config file, the environment and adapters.
 
 In the file a number is a number: `"7"` in quotes or `true` is a mistake. What a variable brought, whether as
 `TA_LIMITS__…` or as `${NAME}`, is text by nature and is read as what the key wants.
+
+The text below each field of an `Options` is its documentation, there, in the docs and in editors.
+Imports nothing of the project; every package that has options may import it.
 """
 
 import os
 import re
+from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from tealagents.config.environment import FromEnvironment
+
+class Options(BaseModel):
+    """Base of what is configured. An unknown key is a mistake; errors quote no value, which may be secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    #: keys that users might look for here, and what to say of them
+    refused: ClassVar[Mapping[str, str]] = {}
+
+
+class FromEnvironment(str):
+    """Text that a variable brought. Where the config wants a number or a switch, it is read as one."""
+
+    __slots__ = ()
 
 
 def _number(value: Any) -> Any:
@@ -75,10 +93,22 @@ def _http_url(text: str) -> str:
     return text
 
 
+def is_loopback(url: str) -> bool:
+    """Whether the URL's host is this machine."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _authority(text: str) -> str:
-    host = urlsplit(_http_url(text)).hostname or ""
-    loopback = host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host)
-    if text.startswith("http:") and not loopback:
+    parts = urlsplit(_http_url(text))
+    if parts.username or parts.query or parts.fragment:
+        raise ValueError("must not have credentials, a query or a fragment")
+    if parts.scheme == "http" and not is_loopback(text):
         raise ValueError("must be https://; plain http is for loopback addresses only")
     return text.rstrip("/")
 
@@ -127,6 +157,7 @@ Port = Annotated[int, Field(ge=1, le=65_535), BeforeValidator(_number)]
 Seconds = Annotated[float, Field(gt=0, le=_TEN_YEARS), BeforeValidator(_number)]
 DrainSeconds = Annotated[float, Field(ge=0, le=86_400), BeforeValidator(_number)]
 LeaseSeconds = Annotated[float, Field(ge=0.1, le=3600), BeforeValidator(_number)]
+Leeway = Annotated[float, Field(ge=0, le=300), BeforeValidator(_number)]
 Temperature = Annotated[float, Field(ge=0, le=2), BeforeValidator(_number)]
 
 UrlSegment = Annotated[str, AfterValidator(_url_segment)]

@@ -1,0 +1,100 @@
+"""The section `spec.auth`: the provider, and its options beside it.
+
+What Entra is configured with is declared by its adapter, and imported when a key or a variable of it is set.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from tealagents.config.explain import explain
+from tealagents.config.file import Document
+from tealagents.config.problems import KeyPath, Problem
+from tealagents.options import NameOrClass, Options
+
+if TYPE_CHECKING:
+    from tealagents.auth.options import EntraOptions
+
+AUTH: KeyPath = ("spec", "auth")
+
+
+class ProviderKeys(Options):
+    """Who may call."""
+
+    provider: NameOrClass | None = None
+    """`entra`, `mock` (the bearer token is the user id; for development) or `module:Class`. Left out,
+    `entra` where a tenant is set, else `mock`, on loopback addresses only."""
+    options: dict[str, Any] = Field({}, repr=False)
+    """Options of another provider, such as `approver_users` and `auditor_users` of `mock`."""
+
+
+@dataclass(frozen=True)
+class AuthConfig:
+    """Who may call, with the provider decided."""
+
+    provider: str = "mock"
+    #: whether the provider was named. A `mock` that was not is for loopback addresses only
+    chosen: bool = False
+    #: what the provider is opened with
+    options: "EntraOptions | Mapping[str, Any]" = field(default_factory=dict, repr=False)
+
+    @property
+    def entra(self) -> "EntraOptions | None":
+        """Its options, where the provider is Entra."""
+        return None if isinstance(self.options, Mapping) else self.options
+
+
+@cache
+def with_entra() -> type[BaseModel]:
+    """The section with the keys of Entra."""
+    from tealagents.auth.options import EntraOptions
+
+    class AuthSection(EntraOptions, ProviderKeys):
+        """Who may call. Each key has a variable `TA_ENTRA_…` (the provider: `TA_AUTH`), which wins."""
+
+    return AuthSection
+
+
+def auth_of(document: Document, problems: list[Problem]) -> AuthConfig | None:
+    """What the file says of `spec.auth`, with the variables put over it; None where it is wrong."""
+    given = document.get(AUTH) or {}
+    if not isinstance(given, dict):
+        problems.append(document.problem(AUTH, "must be a mapping (keys and values), or a provider's name"))
+        return None
+    given = {key: value for key, value in given.items() if value != []}
+    others = given.keys() - ProviderKeys.model_fields.keys()
+    provider = given.get("provider") or ("entra" if "tenant_id" in others else "mock")
+    if provider == "entra":
+        given = {**given, **(given.get("options") or {}), "options": {}}
+    found = list(_mistakes(given, provider, with_entra() if others or provider == "entra" else ProviderKeys))
+    problems += (document.problem((*AUTH, *path), message) for path, message in found)
+    if found:
+        return None
+    return AuthConfig(provider, given.get("provider") is not None, _options(given, provider))
+
+
+def _mistakes(
+    given: Mapping[str, Any], provider: str, section: type[BaseModel]
+) -> Iterator[tuple[KeyPath, str]]:
+    """What is wrong with which key. Keys of Entra are checked for any provider, and required for it only."""
+    required = {name for name, each in section.model_fields.items() if each.is_required()}
+    if provider == "entra":
+        for key in sorted(required - given.keys(), reverse=True):
+            variable = f"TA_ENTRA_{key.upper()}"
+            yield (key,), f"entra needs it; set it here, or {variable} in the environment"
+    try:
+        section.model_validate({**dict.fromkeys(required, "left-out"), **given})
+    except ValidationError as error:
+        for each in error.errors():
+            yield each["loc"], explain(each, section, given)
+
+
+def _options(given: Mapping[str, Any], provider: str) -> "EntraOptions | Mapping[str, Any]":
+    if provider != "entra":
+        return dict(given.get("options") or {})
+    from tealagents.auth.options import EntraOptions
+
+    return EntraOptions.model_validate({key: given[key] for key in EntraOptions.model_fields if key in given})
