@@ -272,7 +272,9 @@ class Wiring:
         )
 
     async def _store_probe(self) -> Json:
+        """Whether messages are taken: the store answers and can be written, and the lease is held."""
         await self.store.ping()
+        await self.lease.ensure()
         return {"name": self.store.name}
 
     @asynccontextmanager

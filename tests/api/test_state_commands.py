@@ -288,6 +288,16 @@ def test_nothing_of_a_deleted_user_is_left(agent: Agent) -> None:
         assert answer["status"] == "Completed"
 
 
+def test_a_user_is_deleted_beside_a_running_service(agent: Agent) -> None:
+    """What the user wrote can be read in no file of the state any more, though the service has it open."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "the planted secret")
+        assert agent.run("state", "delete-user", "mock.ada", "--yes").exit_code == 0
+        files = list(agent.database.parent.glob(agent.database.name + "*"))
+        assert len(files) > 1
+        assert not [path.name for path in files if b"the planted secret" in path.read_bytes()]
+
+
 def test_a_user_is_not_deleted_without_being_asked(agent: Agent) -> None:
     """It cannot be undone."""
     with agent.served() as service, service.client("ada") as ada:

@@ -15,7 +15,7 @@ from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavaila
 from tealagents.domain.ports import Store
 from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
-from tealagents.testing.store_steps import OpenStore, commit, put, values
+from tealagents.testing.store_steps import OpenStore, batches, commit, put, put_all, values
 from tealagents.testing.stores import StoreContract
 
 
@@ -223,11 +223,23 @@ async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContex
     await put(store, "p", {"a": b"1"})
     for unsynced in (False, True):
         too_much = commit(put={"a": b"2", "b": b"x" * 200_000}, unsynced=unsynced)
-        with small_disk(), pytest.raises(PersistenceUnavailable, match="disk"):
-            await store.commit("p", too_much)
+        with small_disk():
+            with pytest.raises(PersistenceUnavailable, match="disk"):
+                await store.commit("p", too_much)
+            with pytest.raises(PersistenceUnavailable, match="disk"):
+                await fill(store)
+            with pytest.raises(PersistenceUnavailable, match="disk"):
+                await store.ping()
+        await store.ping()
     assert await values(store, "p", ["a", "b"]) == [b"1", None]
     await put(store, "p", {"a": b"3"})
     assert await values(store, "p", ["a"]) == [b"3"]
+
+
+async def fill(store: Store) -> None:
+    """Writes until there is no room left."""
+    for n in range(100):
+        await put(store, "filling", {str(n): b"x" * 5_000})
 
 
 async def test_another_process_that_writes_for_long(store: Store, file: Path) -> None:
@@ -243,11 +255,19 @@ async def test_another_process_that_writes_for_long(store: Store, file: Path) ->
 
 
 async def test_a_file_that_is_gone(store: Store, file: Path) -> None:
-    """A file that was moved away is told by `ping`."""
+    """Nothing is written into a file that was deleted or replaced: commits and `ping` are refused."""
+    await put(store, "p", {"a": b"1"})
+    moved = file.rename(file.with_name("moved.db"))
+    for attempt in (store.ping(), put(store, "p", {"a": b"2"})):
+        with pytest.raises(PersistenceUnavailable, match="gone"):
+            await attempt
+    file.write_bytes(b"")
+    for attempt in (store.ping(), put(store, "p", {"a": b"2"})):
+        with pytest.raises(PersistenceUnavailable, match="replaced"):
+            await attempt
+    moved.rename(file)
     await store.ping()
-    file.rename(file.with_name("moved.db"))
-    with pytest.raises(PersistenceUnavailable, match="gone"):
-        await store.ping()
+    await put(store, "p", {"a": b"3"})
 
 
 async def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -317,3 +337,45 @@ def test_relative_and_absolute_paths(tmp_path: Path) -> None:
     """Three slashes and a relative path, or four and an absolute one."""
     assert plain_store("sqlite:///a/b.db", relative_to=tmp_path).where == str(tmp_path / "a/b.db")
     assert plain_store("sqlite:////a/b%20c.db", relative_to=tmp_path).where == "/a/b c.db"
+
+
+# --- erasing ----------------------------------------------------------------------------------------
+
+
+def holding(folder: Path, text: bytes) -> list[str]:
+    """The files of the folder in which the text can be read."""
+    return sorted(path.name for path in folder.iterdir() if text in path.read_bytes())
+
+
+async def test_what_is_deleted_can_be_read_in_no_file(tmp_path: Path) -> None:
+    """What one process deletes is gone from the log and the database when it closes, though others stay open.
+
+    covers: STATE-2
+    """
+    secret = {f"log/{n}": b"the planted secret " * (1 if n % 2 else 2_000) for n in range(40)}
+    async with plain_store(f"sqlite:///{tmp_path}/state.db") as service:
+        await put_all(service, "p", {**secret, "kept": b"the kept text"})
+        await put(service, "p", {"log/1": b"the planted secret, once more"})
+        assert holding(tmp_path, b"the planted secret")
+        async with plain_store(f"sqlite:///{tmp_path}/state.db") as command:
+            for keys in batches(list(secret)):
+                await command.commit("p", commit(delete=keys))
+        assert holding(tmp_path, b"the planted secret") == []
+        assert await values(service, "p", ["kept"]) == [b"the kept text"]
+
+
+async def test_what_a_service_deletes_leaves_its_files(tmp_path: Path) -> None:
+    """So it is for what a running service deletes, once no reader needs the log any more."""
+    async with plain_store(f"sqlite:///{tmp_path}/state.db") as service:
+        await put(service, "p", {"key": b"the planted secret"})
+        reader = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM records").fetchall()
+        await service.commit("p", commit(delete=["key"]))
+        await put(service, "p", {"other": b"written meanwhile"})
+        assert holding(tmp_path, b"the planted secret")
+        reader.close()
+        async with asyncio.timeout(30):
+            while holding(tmp_path, b"the planted secret"):
+                await asyncio.sleep(0.05)
+        assert await values(service, "p", ["key", "other"]) == [None, b"written meanwhile"]

@@ -187,7 +187,11 @@ class Store(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Returns when the store answers, raises `PersistenceUnavailable` otherwise."""
+        """Returns when the store answers and, where it has failed before, takes a write again.
+
+        `PersistenceUnavailable` otherwise: it cannot be reached, its file was deleted or replaced, its disk
+        is full. Cheap enough to be called every second.
+        """
         ...
 
     async def __aenter__(self) -> "Store": ...

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tealagents.domain.errors import PersistenceUnavailable
-from tealagents.domain.ports import Commit, Record, Watch
+from tealagents.domain.errors import PersistenceUnavailable, Unknown
+from tealagents.domain.ids import operation_id
+from tealagents.domain.ports import Commit, Put, Record, Watch
 from tealagents.stores.watches import Watches
 
 __all__ = [
@@ -42,6 +43,10 @@ MAX_RECORDS = 10
 MAX_TOPICS = 8
 #: bytes that the values of one commit may sum to: the port's 1,000,000, and room for a wrapper's envelope
 MAX_BYTES = 1 << 20
+
+#: what `ping` writes, about as much as a message and its answer do, and for how many seconds
+PROBE: Final = bytes(16_384)
+PROBE_SECONDS: Final = 60.0
 
 _NAME = re.compile(r"[A-Za-z0-9._~/@:\-]{1,255}", re.ASCII)
 _NAME_RULE = "1 to 255 characters of A-Za-z0-9._~/@:-"
@@ -225,6 +230,8 @@ class BaseStore(ABC):
         self.options = options if options is not None else self.options_type()
         #: seconds since the epoch, for a store that has no clock of its own
         self.clock = clock
+        #: it could not be reached, or refused something, and has not been written to by `ping` since
+        self._has_failed = False
         self._under_way: set[asyncio.Future[Any]] = set()
         #: a store that pushes has watches of its own kind, or notifies these
         self._watches = Watches(self.options.watch_seconds, live=self.pushes)
@@ -271,8 +278,19 @@ class BaseStore(ABC):
         return self._watches.watch(partition, topic)
 
     async def ping(self) -> None:
-        """Reads a record that nobody writes; a store with a cheaper question asks that."""
-        await self.read("ping", ["ping"])
+        """Asks for an answer; after a failure also writes: a full disk still answers. See `Store.ping`."""
+        await self.answer()
+        if self._has_failed:
+            probe = Commit(operation=operation_id(), put={"ping": Put(PROBE, PROBE_SECONDS)})
+            try:
+                await self.commit("ping", probe)
+            except Unknown as error:
+                raise self.unavailable(error) from None
+            self._has_failed = False
+
+    async def answer(self) -> None:
+        """Reads a record that is never there; a store with a cheaper question asks that."""
+        await self.read("ping", ["answer"])
 
     async def open(self) -> None:  # noqa: B027 — some stores have nothing to open
         """Connects, and makes the schema, table or folder where there is none."""
@@ -299,6 +317,7 @@ class BaseStore(ABC):
 
     def unavailable(self, reason: object) -> PersistenceUnavailable:
         """The error for a store that cannot be reached or refuses. `reason` must hold no credentials."""
+        self._has_failed = True
         place = f" at {self.where}" if self.where else ""
         return PersistenceUnavailable(
             f"The {self.name} store{place} is unavailable: {reason}. Try again in a moment, a message "

@@ -126,7 +126,7 @@ class DynamoStore(BaseStore):
             await self.ping()
         return self._service.clock.now()
 
-    async def ping(self) -> None:
+    async def answer(self) -> None:
         await self._items("ping", ["ping"])
 
     # --- reading ----------------------------------------------------------------------------------

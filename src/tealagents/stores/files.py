@@ -142,7 +142,7 @@ class FileStore(BaseStore):
         check_commit(partition, commit)
         await self.shielded(self._commit(partition, commit))
 
-    async def ping(self) -> None:
+    async def answer(self) -> None:
         await self._in_thread(lambda: _check_store(self._root))
 
     async def _commit(self, partition: str, commit: Commit) -> None:

@@ -81,7 +81,7 @@ class MemoryStore(BaseStore):
         for topic in commit.notify:
             self._watches.notify((partition, topic))
 
-    async def ping(self) -> None:
+    async def answer(self) -> None:
         """It is here."""
 
     def _forget_expired(self) -> None:

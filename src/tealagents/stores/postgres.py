@@ -184,7 +184,7 @@ class PostgresStore(BaseStore):
         ((seconds,),) = await self._ask("now")
         return float(seconds)
 
-    async def ping(self) -> None:
+    async def answer(self) -> None:
         await self._ask("now")
 
     # --- opening ----------------------------------------------------------------------------------

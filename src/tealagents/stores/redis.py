@@ -202,7 +202,7 @@ class RedisStore(BaseStore):
         seconds, microseconds = await self._ask(script)
         return int(seconds) + int(microseconds) / 1e6
 
-    async def ping(self) -> None:
+    async def answer(self) -> None:
         await self.now()
 
     # --- opening ----------------------------------------------------------------------------------

@@ -12,20 +12,19 @@ first after the log was begun anew syncs its head, wherever that is: once in 16 
 """
 
 import asyncio
+import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import mkstemp
-from threading import Thread
 from typing import Any, Final, TypeVar
 
 from pydantic import Field
 
-from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, StoreError, Unknown
+from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
     BaseStore,
@@ -39,20 +38,25 @@ from tealagents.stores.base import (
 )
 from tealagents.stores.local_link import LocalWatches
 from tealagents.stores.sql import migrations, statements
+from tealagents.stores.sqlite_threads import Job, Owner, fail, one_by_one
 
 __all__ = ["SqliteOptions", "SqliteStore"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 #: keys that are read on the event loop, at once
 FEW: Final = 8
-#: commits that may share one transaction
-GROUP: Final = 64
 #: pages of the log after which it is copied into the database: 16 MB, most of them the same few again
 LOG_PAGES: Final = 4000
 #: seconds between two erasures of what has expired, and how many records each erases at most
 SWEEP_SECONDS: Final = 60.0
 SWEEP_RECORDS: Final = 500
+#: seconds after which the log no longer holds what was deleted, where no reader keeps it
+ERASE_SECONDS: Final = 1.0
+#: seconds for which emptying the log waits for its readers, while nobody else can write
+BUSY_LOG_SECONDS: Final = 0.1
 
 #: errors of COMMIT that leave nothing in the log; after any other, a failed sync above all, something may be
 _NOT_COMMITTED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
@@ -94,6 +98,8 @@ class SqliteStore(BaseStore):
         self._watches = self._pushed = LocalWatches(
             options.watch_seconds, self._path.with_name(self._path.name + "-notify")
         )
+        #: runs soon after something was deleted
+        self._erasing: asyncio.TimerHandle | None = None
         self._next_sweep = 0.0
         #: a sync has failed: what the log holds may not be on the disk, though the next sync succeeds
         self._doubtful = False
@@ -104,11 +110,13 @@ class SqliteStore(BaseStore):
 
     async def open(self) -> None:
         writing, scanning, self._at_hand = await self._in_thread(self._connect_all)
-        self._writer = _Owner(writing, self._in_one_transaction)
-        self._scanner = _Owner(scanning, _one_by_one)
+        self._file = self._path.stat()
+        self._writer = Owner(writing, self._in_one_transaction)
+        self._scanner = Owner(scanning, one_by_one)
 
     async def close(self) -> None:
         self._pushed.close()
+        await self._erase_before_closing()
         self._at_hand.close()
         await self._scanner.close()
         await self._writer.close()
@@ -146,6 +154,7 @@ class SqliteStore(BaseStore):
     async def commit(self, partition: str, commit: Commit) -> None:
         """Once it is queued it is done, whether its caller waits or not."""
         check_commit(partition, commit)
+        self._check_file()
 
         def write(connection: sqlite3.Connection) -> None:
             self._write(connection, partition, commit)
@@ -155,13 +164,58 @@ class SqliteStore(BaseStore):
                 await self._writer.do(write)
         except sqlite3.Error as error:
             raise self._refused(error) from error
+        if commit.delete:
+            self._erase_soon()
         if commit.notify:
             self._pushed.announce(partition, commit.notify)
 
-    async def ping(self) -> None:
-        if not self._path.exists():
-            raise self.unavailable("the file is gone")
+    async def answer(self) -> None:
+        self._check_file()
         await self._rows(self._sql["schema_number"], ())
+
+    def _check_file(self) -> None:
+        """PersistenceUnavailable where the name leads to another file now: what is written would be lost."""
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            raise self.unavailable(f"its file is gone ({error.strerror})") from None
+        if not os.path.samestat(found, self._file):
+            raise self.unavailable("its file was replaced by another; restart the service to open that")
+
+    # --- erasing what was deleted -----------------------------------------------------------------
+
+    def _erase_soon(self) -> None:
+        """The log still holds what was deleted, until it is copied into the database and begun anew."""
+        if self._erasing is None:
+            loop = asyncio.get_running_loop()
+            self._erasing = loop.call_later(ERASE_SECONDS, lambda: loop.create_task(self._erase()))
+
+    async def _erase(self) -> None:
+        """Again after a while where a reader has kept the log from being emptied."""
+        self._erasing = None
+        try:
+            await self._scanner.do(self._empty_log)
+        except sqlite3.Error as error:
+            log.debug("deleted records are still in the log: %s", error)
+            self._erase_soon()
+
+    async def _erase_before_closing(self) -> None:
+        """So that what `state delete-user` deletes is gone when it returns, also beside a running service."""
+        if self._erasing is None:
+            return
+        self._erasing.cancel()
+        try:
+            async with asyncio.timeout(self.options.busy_seconds):
+                await self._empty_log_at_last()
+        except TimeoutError:
+            log.warning("deleted records can be read in %s-wal until its users have stopped", self._path)
+
+    async def _empty_log_at_last(self) -> None:
+        while True:
+            try:
+                return await self._scanner.do(self._empty_log)
+            except sqlite3.Error:
+                await asyncio.sleep(BUSY_LOG_SECONDS)
 
     def _rows_at_once(self, statement: str, arguments: Sequence[object]) -> list[Any] | None:
         """None where it cannot be had without waiting, or at all: the thread will wait, or tell why not."""
@@ -178,7 +232,7 @@ class SqliteStore(BaseStore):
             self._at_hand.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
             return False
-        job = _Job(work)
+        job = Job(work)
         self._finish(self._at_hand, [job])
         if job.error is not None:
             raise job.error
@@ -226,20 +280,21 @@ class SqliteStore(BaseStore):
         if commit.delete:
             connection.executemany(self._sql["delete"], [(partition, key) for key in commit.delete])
 
-    def _in_one_transaction(self, connection: sqlite3.Connection, jobs: Sequence["_Job"]) -> None:
+    def _in_one_transaction(self, connection: sqlite3.Connection, jobs: Sequence["Job"]) -> None:
         """Does all jobs and syncs once."""
         try:
             if self._doubtful:
-                self._empty_log(connection)
+                self._empty_log(connection, "a sync has failed, and the log is in use")
+                self._doubtful = False
             connection.execute("BEGIN IMMEDIATE")
             self._sweep(connection)
         except BaseException as error:  # noqa: BLE001 — raised where each commit is awaited
             _roll_back(connection)
-            _fail(jobs, error)
+            fail(jobs, error)
         else:
             self._finish(connection, jobs)
 
-    def _finish(self, connection: sqlite3.Connection, jobs: Sequence["_Job"]) -> None:
+    def _finish(self, connection: sqlite3.Connection, jobs: Sequence["Job"]) -> None:
         """Does all jobs in the transaction that is open, and commits it. A job conflicts alone; any other
         failure is everybody's."""
         try:
@@ -247,22 +302,29 @@ class SqliteStore(BaseStore):
                 job.do(connection)
         except BaseException as error:  # noqa: BLE001 — raised where each commit is awaited
             _roll_back(connection)
-            return _fail(jobs, error)
+            return fail(jobs, error)
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             _roll_back(connection)
             surely_not = _code(error) in _NOT_COMMITTED
             self._doubtful = self._doubtful or not surely_not
-            _fail(jobs, error if surely_not else Unknown(f"the sync failed: {error}"))
+            fail(jobs, error if surely_not else Unknown(f"the sync failed: {error}"))
 
-    def _empty_log(self, connection: sqlite3.Connection) -> None:
-        """Copies the log into the database and begins it anew, so that nothing rests on what a failed sync
-        may have lost: the system counts those pages as written, and a log ends with the first that is not."""
-        (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    def _empty_log(self, connection: sqlite3.Connection, trouble: str = "the log is in use") -> None:
+        """Copies the log into the database and begins it anew.
+
+        After a deletion, because the log holds what was deleted. After a failed sync, so that nothing rests
+        on what it may have lost: the system counts those pages as written, and a log ends with the first
+        that is not.
+        """
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_LOG_SECONDS * 1000:.0f}")
+        try:
+            (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {self.options.busy_seconds * 1000:.0f}")
         if busy:
-            raise sqlite3.OperationalError("a sync has failed, and the log is in use")
-        self._doubtful = False
+            raise sqlite3.OperationalError(trouble)
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
         """Erases what has expired, now and then."""
@@ -296,6 +358,7 @@ class SqliteStore(BaseStore):
         )
         try:
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
             if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise sqlite3.OperationalError("its file system does not allow WAL mode; use a local disk")
         except BaseException:
@@ -328,104 +391,6 @@ class SqliteStore(BaseStore):
             raise StoreConfigError(f"{place}, this version needs {newest}: run `tealagents migrate`.")
         if number > newest:
             raise StoreConfigError(f"{place}, this version knows {newest}: run the version that migrated it.")
-
-
-# --- threads that own connections -------------------------------------------------------------------
-
-
-class _Job:
-    """Something to do with a connection, and who waits for it."""
-
-    __slots__ = ("error", "future", "result", "work")
-
-    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
-        self.work = work
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def do(self, connection: sqlite3.Connection) -> None:
-        try:
-            self.result = self.work(connection)
-        except StoreError as error:
-            self.error = error
-
-    def settle(self) -> None:
-        if self.future.done():  # its caller was canceled
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
-
-
-class _Owner(Thread):
-    """The thread that owns a connection: takes what is queued, a group at a time, and answers on the loop."""
-
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        serve: Callable[[sqlite3.Connection, Sequence[_Job]], None],
-    ) -> None:
-        super().__init__(name="sqlite-store", daemon=True)
-        self._connection, self._serve = connection, serve
-        #: a plain queue, and one call to the loop for each group, cost less than a `ThreadPoolExecutor`
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._loop = asyncio.get_running_loop()
-        self._closed = False
-        self.start()
-
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns or raises, done after all that was queued before."""
-        if self._closed:
-            raise sqlite3.ProgrammingError("the store is closed")
-        job = _Job(work)
-        self._queue.put(job)
-        result: T = await job.future
-        return result
-
-    async def close(self) -> None:
-        """Returns when everything queued is done and the connection is closed."""
-        self._closed = True
-        self._queue.put(None)
-        await asyncio.to_thread(self.join)
-
-    def run(self) -> None:
-        with closing(self._connection):
-            while jobs := self._next():
-                try:
-                    self._serve(self._connection, jobs)
-                except BaseException as error:  # noqa: BLE001 — raised where the work is awaited
-                    _fail(jobs, error)
-                self._loop.call_soon_threadsafe(_settle, jobs)
-
-    def _next(self) -> list[_Job]:
-        """What is queued, once there is something; nothing when all is done."""
-        jobs = [self._queue.get()]
-        while len(jobs) < GROUP and jobs[-1] and not self._queue.empty():
-            jobs.append(self._queue.get())
-        if jobs[-1] is None and len(jobs) > 1:
-            self._queue.put(None)
-        return [job for job in jobs if job]
-
-
-def _one_by_one(connection: sqlite3.Connection, jobs: Sequence[_Job]) -> None:
-    for job in jobs:
-        try:
-            job.do(connection)
-        except sqlite3.Error as error:
-            job.error = error
-
-
-def _settle(jobs: Sequence[_Job]) -> None:
-    for job in jobs:
-        job.settle()
-
-
-def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
-    """All jobs failed, but for those that had conflicted anyway."""
-    for job in jobs:
-        job.error = job.error or error
 
 
 # --- small words ------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""Threads that own a SQLite connection: they take what is queued in groups, and answer on the event loop."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final, TypeVar
+
+from tealagents.domain.errors import StoreError
+
+__all__ = ["GROUP", "Job", "Owner", "fail", "one_by_one"]
+
+T = TypeVar("T")
+
+#: commits that may share one transaction
+GROUP: Final = 64
+
+
+class Job:
+    """Something to do with a connection, and who waits for it."""
+
+    __slots__ = ("error", "future", "result", "work")
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+        self.work = work
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def do(self, connection: sqlite3.Connection) -> None:
+        try:
+            self.result = self.work(connection)
+        except StoreError as error:
+            self.error = error
+
+    def settle(self) -> None:
+        if self.future.done():  # its caller was canceled
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class Owner(Thread):
+    """The thread that owns a connection: takes what is queued, a group at a time, and answers on the loop."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        serve: Callable[[sqlite3.Connection, Sequence[Job]], None],
+    ) -> None:
+        super().__init__(name="sqlite-store", daemon=True)
+        self._connection, self._serve = connection, serve
+        #: a plain queue, and one call to the loop for each group, cost less than a `ThreadPoolExecutor`
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self.start()
+
+    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` returns or raises, done after all that was queued before."""
+        if self._closed:
+            raise sqlite3.ProgrammingError("the store is closed")
+        job = Job(work)
+        self._queue.put(job)
+        result: T = await job.future
+        return result
+
+    async def close(self) -> None:
+        """Returns when everything queued is done and the connection is closed."""
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self.join)
+
+    def run(self) -> None:
+        with closing(self._connection):
+            while jobs := self._next():
+                try:
+                    self._serve(self._connection, jobs)
+                except BaseException as error:  # noqa: BLE001 — raised where the work is awaited
+                    fail(jobs, error)
+                self._loop.call_soon_threadsafe(_settle, jobs)
+
+    def _next(self) -> list[Job]:
+        """What is queued, once there is something; nothing when all is done."""
+        jobs = [self._queue.get()]
+        while len(jobs) < GROUP and jobs[-1] and not self._queue.empty():
+            jobs.append(self._queue.get())
+        if jobs[-1] is None and len(jobs) > 1:
+            self._queue.put(None)
+        return [job for job in jobs if job]
+
+
+def one_by_one(connection: sqlite3.Connection, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        try:
+            job.do(connection)
+        except sqlite3.Error as error:
+            job.error = error
+
+
+def _settle(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job.settle()
+
+
+def fail(jobs: Sequence[Job], error: BaseException) -> None:
+    """All jobs failed, but for those that had conflicted anyway."""
+    for job in jobs:
+        job.error = job.error or error

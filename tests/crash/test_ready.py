@@ -1,0 +1,69 @@
+"""Ready says whether messages are taken: not while the store takes no writes, and again once it does."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread, agent_config
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceThread]:
+    with OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "k", "TA_AUTH": "mock"}
+        config = agent_config(persistence=f"sqlite:///{tmp_path}/state.db")
+        with ServiceThread(config, env) as service:
+            yield service
+
+
+@pytest.fixture
+def ada(service: ServiceThread) -> Iterator[httpx.Client]:
+    with service.client("ada") as client:
+        yield client
+
+
+def say(ada: httpx.Client, words: str) -> int:
+    return ada.post("", json={"items": [{"content_type": "text", "content": words}]}).status_code
+
+
+@contextmanager
+def full_disk(*files: Path) -> Iterator[None]:
+    """Within it no file of this process grows beyond the largest of these."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    largest = max(file.stat().st_size for file in files)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full(ada: httpx.Client, tmp_path: Path) -> None:
+    """While messages are refused for want of room the process is not ready, and later it is.
+
+    covers: STATE-4
+    """
+    assert say(ada, "hello") == 200
+    with full_disk(*tmp_path.glob("state.db*")):
+        while say(ada, "word " * 2_000) == 200:
+            pass
+        assert ada.get("/health/ready").status_code == 503
+        assert ada.get("/health/live").status_code == 200
+    assert ada.get("/health/ready").status_code == 200
+    assert say(ada, "hello") == 200
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_state_file_that_was_deleted(ada: httpx.Client, tmp_path: Path, replaced: bool) -> None:
+    """No message is answered into a file that no name leads to any more, and the process is not ready."""
+    assert say(ada, "hello") == 200
+    (tmp_path / "state.db").unlink()
+    if replaced:
+        (tmp_path / "state.db").touch()
+    assert say(ada, "hello") == 503
+    assert ada.get("/health/ready").status_code == 503
