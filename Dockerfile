@@ -5,18 +5,27 @@
 #   docker run --rm -p 8000:8000 -v ./configs:/config:ro -e TA_SERVICE_CONFIG=/config/hello.yaml \
 #     -e TA_AUTH=mock -e TA_API_KEY=… tealagents
 
-FROM python:3.12-slim AS build
-WORKDIR /build
-COPY pyproject.toml requirements.lock README.md LICENSE CHANGELOG.md ./
-COPY src src
-# An environment that is copied whole: what is pinned, of it what the service needs, and the service itself.
-RUN python -m venv /service \
- && python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
- && wheel="$(ls /wheels/*.whl)" \
- && /service/bin/pip install --no-cache-dir --constraint requirements.lock \
-      "tealagents[postgres,redis,dynamodb,mcp,tokens] @ file://${wheel}"
+# A tag can be moved to another image. For builds that are the same every time, name the one you have looked at:
+#
+#   docker build --build-arg PYTHON_IMAGE=python:3.12-slim@sha256:… -t tealagents .
+#
+# `docker buildx imagetools inspect python:3.12-slim` shows its digest.
+ARG PYTHON_IMAGE=python:3.12-slim
 
-FROM python:3.12-slim
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /build
+ENV UV_NO_CACHE=1
+COPY requirements-build.lock requirements-image.lock ./
+# Only what has the digest that the locks name is installed, into an environment that is copied whole.
+RUN python -m pip install --no-cache-dir --require-hashes -r requirements-build.lock \
+ && python -m venv --without-pip /service \
+ && uv pip install --python /service/bin/python --require-hashes -r requirements-image.lock
+COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
+COPY src src
+RUN uv build --wheel --no-build-isolation --python "$(command -v python)" --out-dir /wheels . \
+ && uv pip install --python /service/bin/python --no-deps /wheels/*.whl
+
+FROM ${PYTHON_IMAGE}
 # The user (10001) has no home and no shell, and owns nothing but /state, where a store on disk may keep its files.
 RUN useradd --system --no-create-home --uid 10001 --shell /usr/sbin/nologin tealagents \
  && install -d -o tealagents /state

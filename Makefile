@@ -20,12 +20,12 @@ MAKEFLAGS += -j2
 help: ## Show what there is to make
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-$(READY): pyproject.toml requirements.lock
+$(READY): pyproject.toml requirements.lock requirements-build.lock
 	@echo "Setting up $(VENV) (once; about half a minute) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 run: $(READY) ## Serve the hello demo on http://127.0.0.1:8000, without any key
@@ -50,10 +50,18 @@ fmt: $(READY) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+# Three locks, each with the digests of what it names: everything, what the image holds, and what builds both.
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --no-header --custom-compile-command "make lock"
+IMAGE_EXTRAS := postgres redis dynamodb mcp tokens
+
 lock: ## Pin the newest versions that pyproject.toml allows
-	@test -x $(BIN)/uv || ($(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv)
-	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --upgrade \
-	  --all-extras --group dev --no-emit-index-url --no-emit-find-links --no-header --output-file requirements.lock
+	@test -x $(BIN)/uv || ($(PYTHON) -m venv $(VENV) && \
+	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements-build.lock)
+	@$(COMPILE) pyproject.toml --upgrade --all-extras --group dev --output-file requirements.lock
+	@$(COMPILE) pyproject.toml --upgrade --constraint requirements.lock $(IMAGE_EXTRAS:%=--extra %) \
+	  --output-file requirements-image.lock
+	@$(COMPILE) --upgrade --constraint requirements.lock --group build --output-file requirements-build.lock
 
 clean: ## Remove what was set up
 	@rm -rf $(VENV) .tools clients/js/node_modules build dist .mypy_cache .ruff_cache .hypothesis

@@ -176,8 +176,8 @@ def test_what_was_not_filled_in_does_not_start() -> None:
 def test_a_pod_has_the_time_to_drain() -> None:
     """What comes before and after a drain is counted in the grace that the pod is given."""
     from tealagents.cli.serve import GRACE_SECONDS
-    from tealagents.config.models import Limits
     from tealagents.engine.service import LAST_WRITES_SECONDS
+    from tealagents.limits import Limits
 
     grace = base("Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     pause = float(service()["lifecycle"]["preStop"]["exec"]["command"][1])

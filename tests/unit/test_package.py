@@ -1,6 +1,7 @@
 """The package as it is shipped: what the wheel holds, and that it needs no extra to be imported."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -124,7 +125,10 @@ def test_version_is_said_once() -> None:
 
 
 def test_image_holds_extras_that_exist() -> None:
-    """The extras that the Dockerfile installs are extras of the package."""
-    text = (ROOT / "Dockerfile").read_text()
-    named = set(text.partition('"tealagents[')[2].partition("]")[0].split(","))
-    assert named < set(PYPROJECT["project"]["optional-dependencies"])
+    """The extras that the image's lock is made for are extras of the package, and in the lock."""
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    [named] = re.findall(r"^IMAGE_EXTRAS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(named.split()) < set(extras)
+    locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements-image.lock").read_text(), re.MULTILINE))
+    for name in named.split():
+        assert {re.split(r"[\[>]", requirement)[0] for requirement in extras[name]} <= locked

@@ -1,0 +1,66 @@
+"""What is installed is what was looked at: packages and images by digest, and no known password."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements.lock", "requirements-image.lock", "requirements-build.lock")
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """The entries of a lock by the name of the package: version, marker and digests."""
+    text = re.sub(r"^ *#.*\n", "", (ROOT / lock).read_text(), flags=re.MULTILINE)
+    entries = re.split(r"\n(?=\S)", text.strip())
+    return {entry.partition("==")[0]: entry for entry in entries}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_is_pinned_with_digests(lock: str) -> None:
+    """A package that was replaced in the index is refused."""
+    for name, entry in pinned(lock).items():
+        assert re.match(rf"{re.escape(name)}==[^ ]+ ", entry), entry
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), name
+
+
+@pytest.mark.parametrize("lock", LOCKS[1:])
+def test_locks_agree(lock: str) -> None:
+    """The image and the build have the versions that were tested."""
+    tested = pinned(LOCKS[0])
+    version = re.compile(r"==([^ ]+)")
+    for name, entry in pinned(lock).items():
+        assert version.findall(entry)[0] in version.findall(tested[name]), name
+
+
+def test_installs_ask_for_digests() -> None:
+    """In the Makefile and in the image nothing of a lock is taken without its digest. What is installed
+    without a lock is the project itself, built by what a lock holds."""
+    for file in ("Makefile", "Dockerfile"):
+        text = (ROOT / file).read_text().replace("\\\n", " ")
+        commands = [c for c in re.split(r"\n|&&|\|\|", text) if re.search(r"pip (install|wheel)|uv build", c)]
+        assert commands
+        for command in commands:
+            if "-r requirements" in command:
+                assert "--require-hashes" in command
+            else:
+                assert "--no-deps" in command or "--no-build-isolation" in command
+
+
+def test_base_images_can_be_named_by_digest() -> None:
+    """By an argument that every stage of the image heeds; compose passes it on, and has such for its own."""
+    stages = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(stages) == {"${PYTHON_IMAGE}"}
+    for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values():
+        if "build" in service:
+            assert service["build"]["args"]["PYTHON_IMAGE"].startswith("${PYTHON_IMAGE:-")
+        else:
+            assert re.fullmatch(r"\$\{\w+_IMAGE:-[^:]+:[^}]+\}", service["image"])
+
+
+def test_compose_has_no_password_of_its_own() -> None:
+    """The database's is demanded, without a default."""
+    text = (ROOT / "compose.yaml").read_text()
+    assert set(re.findall(r"\$\{POSTGRES_PASSWORD(..)", text)) == {":?"}
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
