@@ -34,7 +34,8 @@ run: $(READY) ## Serve the hello demo on http://127.0.0.1:8000, without any key
 test: $(READY) $(TOOLS) ## Run every test
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-check: $(READY) ## Lint, types, and the arrows between the layers
+check: $(READY) ## Lint, types, generated code, and the arrows between the layers
+	@$(BIN)/python scripts/generate_sync_client.py --check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

@@ -246,7 +246,7 @@ def test_local_threads_hold_what_their_model_holds(
         "bounded": lambda: RedisMessages(url, max_messages=MOST),
     }
     most = MOST if kind == "bounded" else None
-    few = settings(SETTINGS, max_examples=SETTINGS.max_examples // 6) if url else SETTINGS
+    few = settings(SETTINGS, max_examples=SETTINGS.max_examples // 12) if url else SETTINGS
 
     class Threads(LocalThreads):
         def __init__(self) -> None:

@@ -1,15 +1,17 @@
 """The typed client of a tealagents service: `AsyncClient`, and its synchronous twin `Client`.
 
-It speaks the service's HTTP contract and shares no code with the service, so that it can be taken
-from this package into a program that only calls agents.
+It speaks the service's HTTP contract and shares no code with the service: a program that only calls agents
+can take it from here.
 
 ==============  ==================================================================================
-`aio`, `sync`   the two drivers: clients, streams, lists. They do all the I/O and decide nothing
+`aio`           the asynchronous driver: client, streams, lists. It does all the I/O and decides nothing
+`sync`          the synchronous one, generated from it (`scripts/generate_sync_client.py`)
+`waits`         how the two wait: sleep, tokens, closing
 `operations`    what a client can do, each operation as a flow
-`rules`         what an answer means, when to ask again, how far a stream has been read
+`rules`         what an answer means, when to repeat a call, how far a stream has been read
 `calls`         each route as the HTTP call that reaches it
-`wire`          effects and outcomes: what rules and drivers say to each other
-`retry`         how often, and how soon, to try again
+`wire`          effects and outcomes: what rules ask of drivers, and what drivers return
+`retry`         how often, and how soon, to repeat
 `sse`           an incremental parser of event streams
 `items`         what is sent; `documents`, `events`, `errors`: what comes back
 ==============  ==================================================================================
@@ -17,7 +19,7 @@ from this package into a program that only calls agents.
 Everything a caller needs is imported from here. The package imports nothing of the project.
 """
 
-from tealagents.client.aio import AsyncClient, AsyncEventStream, AsyncItems, AsyncToken
+from tealagents.client.aio import AsyncClient, AsyncEventStream, AsyncItems
 from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
 from tealagents.client.documents import (
     Accepted,
@@ -81,7 +83,8 @@ from tealagents.client.events import (
 )
 from tealagents.client.items import Action, Content, Decision, Image, Text
 from tealagents.client.retry import NO_RETRY, Retry
-from tealagents.client.sync import Client, EventStream, Items, Token
+from tealagents.client.sync import Client, EventStream, Items
+from tealagents.client.waits import AsyncToken, Token
 from tealagents.client.wire import Timeouts
 
 __all__ = [

@@ -1,11 +1,7 @@
 """The asynchronous driver: carries out what `rules` decide, on `httpx.AsyncClient`."""
 
-import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
 from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
-import anyio
 import httpx
 
 from tealagents.client.calls import DecisionOptions, MessageOptions, TaskChanges
@@ -29,6 +25,7 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor
+from tealagents.client.waits import AsyncChunks, AsyncToken, async_bearer, async_release, async_sleep
 from tealagents.client.wire import (
     LIMITS,
     Call,
@@ -54,22 +51,19 @@ from tealagents.client.wire import (
 T = TypeVar("T")
 E = TypeVar("E")
 
-#: a bearer token, or what gives one; it is asked before every call, so that a stream outlives a token
-AsyncToken = str | Callable[[], str | Awaitable[str]]
-
 
 class AsyncClient:
     """One agent, seen by one user.
 
     Parameters:
         base_url: the agent's prefix, `https://host/{name}/{version}`.
-        token: a bearer token, or a function, sync or async, that gives one that is still good.
+        token: a bearer token, or a function that returns a valid one before each call.
         timeouts: how long to wait for what.
-        retry: how often to try again what can safely be tried again.
-        http: used instead of a client of our own, and left open.
+        retry: how often to repeat what can safely be repeated.
+        http: used instead of an HTTP client of its own, and left open.
 
-    Use it as an async context manager, or call `aclose`. One client may serve many tasks at once.
-    What goes wrong is a `ClientError` (see `errors`); nothing is tried again that could be done twice.
+    Use it in `async with`, or call `aclose`. One client can serve many callers at once, a stream only one.
+    Every failure is a `ClientError` (see `errors`). A call that could be executed twice is never repeated.
     """
 
     def __init__(
@@ -101,29 +95,29 @@ class AsyncClient:
     # --- messages -------------------------------------------------------------------------------------
 
     async def send(self, content: Content, **options: Unpack[MessageOptions]) -> Answer:
-        """Send a message and wait for its answer, which is the model's output or a pause.
+        """Send a message and wait for its answer: the model's output, or a pause.
 
-        Carried by an idempotency key, it is repeated through lost connections, restarts and overload
-        without being done twice.
+        The call carries an idempotency key: it is repeated after lost connections, restarts and overload,
+        and executed once.
 
         Raises:
-            TaskBusy, ApprovalPending, …: it was refused.
-            ModelError, RequestCanceled, …: it began and failed.
-            ConnectionLost: its fate is not known; its key tells it.
+            TaskBusy, ApprovalPending, …: the message was rejected.
+            ModelError, RequestCanceled, …: the request began and failed.
+            ConnectionLost: the outcome is unknown; a call with the same key returns it.
         """
         return await self._run(self._does.send(content, options))
 
     def stream(self, content: Content, **options: Unpack[MessageOptions]) -> "AsyncEventStream":
-        """Send a message and follow its answer, through any number of broken connections.
+        """Send a message and follow its answer, across broken connections.
 
         Every event comes once, in order, and the last one is `Final`, `ApprovalRequired` or `Failed`.
-        Nothing is sent before the first event is asked for.
+        The message is sent when the first event is requested.
         """
         cursor = Cursor()
         return AsyncEventStream(self._does.stream(content, options, cursor), self._wire(), cursor)
 
     async def background(self, content: Content, **options: Unpack[MessageOptions]) -> Accepted:
-        """Send a message and come back as soon as the service has stored it."""
+        """Send a message and return as soon as the service has stored it."""
         return await self._run(self._does.background(content, options))
 
     # --- requests -------------------------------------------------------------------------------------
@@ -133,24 +127,24 @@ class AsyncClient:
         return await self._run(self._does.request(request_id))
 
     async def wait(self, request_id: str, *, timeout: float | None = None) -> Answer:
-        """Wait until the request has ended or paused; its failure is raised.
+        """Wait until the request has ended or paused. A failure is raised.
 
         Raises:
-            StillRunning: after `timeout` seconds. The request goes on.
+            StillRunning: after `timeout` seconds. The request continues.
         """
         return await self._run(self._does.wait(request_id, timeout))
 
     def follow(self, request_id: str, *, after: int = 0) -> "AsyncEventStream":
-        """The events of a request behind the one numbered `after`, to its end.
+        """The events of a request after the one numbered `after`, to the end.
 
-        Of a request that has ended, and whose log is gone or was read to its end, the last event is
-        told again, with `id` None.
+        Where the request has ended and its log is gone, or was read to its end, the last event is repeated,
+        with `id` None.
         """
         cursor = Cursor(request_id=request_id, last_event_id=after, located=True)
         return AsyncEventStream(self._does.follow(request_id, cursor), self._wire(), cursor)
 
     async def resume(self, of: str | Approval, action: Action, **options: Unpack[DecisionOptions]) -> Answer:
-        """Approve or reject a pause and wait for what comes of it.
+        """Approve or reject a pause and wait for the outcome.
 
         `of` is the `Approval` itself, which names its pause, or the request's id.
         """
@@ -159,15 +153,15 @@ class AsyncClient:
     def resume_stream(
         self, of: str | Approval, action: Action, *, after: int = 0, **options: Unpack[DecisionOptions]
     ) -> "AsyncEventStream":
-        """Approve or reject a pause and follow what comes of it.
+        """Approve or reject a pause and follow the request.
 
-        `after` is the `id` of the `ApprovalRequired` event: what came before it is not told again.
+        `after` is the `id` of the `ApprovalRequired` event: earlier events are not repeated.
         """
         cursor = Cursor(request_id=of if isinstance(of, str) else of.request_id, last_event_id=after)
         return AsyncEventStream(self._does.resume_stream(of, action, options, cursor), self._wire(), cursor)
 
     async def cancel(self, request_id: str) -> RequestDocument:
-        """End a running or paused request; one that has ended stays as it is."""
+        """Cancel a running or paused request. One that has ended stays as it is."""
         return await self._run(self._does.cancel(request_id))
 
     # --- sessions and tasks ---------------------------------------------------------------------------
@@ -213,7 +207,7 @@ class AsyncClient:
         return self._list(self._does.checkpoints(task_id))
 
     def audit(self, task_id: str) -> "AsyncItems[AuditEntry]":
-        """The append-only record of who did what."""
+        """The audit entries of a task."""
         return self._list(self._does.audit(task_id))
 
     async def rollback(self, task_id: str, checkpoint_id: str) -> Task:
@@ -223,7 +217,7 @@ class AsyncClient:
     async def fork(
         self, task_id: str, *, checkpoint_id: str | None = None, message_id: str | None = None
     ) -> Task:
-        """A new task with the history up to and including a point; by default the last completed request."""
+        """A new task with the history up to and including a point, by default the last completed request."""
         return await self._run(self._does.fork(task_id, checkpoint_id, message_id))
 
     async def export_task(self, task_id: str) -> Json:
@@ -231,17 +225,17 @@ class AsyncClient:
         return await self._run(self._does.export_task(task_id))
 
     async def import_task(self, document: Json) -> Task:
-        """Bring an exported task back."""
+        """Import an exported task."""
         return await self._run(self._does.import_task(document))
 
     # --- the rest -------------------------------------------------------------------------------------
 
     def approvals(self, *, status: str | None = "pending") -> "AsyncItems[Approval]":
-        """The pauses that the caller may decide."""
+        """The pauses that the caller can decide."""
         return self._list(self._does.approvals(status))
 
     async def health(self) -> Health:
-        """How the service is; one attempt."""
+        """The state of the service. The call is not repeated."""
         return await self._run(self._does.health())
 
     async def _run(self, flow: Flow[T]) -> T:
@@ -265,7 +259,7 @@ class AsyncClient:
 
 
 class AsyncItems(Generic[E]):
-    """An async iterator. Leave it by its end, `async with` or `aclose`, so that its connection is free."""
+    """An iterator. Exhaust it, leave it by `async with`, or call `aclose`: this frees its connection."""
 
     def __init__(self, flow: Stream[E, None], wire: "_AsyncWire") -> None:
         self._flow = flow
@@ -301,7 +295,7 @@ class AsyncItems(Generic[E]):
 
 
 class AsyncEventStream(AsyncItems[StreamEvent]):
-    """The events of one request. Its ids are known once the first event is."""
+    """The events of one request. Its ids are known from the first event on."""
 
     def __init__(self, flow: Stream[StreamEvent, None], wire: "_AsyncWire", cursor: Cursor) -> None:
         super().__init__(flow, wire)
@@ -321,11 +315,11 @@ class AsyncEventStream(AsyncItems[StreamEvent]):
 
     @property
     def last_event_id(self) -> int:
-        """The highest id handed on: another process can `follow` the request from here."""
+        """The highest id so far: another process can `follow` the request from here."""
         return self._cursor.last_event_id
 
     async def answer(self) -> Answer:
-        """Read to the end and give what `send` would have given; a failure is raised."""
+        """Read to the end and return what `send` would have returned. A failure is raised."""
         async with self:
             async for event in self:
                 if (answer := outcome_of(event)) is not None:
@@ -342,7 +336,7 @@ class _AsyncWire:
         self._token = token
         self._timeouts = timeouts
         self._response: httpx.Response | None = None
-        self._chunks: AsyncGenerator[bytes, None] | None = None
+        self._chunks: AsyncChunks | None = None
 
     async def perform(self, effect: Effect) -> Outcome:
         match effect:
@@ -356,18 +350,20 @@ class _AsyncWire:
             case Close():
                 await self.aclose()
             case Sleep(seconds):
-                await anyio.sleep(seconds)
+                await async_sleep(seconds)
             case _:
                 assert_never(effect)
         return None
 
     async def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
-        request = build_request(self._http, self._base_url, call, await self._bearer(), self._timeouts)
+        request = build_request(
+            self._http, self._base_url, call, await async_bearer(self._token), self._timeouts
+        )
         try:
             response = await self._http.send(request, stream=True, follow_redirects=False)
             if leave_open and response.status_code == 200 and is_event_stream(response.headers):
                 self._response = response
-                self._chunks = cast(AsyncGenerator[bytes, None], response.aiter_bytes())
+                self._chunks = cast(AsyncChunks, response.aiter_bytes())
                 return Reply(status=response.status_code, headers=response.headers)
             try:
                 body = await response.aread()
@@ -385,18 +381,8 @@ class _AsyncWire:
         except httpx.RequestError as error:
             return lost(error)
 
-    async def _bearer(self) -> str:
-        if isinstance(self._token, str):
-            return self._token
-        token = self._token()
-        return await token if inspect.isawaitable(token) else token
-
     async def aclose(self) -> None:
         response, chunks = self._response, self._chunks
         self._response = self._chunks = None
-        if response is None or chunks is None:
-            return
-        # a caller that is being canceled must not leave its connection to the pool half read
-        with anyio.CancelScope(shield=True), suppress(httpx.RequestError):
-            await chunks.aclose()
-            await response.aclose()
+        if response is not None and chunks is not None:
+            await async_release(response, chunks)

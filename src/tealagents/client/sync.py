@@ -1,8 +1,7 @@
+# Generated from aio.py by scripts/generate_sync_client.py: edit that one, and run the script.
+
 """The synchronous driver: carries out what `rules` decide, on `httpx.Client`."""
 
-import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
 from typing import Generic, Self, TypeVar, Unpack, assert_never, cast
 
 import httpx
@@ -28,6 +27,7 @@ from tealagents.client.items import Action, Content
 from tealagents.client.operations import Operations
 from tealagents.client.retry import Retry
 from tealagents.client.rules import Cursor
+from tealagents.client.waits import Chunks, Token, bearer, release, sleep
 from tealagents.client.wire import (
     LIMITS,
     Call,
@@ -53,23 +53,19 @@ from tealagents.client.wire import (
 T = TypeVar("T")
 E = TypeVar("E")
 
-#: a bearer token, or what gives one; it is asked before every call, so that a stream outlives a token
-Token = str | Callable[[], str]
-
 
 class Client:
     """One agent, seen by one user.
 
     Parameters:
         base_url: the agent's prefix, `https://host/{name}/{version}`.
-        token: a bearer token, or a function that gives one that is still good.
+        token: a bearer token, or a function that returns a valid one before each call.
         timeouts: how long to wait for what.
-        retry: how often to try again what can safely be tried again.
-        http: used instead of a client of our own, and left open.
+        retry: how often to repeat what can safely be repeated.
+        http: used instead of an HTTP client of its own, and left open.
 
-    Use it as a context manager, or call `close`. One client may serve many threads at once, each
-    stream one of them.
-    What goes wrong is a `ClientError` (see `errors`); nothing is tried again that could be done twice.
+    Use it in `with`, or call `close`. One client can serve many callers at once, a stream only one.
+    Every failure is a `ClientError` (see `errors`). A call that could be executed twice is never repeated.
     """
 
     def __init__(
@@ -101,29 +97,29 @@ class Client:
     # --- messages -------------------------------------------------------------------------------------
 
     def send(self, content: Content, **options: Unpack[MessageOptions]) -> Answer:
-        """Send a message and wait for its answer, which is the model's output or a pause.
+        """Send a message and wait for its answer: the model's output, or a pause.
 
-        Carried by an idempotency key, it is repeated through lost connections, restarts and overload
-        without being done twice.
+        The call carries an idempotency key: it is repeated after lost connections, restarts and overload,
+        and executed once.
 
         Raises:
-            TaskBusy, ApprovalPending, …: it was refused.
-            ModelError, RequestCanceled, …: it began and failed.
-            ConnectionLost: its fate is not known; its key tells it.
+            TaskBusy, ApprovalPending, …: the message was rejected.
+            ModelError, RequestCanceled, …: the request began and failed.
+            ConnectionLost: the outcome is unknown; a call with the same key returns it.
         """
         return self._run(self._does.send(content, options))
 
     def stream(self, content: Content, **options: Unpack[MessageOptions]) -> "EventStream":
-        """Send a message and follow its answer, through any number of broken connections.
+        """Send a message and follow its answer, across broken connections.
 
         Every event comes once, in order, and the last one is `Final`, `ApprovalRequired` or `Failed`.
-        Nothing is sent before the first event is asked for.
+        The message is sent when the first event is requested.
         """
         cursor = Cursor()
         return EventStream(self._does.stream(content, options, cursor), self._wire(), cursor)
 
     def background(self, content: Content, **options: Unpack[MessageOptions]) -> Accepted:
-        """Send a message and come back as soon as the service has stored it."""
+        """Send a message and return as soon as the service has stored it."""
         return self._run(self._does.background(content, options))
 
     # --- requests -------------------------------------------------------------------------------------
@@ -133,24 +129,24 @@ class Client:
         return self._run(self._does.request(request_id))
 
     def wait(self, request_id: str, *, timeout: float | None = None) -> Answer:
-        """Wait until the request has ended or paused; its failure is raised.
+        """Wait until the request has ended or paused. A failure is raised.
 
         Raises:
-            StillRunning: after `timeout` seconds. The request goes on.
+            StillRunning: after `timeout` seconds. The request continues.
         """
         return self._run(self._does.wait(request_id, timeout))
 
     def follow(self, request_id: str, *, after: int = 0) -> "EventStream":
-        """The events of a request behind the one numbered `after`, to its end.
+        """The events of a request after the one numbered `after`, to the end.
 
-        Of a request that has ended, and whose log is gone or was read to its end, the last event is
-        told again, with `id` None.
+        Where the request has ended and its log is gone, or was read to its end, the last event is repeated,
+        with `id` None.
         """
         cursor = Cursor(request_id=request_id, last_event_id=after, located=True)
         return EventStream(self._does.follow(request_id, cursor), self._wire(), cursor)
 
     def resume(self, of: str | Approval, action: Action, **options: Unpack[DecisionOptions]) -> Answer:
-        """Approve or reject a pause and wait for what comes of it.
+        """Approve or reject a pause and wait for the outcome.
 
         `of` is the `Approval` itself, which names its pause, or the request's id.
         """
@@ -159,15 +155,15 @@ class Client:
     def resume_stream(
         self, of: str | Approval, action: Action, *, after: int = 0, **options: Unpack[DecisionOptions]
     ) -> "EventStream":
-        """Approve or reject a pause and follow what comes of it.
+        """Approve or reject a pause and follow the request.
 
-        `after` is the `id` of the `ApprovalRequired` event: what came before it is not told again.
+        `after` is the `id` of the `ApprovalRequired` event: earlier events are not repeated.
         """
         cursor = Cursor(request_id=of if isinstance(of, str) else of.request_id, last_event_id=after)
         return EventStream(self._does.resume_stream(of, action, options, cursor), self._wire(), cursor)
 
     def cancel(self, request_id: str) -> RequestDocument:
-        """End a running or paused request; one that has ended stays as it is."""
+        """Cancel a running or paused request. One that has ended stays as it is."""
         return self._run(self._does.cancel(request_id))
 
     # --- sessions and tasks ---------------------------------------------------------------------------
@@ -213,7 +209,7 @@ class Client:
         return self._list(self._does.checkpoints(task_id))
 
     def audit(self, task_id: str) -> "Items[AuditEntry]":
-        """The append-only record of who did what."""
+        """The audit entries of a task."""
         return self._list(self._does.audit(task_id))
 
     def rollback(self, task_id: str, checkpoint_id: str) -> Task:
@@ -221,7 +217,7 @@ class Client:
         return self._run(self._does.rollback(task_id, checkpoint_id))
 
     def fork(self, task_id: str, *, checkpoint_id: str | None = None, message_id: str | None = None) -> Task:
-        """A new task with the history up to and including a point; by default the last completed request."""
+        """A new task with the history up to and including a point, by default the last completed request."""
         return self._run(self._does.fork(task_id, checkpoint_id, message_id))
 
     def export_task(self, task_id: str) -> Json:
@@ -229,17 +225,17 @@ class Client:
         return self._run(self._does.export_task(task_id))
 
     def import_task(self, document: Json) -> Task:
-        """Bring an exported task back."""
+        """Import an exported task."""
         return self._run(self._does.import_task(document))
 
     # --- the rest -------------------------------------------------------------------------------------
 
     def approvals(self, *, status: str | None = "pending") -> "Items[Approval]":
-        """The pauses that the caller may decide."""
+        """The pauses that the caller can decide."""
         return self._list(self._does.approvals(status))
 
     def health(self) -> Health:
-        """How the service is; one attempt."""
+        """The state of the service. The call is not repeated."""
         return self._run(self._does.health())
 
     def _run(self, flow: Flow[T]) -> T:
@@ -263,7 +259,7 @@ class Client:
 
 
 class Items(Generic[E]):
-    """An iterator. Leave it by its end, `with` or `close`, so that its connection is free."""
+    """An iterator. Exhaust it, leave it by `with`, or call `close`: this frees its connection."""
 
     def __init__(self, flow: Stream[E, None], wire: "_Wire") -> None:
         self._flow = flow
@@ -299,7 +295,7 @@ class Items(Generic[E]):
 
 
 class EventStream(Items[StreamEvent]):
-    """The events of one request. Its ids are known once the first event is."""
+    """The events of one request. Its ids are known from the first event on."""
 
     def __init__(self, flow: Stream[StreamEvent, None], wire: "_Wire", cursor: Cursor) -> None:
         super().__init__(flow, wire)
@@ -319,11 +315,11 @@ class EventStream(Items[StreamEvent]):
 
     @property
     def last_event_id(self) -> int:
-        """The highest id handed on: another process can `follow` the request from here."""
+        """The highest id so far: another process can `follow` the request from here."""
         return self._cursor.last_event_id
 
     def answer(self) -> Answer:
-        """Read to the end and give what `send` would have given; a failure is raised."""
+        """Read to the end and return what `send` would have returned. A failure is raised."""
         with self:
             for event in self:
                 if (answer := outcome_of(event)) is not None:
@@ -340,7 +336,7 @@ class _Wire:
         self._token = token
         self._timeouts = timeouts
         self._response: httpx.Response | None = None
-        self._chunks: Generator[bytes, None, None] | None = None
+        self._chunks: Chunks | None = None
 
     def perform(self, effect: Effect) -> Outcome:
         match effect:
@@ -354,18 +350,18 @@ class _Wire:
             case Close():
                 self.close()
             case Sleep(seconds):
-                time.sleep(seconds)
+                sleep(seconds)
             case _:
                 assert_never(effect)
         return None
 
     def _exchange(self, call: Call, *, leave_open: bool = False) -> Reply | Lost:
-        request = build_request(self._http, self._base_url, call, self._bearer(), self._timeouts)
+        request = build_request(self._http, self._base_url, call, bearer(self._token), self._timeouts)
         try:
             response = self._http.send(request, stream=True, follow_redirects=False)
             if leave_open and response.status_code == 200 and is_event_stream(response.headers):
                 self._response = response
-                self._chunks = cast(Generator[bytes, None, None], response.iter_bytes())
+                self._chunks = cast(Chunks, response.iter_bytes())
                 return Reply(status=response.status_code, headers=response.headers)
             try:
                 body = response.read()
@@ -383,16 +379,8 @@ class _Wire:
         except httpx.RequestError as error:
             return lost(error)
 
-    def _bearer(self) -> str:
-        if isinstance(self._token, str):
-            return self._token
-        return self._token()
-
     def close(self) -> None:
         response, chunks = self._response, self._chunks
         self._response = self._chunks = None
-        if response is None or chunks is None:
-            return
-        with suppress(httpx.RequestError):
-            chunks.close()
-            response.close()
+        if response is not None and chunks is not None:
+            release(response, chunks)

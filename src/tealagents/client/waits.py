@@ -1,0 +1,51 @@
+"""How the two drivers wait: all that differs between them besides `async` and `await`.
+
+`sync` is generated from `aio` (`scripts/generate_sync_client.py`), and calls `sleep` where that calls
+`async_sleep`.
+"""
+
+import inspect
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import suppress
+
+import anyio
+import httpx
+
+#: a bearer token, or what gives one; it is asked before every call, so that a stream outlives a token
+AsyncToken = str | Callable[[], str | Awaitable[str]]
+Token = str | Callable[[], str]
+
+AsyncChunks = AsyncGenerator[bytes, None]
+Chunks = Generator[bytes, None, None]
+
+sleep = time.sleep
+async_sleep = anyio.sleep
+
+
+def bearer(token: Token) -> str:
+    """A token that is valid now."""
+    return token if isinstance(token, str) else token()
+
+
+async def async_bearer(token: AsyncToken) -> str:
+    """A token that is valid now."""
+    if isinstance(token, str):
+        return token
+    given = token()
+    return await given if inspect.isawaitable(given) else given
+
+
+def release(response: httpx.Response, chunks: Chunks) -> None:
+    """Gives an open stream's connection back."""
+    with suppress(httpx.RequestError):
+        chunks.close()
+        response.close()
+
+
+async def async_release(response: httpx.Response, chunks: AsyncChunks) -> None:
+    """Gives an open stream's connection back, also where the caller is being canceled: it must not return to
+    the pool half read."""
+    with anyio.CancelScope(shield=True), suppress(httpx.RequestError):
+        await chunks.aclose()
+        await response.aclose()
