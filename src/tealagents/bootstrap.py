@@ -33,6 +33,7 @@ from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store, sealed
+from tealagents.telemetry.requests import LoggedRequests
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.context import Providers, open_providers
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
@@ -222,7 +223,7 @@ class Wiring:
 
     def _observer(self) -> Observer:
         if not self.config.telemetry.metered:
-            return Observer()
+            return LoggedRequests()
         from tealagents.telemetry.observing import OpenTelemetryObserver
 
         config = self.config

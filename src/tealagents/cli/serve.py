@@ -245,9 +245,10 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     """The application, or exit status 2 with what is wrong. A failed start is one sentence as well."""
     from tealagents.app import create_app
     from tealagents.bootstrap import START_ERRORS
+    from tealagents.telemetry.requests import RequestLog
 
     try:
-        app = create_app(config)
+        app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
     except START_ERRORS as error:
         raise fail(str(error)) from None
 

@@ -1,6 +1,7 @@
 """Traces, metrics and logs.
 
 =============  ==========================================================================
+`requests`     one line in the log for each request
 `logs`         one line a record, with the ids of the request it belongs to; never content
 `exporting`    OpenTelemetry's SDK and its OTLP exporters, only where an endpoint is given
 `scraping`     `/metrics` for Prometheus, on an address of its own, only where a port is given

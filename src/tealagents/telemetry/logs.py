@@ -64,6 +64,7 @@ class JsonLines(_Lines):
             "logger": record.name,
             "message": self.said(record),
             **getattr(record, "ids", {}),
+            **getattr(record, "facts", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -16,7 +16,8 @@ from tealagents.domain.current import current_ids
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import TOOL_SEPARATOR, RequestRecord, ToolCall
-from tealagents.engine.observer import Load, ModelWatch, Observer, RequestWatch, ToolWatch
+from tealagents.engine.observer import Load, ModelWatch, RequestWatch, ToolWatch
+from tealagents.telemetry.requests import LoggedRequests
 
 #: seconds; as the conventions advise for model operations
 _BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -45,7 +46,7 @@ _GAUGES = (
 )
 
 
-class OpenTelemetryObserver(Observer):
+class OpenTelemetryObserver(LoggedRequests):
     """Tells OpenTelemetry. `content` allows what was said into spans.
 
     Metrics name nothing that a user, the model or a tool server could make up: of tools only the plugin,
@@ -107,8 +108,8 @@ class OpenTelemetryObserver(Observer):
         span = self._tracer.start_span(f"invoke_agent {self._agent}", attributes=attributes)
         token = context.attach(trace.set_span_in_context(span))
         try:
-            with super().request(request):
-                yield _RequestWatch(span, self)
+            with super().request(request) as logged:
+                yield _RequestWatch(span, self, logged)
         finally:
             span.end()
             context.detach(token)
@@ -118,6 +119,7 @@ class OpenTelemetryObserver(Observer):
         self._request_duration.record(seconds, {"status": status})
 
     def refused(self, error: TealError) -> None:
+        super().refused(error)
         self._refusals.add(1, {"error.type": error.code})
 
     def loaded(self, load: Callable[[], Load]) -> None:
@@ -177,12 +179,14 @@ class OpenTelemetryObserver(Observer):
 
 
 class _RequestWatch(RequestWatch):
-    def __init__(self, span: Span, observer: OpenTelemetryObserver) -> None:
+    def __init__(self, span: Span, observer: OpenTelemetryObserver, logged: RequestWatch) -> None:
         self._span = span
         self._observer = observer
+        self._logged = logged
         self._began = time.perf_counter()
 
     def ended(self, request: RequestRecord) -> None:
+        self._logged.ended(request)
         code = request.error.code if request.error else None
         self._span.set_attribute("tealagents.status", request.status)
         self._span.set_attribute("gen_ai.usage.input_tokens", request.usage.prompt_tokens)
@@ -193,6 +197,7 @@ class _RequestWatch(RequestWatch):
         self._observer.count(request.status, code, time.perf_counter() - self._began)
 
     def failed(self, error: TealError) -> None:
+        self._logged.failed(error)
         self._span.set_attribute("error.type", error.code)
         self._span.set_status(Status(StatusCode.ERROR, error.code))
         self._observer.count("Unknown", error.code, time.perf_counter() - self._began)

@@ -1,0 +1,122 @@
+"""One line in the log for each request, in both forms of the log."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tealagents.telemetry.logs import JsonLines, Readable
+from tealagents.testing.servers import free_port
+
+CONFIG = """\
+apiVersion: tealagents/v1alpha1
+name: Logged
+version: 1
+spec:
+  agent: {model: offline, system_prompt: Be brief.}
+"""
+ADA = {"Authorization": "Bearer ada"}
+SECRET = "canary-of-a-message"
+
+
+class Logged:
+    """A service whose log is collected."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "config.yaml").write_text(CONFIG)
+        port = free_port()
+        program = str(Path(sys.executable).with_name("tealagents"))
+        self._process = subprocess.Popen(
+            [program, "serve", str(folder / "config.yaml"), "--offline", "--port", str(port)],
+            env={**os.environ, "TA_AUTH": "mock"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it is served
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}/Logged/1", headers=ADA, trust_env=False, timeout=30
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Stops it, and gives what it logged of requests."""
+        self.client.close()
+        self._process.send_signal(signal.SIGTERM)
+        _, text = self._process.communicate(timeout=60)
+        assert SECRET not in text
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Logged]:
+    service = Logged(tmp_path)
+    try:
+        yield service
+    finally:
+        service._process.kill()
+        service._process.wait()
+
+
+def message(text: str = SECRET) -> dict[str, Any]:
+    return {"items": [{"content_type": "text", "content": text}]}
+
+
+def test_each_request_is_one_line(service: Logged) -> None:
+    """With ids, route, status, code, duration and tokens: a message, a stream, and any other call."""
+    answer = service.client.post("", json=message()).json()
+    streamed = service.client.post("/sse", json=message())
+    service.client.get(f"/tasks/{answer['task_id']}").raise_for_status()
+    service.client.get(f"/tasks/{answer['task_id']}", headers={"Authorization": "Bearer bob"})
+    service.client.post("", json={"items": [SECRET]})
+    service.client.get(f"/no-route/{SECRET}")
+    service.client.get("/health")
+    assert streamed.status_code == 200
+    sent, stream, read, foreign, wrong, lost = service.lines()
+    assert (sent["route"], sent["status"]) == ("POST /Logged/1", "Completed")
+    assert {name: sent[name] for name in ("session_id", "task_id", "request_id")} == {
+        name: answer[name] for name in ("session_id", "task_id", "request_id")
+    }
+    assert sent["duration"] >= 0
+    assert min(sent["prompt_tokens"], sent["completion_tokens"]) > 0
+    assert "code" not in sent
+    assert (stream["route"], stream["status"]) == ("POST /Logged/1/sse", "Completed")
+    assert (read["route"], read["status"]) == ("GET /Logged/1/tasks/{task_id}", 200)
+    assert read["task_id"] == answer["task_id"]
+    assert (foreign["status"], foreign["code"], foreign["task_id"]) == (401, "not_owner", read["task_id"])
+    assert (wrong["route"], wrong["status"], wrong["code"]) == ("POST /Logged/1", 422, "invalid_request")
+    assert (lost["route"], lost["status"]) == ("GET (no route)", 404)
+
+
+def test_a_request_in_the_background_is_logged_when_it_ends(service: Logged) -> None:
+    """Its acceptance is a call of its own."""
+    accepted = service.client.post("", json=message(), headers={"Prefer": "respond-async"})
+    assert accepted.status_code == 202
+    events = service.client.get(f"/requests/{accepted.json()['request_id']}/events")
+    assert "final-response" in events.text
+    logged = service.lines()
+    [ended] = [line for line in logged if line["status"] == "Completed"]
+    assert ended["request_id"] == accepted.json()["request_id"]
+    assert ended["completion_tokens"] > 0
+    assert [line["status"] for line in logged if line is not ended] == [202, 200]
+
+
+def test_both_forms_of_the_log_have_it() -> None:
+    """Readable for a person, fields for a machine."""
+    facts = {"route": "POST /A/1", "status": "Failed", "code": "model_error", "duration": 0.5}
+    record = logging.LogRecord(
+        "requests", logging.INFO, __file__, 1, "%s %s %s", ("POST /A/1", "Failed", "code=model_error"), None
+    )
+    record.__dict__.update(ids={"request_id": "r"}, facts=facts)
+    assert Readable(content=False).format(record).endswith("POST /A/1 Failed code=model_error  [r]")
+    line = json.loads(JsonLines(content=False).format(record))
+    assert {name: line[name] for name in facts} == facts
