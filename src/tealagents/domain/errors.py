@@ -120,6 +120,10 @@ class TaskBusy(Refusal):
         super().__init__(detail, retry_after=1, **ids)
 
 
+class CheckpointMoved(TaskBusy):
+    """The task is not at the checkpoint that the message continues."""
+
+
 class ApprovalPending(Refusal):
     """The task waits for a human: `request_id` and `approval_id` say for which decision.
 

@@ -83,8 +83,8 @@ def resume(head: Head, worker_id: str, now: datetime) -> Head:
     return replace(head, status="Running", running=running, pending=None, updated_at=now)
 
 
-def complete(head: Head, now: datetime, *, remote_id: str | None = None) -> Head:
-    """The running request becomes the current checkpoint. `head` already counts its last entry.
+def complete(head: Head, last_seq: int, now: datetime, *, remote_id: str | None = None) -> Head:
+    """The running request, whose last entry is `last_seq`, becomes the current checkpoint.
 
     A remote conversation goes on only where this request was part of it.
     """
@@ -94,7 +94,7 @@ def complete(head: Head, now: datetime, *, remote_id: str | None = None) -> Head
         status="Completed",
         running=None,
         checkpoint_id=running.request_id,
-        path=extend(head.path, running.first_seq, head.tail_seq),
+        path=extend(head.path, running.first_seq, last_seq),
         remote_id=remote_id,
         updated_at=now,
     )
@@ -103,22 +103,23 @@ def complete(head: Head, now: datetime, *, remote_id: str | None = None) -> Head
 def stop(
     head: Head,
     status: Status,
+    last_seq: int,
     now: datetime,
     *,
     tools: tuple[ToolOutcome, ...] = (),
     withdrawn: bool = False,
 ) -> Head:
-    """The running or paused request ends without an answer; the checkpoint stays.
+    """The running or paused request, whose last entry is `last_seq`, ends without an answer.
 
-    Its entries stay on the path, where reading backwards passes over them, unless it is `withdrawn`.
-    What its tools did is kept in the head.
+    The checkpoint stays. Its entries stay on the path, where reading backwards passes over them, unless it is
+    `withdrawn`. What its tools did is kept in the head.
     """
     occupant = head.running or head.pending
     if occupant is None:
         raise ValueError("only a running or paused task is stopped")
     # of a withdrawn request the end alone stays on the path: its messages leave, what its tools did does not
-    first = head.tail_seq if withdrawn else occupant.first_seq
-    path = head.path if withdrawn and not tools else extend(head.path, first, head.tail_seq)
+    first = last_seq if withdrawn else occupant.first_seq
+    path = head.path if withdrawn and not tools else extend(head.path, first, last_seq)
     return replace(
         head,
         status=status,
@@ -175,13 +176,13 @@ def go_to(head: Head, checkpoint_id: str, path: Path, remote_id: str | None, now
     return replace(head, checkpoint_id=checkpoint_id, path=path, remote_id=remote_id, updated_at=now)
 
 
-def noted(before: Head, after: Head) -> Head:
-    """`after`, grown by entries of no request: a path that ended at the old tail goes along."""
-    if before.running is None and before.pending is None and before.path:
-        first, last = before.path[-1]
-        if last == before.tail_seq:
-            return replace(after, path=(*before.path[:-1], (first, after.tail_seq)))
-    return after
+def noted(head: Head, last_seq: int) -> Head:
+    """The head, about to grow by entries of no request: a path that ends at the tail goes along."""
+    if head.running is None and head.pending is None and head.path:
+        first, last = head.path[-1]
+        if last == head.tail_seq:
+            return replace(head, path=(*head.path[:-1], (first, last_seq)))
+    return head
 
 
 def extend(path: Path, first: int, last: int) -> Path:

@@ -84,6 +84,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     arguments: str
     #: the plugin, OpenAPI plugin or MCP server, where that is not what stands before the first hyphen
     plugin: str = ""
+    #: run by the client that declared the tool: its decision is an output
+    by_client: bool = False
 
     @property
     def plugin_name(self) -> str:
@@ -93,6 +95,15 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     @property
     def function_name(self) -> str:
         return self.tool.removeprefix(self.plugin_name + TOOL_SEPARATOR)
+
+
+class ClientTool(Struct, frozen=True):
+    """A tool that the client of one request runs by itself."""
+
+    name: str
+    description: str
+    #: JSON Schema (an object) of the arguments
+    parameters: Json
 
 
 class Origin(Struct, frozen=True):
@@ -349,6 +360,9 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the id of its last event, once it has ended or paused
     last_event: int = 0
     user_context: dict[str, str] = {}
+    #: added to what the model is told, in this request only
+    instructions: str = ""
+    client_tools: tuple[ClientTool, ...] = ()
     #: a request that waits its turn: its message, or a reference to where it is stored
     waiting: Json | None = None
     #: its idempotency key's record and the digest it came with, to renew the expiry at the end
@@ -397,6 +411,9 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     action: Literal["approve", "reject"]
     arguments: str | None = None
+    #: of a call that the client ran: what the model is told
+    output: str | None = None
+    is_error: bool = False
 
 
 class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):

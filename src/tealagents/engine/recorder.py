@@ -8,7 +8,6 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.errors import TealError
 from tealagents.domain.models import (
     Approval,
     Json,
@@ -28,7 +27,7 @@ from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.decisions import intent_draft, shown_calls
 from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import SERVICE, error_draft
+from tealagents.state.transitions import SERVICE
 from tealagents.threads.views import Report
 
 #: characters of an output that a step repeats; the message holds all of it
@@ -65,7 +64,7 @@ class TurnRecorder:
         drafts = self.take()
         if not drafts:
             return
-        writing = asyncio.ensure_future(self._writer.write(drafts))
+        writing = asyncio.ensure_future(self._writer.append(drafts))
         try:
             await asyncio.shield(writing)
         finally:
@@ -170,10 +169,6 @@ class TurnRecorder:
                 payload_sha256=approval.digest,
             )
         )
-
-    def failed(self, error: TealError) -> None:
-        """The request ends without an answer."""
-        self._drafts.append(error_draft(self._request_id, error.code, error.detail, self._clock.now()))
 
     @property
     def _request_id(self) -> str:

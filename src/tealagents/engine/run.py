@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from msgspec import Struct
@@ -24,7 +24,9 @@ from tealagents.domain.errors import (
 from tealagents.domain.events import Started, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     Approval,
+    Failure,
     FinishReason,
+    Head,
     Json,
     Message,
     Outcome,
@@ -51,9 +53,11 @@ from tealagents.engine.recorder import TurnRecorder
 from tealagents.engine.toolbox import CallContext, Deferred, ToolResult
 from tealagents.engine.turns import Turn, Turns, remote_id_of
 from tealagents.state import keys
+from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
 from tealagents.state.task_writer import Fenced, TaskWriter
-from tealagents.state.tasks import CANCELED, SERVICE, SUPERSEDED, Ending, Tasks
+from tealagents.state.tasks import CANCELED, SUPERSEDED, Ending, Tasks
+from tealagents.state.transitions import SERVICE, Transition, completed, paused, stopped
 
 log = logging.getLogger(__name__)
 
@@ -355,22 +359,27 @@ class Run:
     async def _complete(self, last: "Complete") -> None:
         rest = await self.stream.settle(self._persist)
         drafts = self._recorder.take()
-        await self._persist(
-            lambda: self._writer.complete(
-                drafts,
-                outcome=self._outcome(),
-                last_event=self.stream.last_event + 1,
+        now, outcome, last_event = self._now(), self._outcome(), self.stream.last_event + 1
+
+        def done(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
+            return completed(
+                head,
+                request,
+                due,
+                outcome,
+                last_event=last_event,
                 remote_id=last.remote_id,
                 context=last.context,
-                events=rest,
+                now=now,
             )
-        )
+
+        await self._persist(lambda: self._writer.conclude(drafts, done, rest))
         self._turns.extend(self._writer.head, self.request.first_seq, self._recorder.messages, last.context)
         self._finish()
 
     async def _pause(self, event: HumanNeeded) -> None:
         rest = await self.stream.settle(self._persist)
-        now = self._tasks.records.clock.now()
+        now = self._now()
         request = self.request
         approval = Approval(
             approval_id=ids.random_id(),
@@ -391,17 +400,12 @@ class Run:
         self._recorder.asked(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
-        await self._persist(
-            lambda: self._writer.pause(
-                approval,
-                drafts,
-                usage=self._recorder.usage,
-                extra_data=self._context.extra_data,
-                last_event=self.stream.last_event + 1,
-                events=rest,
-                remote_id=self._remote_id,
-            )
-        )
+        outcome = self._outcome()
+
+        def waits(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
+            return paused(head, request, due, approval, outcome, remote_id=self._remote_id, now=now)
+
+        await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
         self._finish()
 
     async def _announce(self, approval: Approval) -> None:
@@ -415,6 +419,9 @@ class Run:
             ttl={key: self._agent.limits.approval_expiry_seconds + 7 * 86400},
         )
 
+    def _now(self) -> datetime:
+        return self._tasks.records.clock.now()
+
     def _outcome(self) -> Outcome:
         """What the request has produced so far."""
         return Outcome(
@@ -426,36 +433,46 @@ class Run:
         )
 
     async def _fail(self, failure: TealError) -> None:
-        await self._stop("Failed", failure, SERVICE)
+        await self._stop("Failed", Failure(failure.code, failure.detail), SERVICE, failure)
 
     async def _end_canceled(self) -> None:
         """The run was canceled: by a user, by a newer message, or because the process stops."""
-        (status, code, detail), actor = self._ending or (CANCELED, SERVICE)
-        error: TealError = Interrupted(detail) if code == "interrupted" else RequestCanceled(detail)
-        await self._stop(status, error, actor)
+        ending, actor = self._ending or (CANCELED, SERVICE)
+        await self._stop(ending.status, Failure(ending.code, ending.detail), actor)
 
-    async def _stop(self, status: Status, error: TealError, actor: str) -> None:
+    async def _stop(
+        self, status: Status, failure: Failure, actor: str, error: TealError | None = None
+    ) -> None:
         self._closing = True
         if self._turn is not None:
-            self._recorder.noted(await self._turn.failed(self._recorder.response, error))
+            raised = error or RequestCanceled(failure.detail)
+            self._recorder.noted(await self._turn.failed(self._recorder.response, raised))
         rest = await self.stream.settle(self._persist)
-        self._recorder.failed(error)
         drafts = self._recorder.take()
         rollback = self._tasks.rules.concurrency == "rollback"
         withdrawn = rollback and self._ending is not None and self._ending[0] is SUPERSEDED
 
+        now, outcome, last_event = self._now(), self._outcome(), self.stream.last_event + 1
+
         async def store() -> None:
-            await self._writer.fail(
-                drafts,
-                status,
-                error,
-                outcome=self._outcome(),
-                last_event=self.stream.last_event + 1,
-                tools=await self._tools(),
-                actor=actor,
-                withdrawn=withdrawn,
-                events=rest,
-            )
+            tools = await self._tools()
+
+            def ended(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
+                return stopped(
+                    head,
+                    request,
+                    due,
+                    status,
+                    failure,
+                    outcome,
+                    tools=tools,
+                    actor=actor,
+                    last_event=last_event,
+                    withdrawn=withdrawn,
+                    now=now,
+                )
+
+            await self._writer.conclude(drafts, ended, rest)
 
         await self._persist(store)
         if self._turn is not None:
@@ -527,7 +544,7 @@ class Run:
         """A fault of ours must not leave a request running for ever."""
         fault = Interrupted(f"The service failed inside ({type(error).__name__}). The log has the details.")
         try:
-            await self._stop("Failed", fault, SERVICE)
+            await self._fail(fault)
         except (Fenced, TealError) as second:
             self._give_up(second if isinstance(second, TealError) else fault)
         except Exception:

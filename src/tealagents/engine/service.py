@@ -25,6 +25,7 @@ from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turns import Turns
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state.owner_directory import Directory
+from tealagents.state.queue import Queue
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import (
     BusyElsewhere,
@@ -35,7 +36,8 @@ from tealagents.state.submission import (
     Waiting,
 )
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import CANCELED, INTERRUPTED, SERVICE, SUPERSEDED, Tasks
+from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
+from tealagents.state.transitions import SERVICE
 from tealagents.state.workers import Lease, Word
 
 log = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Service:
         #: the process has drained: followers of what goes on elsewhere are sent there
         self.closed = False
         self._submission = Submission(tasks, self.turns.recheck_keys)
+        self._queue = Queue(tasks)
         self._runs: dict[str, Run] = {}
         self._lines = WaitQueues(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
@@ -214,7 +217,7 @@ class Service:
 
     async def _try_start(self, caller: Caller, waiting: Waiting) -> TaskWriter | RequestRecord | None:
         try:
-            return await self._submission.try_start(caller.user.key, waiting)
+            return await self._queue.try_start(caller.user.key, waiting)
         except TealError as error:
             log.warning("request %s waits: %s", waiting.request.request_id, error)
             late = self.records.clock.now() >= waiting.deadline

@@ -10,7 +10,13 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `records`       reads and commits records; finds out what became of a commit whose reply was lost
 `owner_directory`      whose an id is
 `workers`      one lease a process; who is dead; signals between processes
-`tasks`        a task's life: begin, append, pause, resume, end, cancel, queue, takeover
+`transitions`  everything that happens to a task, decided purely
+`tasks`        finds tasks, commits transitions, ends what no process carries on
+`submission`   how a message becomes a request, or takes a place in the queue
+`queue`        when a waiting request takes its task
+`task_writer`  the right to append to a task while a request runs on it
+`decisions`    what was decided of a pause, and taking the task to carry it out
+`changes`      metadata, expiry and rollback
 `history`      messages, trace, checkpoints and audit, as views of the log
 `streams`      a request's stream events, kept for replay
 `memories`     what context providers remember of a user

@@ -7,12 +7,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from tealagents.domain import lifecycle
-from tealagents.domain.errors import ApprovalPending, Conflict, InvalidRequest, NotFound, TaskBusy
+from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
-from tealagents.state.audit_chain import draft
 from tealagents.state.codec import encode_json
+from tealagents.state.records import Stored
 from tealagents.state.tasks import Tasks
+from tealagents.state.transitions import Transition, changed
 
 #: bytes of JSON that a task's metadata may have: it is written with every turn
 MOST_METADATA = 64 * 1024
@@ -37,7 +38,7 @@ class Changes:
     ) -> Head:
         """Merges `metadata` into the task's (RFC 7396: null removes a key, or all) and sets its expiry."""
         given = {"metadata": metadata is not UNSET, "expires_at": expires_at is not UNSET}
-        changed = [name for name, is_given in given.items() if is_given]
+        fields = [name for name, is_given in given.items() if is_given]
 
         def patched(head: Head) -> Head:
             if metadata is not UNSET:
@@ -45,7 +46,7 @@ class Changes:
                 head = replace(head, metadata=kept)
             return head if expires_at is UNSET else replace(head, expires_at=expires_at)
 
-        note = Note("changed", {"fields": changed})
+        note = Note("changed", {"fields": fields})
         return await self._change(partition, task_id, actor, "task.patched", note, patched)
 
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
@@ -87,24 +88,16 @@ class Changes:
         note: Note,
         change: Callable[[Head], Head],
     ) -> Head:
-        while True:
-            stored = await self._tasks.head(partition, task_id)
-            head = change(stored.value)
+        async def decide(found: Stored[Head] | None) -> Transition | None:
+            if found is None:
+                return None
+            head = change(found.value)
             check_metadata(head.metadata)
-            grown, log_key, batch = await self._records.append(
-                partition, head, [draft(action, actor.key, None, note, **note.data)]
-            )
-            grown = replace(lifecycle.noted(head, grown), updated_at=self._records.clock.now())
-            try:
-                await self._records.commit(
-                    partition,
-                    marker=log_key,
-                    expect={keys.task(task_id): stored.version, log_key: None},
-                    put={keys.task(task_id): grown, log_key: batch},
-                )
-            except Conflict:
-                continue
-            return grown
+            return changed(head, actor.key, action, note, self._records.clock.now())
+
+        written = await self._tasks.transact(partition, task_id, decide)
+        assert written is not None
+        return written.head
 
 
 def merged(old: Json, patch: Json) -> Json:

@@ -8,11 +8,10 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids
 from tealagents.domain.errors import (
     AlreadyDecided,
     ApprovalExpired,
-    Conflict,
     CorruptState,
     RequestCanceled,
     TealError,
@@ -20,6 +19,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import (
     Approval,
     Decision,
+    Head,
     Json,
     RequestRecord,
     Step,
@@ -33,6 +33,7 @@ from tealagents.state.audit_chain import Draft, canonical, draft
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
+from tealagents.state.transitions import Transition, resumed
 
 #: calls of one round that an entry's envelope names; its body names them all
 CALLS_NAMED = 100
@@ -145,45 +146,25 @@ async def resume(
 ) -> TaskWriter | None:
     """Takes the task for a decided pause: of a hundred concurrent decisions one gets the writer.
 
-    None where somebody else was quicker; read the approval again to learn what was decided.
+    None where another decision was quicker; read the approval again to learn what was decided.
     """
-    request_id, approval_id = decided.request_id, decided.approval_id
-    while True:
+    key = keys.approval(decided.approval_id)
+
+    async def decide(found: Stored[Head] | None) -> Transition | None:
         await tasks.lease.ensure()
-        stored = await tasks.head(partition, decided.task_id)
-        head = stored.value
-        if head.pending is None or head.pending.approval_id != approval_id:
+        pending = found.value.pending if found else None
+        if found is None or pending is None or pending.approval_id != decided.approval_id:
             return None
-        record = await tasks.records.get(partition, keys.request(request_id), RequestRecord)
+        (now_stored,) = await tasks.records.store.read(partition, [key])
+        if now_stored is None or now_stored.version != approval.version:
+            return None
+        record = await tasks.records.get(partition, keys.request(decided.request_id), RequestRecord)
         if record is None:
-            raise CorruptState(keys.request(request_id), "is missing", task_id=decided.task_id)
+            raise CorruptState(keys.request(decided.request_id), "is missing", task_id=decided.task_id)
         now = tasks.records.clock.now()
-        resumed = lifecycle.resume(head, tasks.lease.worker_id, now)
-        request = replace(record.value, status="Running", worker_id=tasks.lease.worker_id, pause=None)
-        drafts = decision_drafts(decided, actor, now)
-        resumed, log_key, batch = await tasks.records.append(partition, resumed, drafts)
-        try:
-            with tasks.beginning(partition, request_id):
-                version = await tasks.records.commit(
-                    partition,
-                    marker=log_key,
-                    expect={
-                        keys.task(head.task_id): stored.version,
-                        keys.approval(approval_id): approval.version,
-                        log_key: None,
-                    },
-                    put={
-                        keys.task(head.task_id): resumed,
-                        keys.request(request_id): request,
-                        keys.approval(approval_id): decided,
-                        log_key: batch,
-                        **tasks.key_put(request),
-                    },
-                    ttl=tasks.key_ttl(request),
-                )
-        except Conflict:
-            found = await tasks.records.get(partition, keys.approval(approval_id), Approval)
-            if found is None or found.version != approval.version:
-                return None
-            continue
-        return TaskWriter(tasks, partition, resumed, version, request, version, None)
+        entries = decision_drafts(decided, actor, now)
+        transition = resumed(found.value, record.value, entries, tasks.lease.worker_id, now)
+        return replace(transition, put={key: decided}, expect={key: approval.version})
+
+    written = await tasks.transact(partition, decided.task_id, decide)
+    return TaskWriter(tasks, written, None) if written is not None else None

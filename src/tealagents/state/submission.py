@@ -1,55 +1,68 @@
-"""How a message becomes a request: one commit stores it and takes its task, or its place in the queue."""
+"""How a message becomes a request: one commit stores it and takes its task, or a place in its queue."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids
 from tealagents.domain.errors import (
+    AlreadyExists,
     ApprovalPending,
-    Conflict,
+    CheckpointMoved,
     CorruptState,
     IdempotencyKeyReused,
+    InvalidRequest,
     NotFound,
     NotOwner,
     Overloaded,
-    PersistenceUnavailable,
     SessionMismatch,
     TaskBusy,
 )
 from tealagents.domain.models import (
     Caller,
+    ClientTool,
     Head,
     IdempotencyRecord,
     Item,
     Json,
     Message,
     MessageBody,
-    Note,
+    RequestEnd,
     RequestRecord,
     Session,
 )
 from tealagents.domain.ports import Record
 from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.codec import checked, decoder, encode_json
+from tealagents.state.codec import checked, encode_json
 from tealagents.state.records import BlobRef, Stored
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.tasks import SUPERSEDED, Tasks
+from tealagents.state.tasks import SUPERSEDED, Tasks, Written
+from tealagents.state.transitions import SERVICE, Transition, queued, received
 
 T = TypeVar("T")
 
+#: earlier messages that a new task can begin with
+MOST_EARLIER = 500
 #: messages that can wait on one task, whatever the config says: its head names them all
 MOST_QUEUED = 2000
+#: bytes of a message that waits in its request's record; a larger one is stored out of line
+MOST_INLINE = 64 * 1024
 
-
-#: the batches of a task to check besides, because what was made of them is not read again, and whose log
+#: the batches of a task to read again, because what was made of them is kept and not read, and whose log
 #: (`Head.log_id`) they are of
 RecheckKeys = Callable[[str], tuple[str, Sequence[int]]]
+
+
+class Earlier(Struct, frozen=True):
+    """A message from before a task began here, as clients that keep the history themselves resend it."""
+
+    role: Literal["user", "assistant"]
+    items: tuple[Item, ...]
 
 
 class NewMessage(Struct, frozen=True, kw_only=True):
@@ -57,10 +70,25 @@ class NewMessage(Struct, frozen=True, kw_only=True):
 
     items: tuple[Item, ...]
     session_id: str | None = None
+    #: the task to continue; None: a new one
     task_id: str | None = None
+    #: told to the model in this request
     user_context: dict[str, str] = {}
-    metadata: Json = {}
+    #: ends a pause that the task waits in
     supersede: bool = False
+    #: added to what the model is told, in this request only
+    instructions: str = ""
+    #: tools that the client runs by itself, in this request only
+    client_tools: tuple[ClientTool, ...] = ()
+    #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not
+    at_checkpoint: str | None = None
+    # the following are for a new task only
+    metadata: Json = {}
+    #: what was said before, stored with the message; at most `MOST_EARLIER`
+    earlier: tuple[Earlier, ...] = ()
+    #: an id that the client names, claimed for its owner as session ids are; None: a fresh one
+    new_task_id: str | None = None
+    expires_at: datetime | None = None
 
 
 class Key(Struct, frozen=True):
@@ -71,7 +99,7 @@ class Key(Struct, frozen=True):
 
 
 class Replayed(Struct, frozen=True):
-    """A message whose idempotency key is already used: what became of the first."""
+    """A message whose idempotency key is already used: the outcome of the first."""
 
     request: Stored[RequestRecord]
     partition: str
@@ -93,20 +121,18 @@ class BusyElsewhere(Struct, frozen=True):
     worker_id: str
 
 
+class _Again(Struct, frozen=True):
+    """Something had to be ended first: look again."""
+
+
 class _Found(Struct, frozen=True):
-    task: Stored[Head] | None
-    session: Stored[Session] | None
-    key: Stored[IdempotencyRecord] | None
+    """All that the outcome of a message depends on, as it was read."""
 
-
-class _Plan(Struct, frozen=True):
-    """How a message begins: on which head, expecting and writing what besides."""
-
-    head: Head
-    expect: dict[str, str | None]
-    put: dict[str, object]
-    request_id: str
-    waits: bool
+    task: Stored[Head] | None = None
+    session: Stored[Session] | None = None
+    key: Stored[IdempotencyRecord] | None = None
+    #: a task of the id that the client names for a new one
+    named: Stored[Head] | None = None
 
 
 Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
@@ -118,12 +144,6 @@ class Submission:
     def __init__(self, tasks: Tasks, recheck_keys: RecheckKeys = lambda _: ("", ())) -> None:
         self._tasks = tasks
         self._recheck_keys = recheck_keys
-        self._records = tasks.records
-        self._lease = tasks.lease
-        self._directory = tasks.directory
-        self._rules = tasks.rules
-
-    # --- beginning -------------------------------------------------------------------------------
 
     async def begin(
         self, caller: Caller, message: NewMessage, key: Key | None, *, announced: bool = True
@@ -133,100 +153,114 @@ class Submission:
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
         `announced` is False where the answer to the client waits for the request's end.
         """
-        tag = await self._directory.introduce(caller.user)
-        partition = self._records.partition(caller.user)
-        while True:
-            await self._lease.ensure()
-            found = await self._look(partition, message, key)
-            if key is not None and (first := await self._first_use(partition, key, found.key)):
-                return first
-            if message.task_id is None:
-                plan = await self._plan_new(caller, tag, partition, message, found)
-            else:
-                continued = await self._plan_follow_on(caller, tag, partition, message, found)
-                if isinstance(continued, BusyElsewhere):
-                    return continued
-                if continued is None:
-                    continue
-                plan = continued
-            try:
-                with self._tasks.beginning(partition, plan.request_id):
-                    return await self._commit_begin(
-                        caller, partition, message, key, plan, announced=announced
-                    )
-            except Conflict:
-                if not message.task_id:  # the bodies of a task that will never be
-                    await self._records.erase_log(partition, plan.head.task_id)
-                continue
-            except PersistenceUnavailable as error:
-                raise error.with_ids(
-                    session_id=plan.head.session_id,
-                    task_id=plan.head.task_id,
-                    request_id=plan.request_id,
-                ) from None
+        if len(message.earlier) > MOST_EARLIER:
+            raise InvalidRequest("earlier", f"has {len(message.earlier)} messages; {MOST_EARLIER} are taken")
+        attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)
+        while isinstance(begun := await attempt.begin(), _Again):
+            pass
+        return begun
 
-    async def _look(self, partition: str, message: NewMessage, key: Key | None) -> "_Found":
-        """All that a message's fate depends on, in one read."""
-        names = []
-        log_id = ""
+
+class _Attempt:
+    """One message on its way into a task."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        recheck_keys: RecheckKeys,
+        caller: Caller,
+        message: NewMessage,
+        key: Key | None,
+        *,
+        announced: bool,
+    ) -> None:
+        self._tasks = tasks
+        self._recheck_keys = recheck_keys
+        self._caller = caller
+        self._message = message
+        self._key = key
+        self._announced = announced
+        self._partition = tasks.records.partition(caller.user)
+        self._tag = ids.owner_tag(caller.user.key)
+        self._found = _Found()
+        #: the user's message as it is stored
+        self._stored: Message | None = None
+
+    async def begin(self) -> Begun | _Again:
+        await self._tasks.directory.introduce(self._caller.user)
+        written: Written | Replayed | BusyElsewhere | _Again = await self._tasks.transact(
+            self._partition, self._message.task_id or "", self._decide, look=self._look
+        )
+        if isinstance(written, Replayed | BusyElsewhere | _Again):
+            return written
+        request = written.request
+        assert request is not None
+        if request.status == "Queued":
+            return Waiting(self._partition, request, self._deadline(request))
+        return TaskWriter(self._tasks, written, self._stored)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def _look(self) -> Stored[Head] | None:
+        """All that the message's outcome depends on, in one read."""
+        await self._tasks.lease.ensure()
+        message, key, partition, records = self._message, self._key, self._partition, self._tasks.records
+        named: dict[str, str] = {}
         logged: list[str] = []
+        log_id = ""
         if message.task_id:
-            names.append(keys.task(message.task_id))
+            named["task"] = keys.task(message.task_id)
             log_id, batches = self._recheck_keys(message.task_id)
             logged = [keys.log(message.task_id, first) for first in batches]
-        if message.session_id and not message.task_id:
-            names.append(keys.session(message.session_id))
+        else:
+            if message.session_id:
+                named["session"] = keys.session(message.session_id)
+            if message.new_task_id:
+                named["named"] = keys.task(message.new_task_id)
         if key:
-            names.append(keys.idempotency(key.name))
-        names += logged
-        read = await self._records.store.read(partition, names) if names else []
-        records = dict(zip(names, read, strict=True))
-        open_ = self._records.open
+            named["key"] = keys.idempotency(key.name)
+        names = [*named.values(), *logged]
+        read = await records.store.read(partition, names) if names else []
+        found = dict(zip(names, read, strict=True))
 
-        def opened(name: str, kind: type[T]) -> Stored[T] | None:
-            return open_(partition, name, records.get(name), kind)
+        def opened(what: str, kind: type[T]) -> Stored[T] | None:
+            name = named.get(what)
+            return records.open(partition, name, found.get(name), kind) if name else None
 
-        task = opened(keys.task(message.task_id), Head) if message.task_id else None
+        task = opened("task", Head)
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
-                self._check(partition, name, records[name], task.value.task_id)
-        return _Found(
-            task=task,
-            session=opened(keys.session(message.session_id), Session) if message.session_id else None,
-            key=opened(keys.idempotency(key.name), IdempotencyRecord) if key else None,
+                _check_batch(partition, name, found[name], task.value.task_id)
+        self._found = _Found(
+            task, opened("session", Session), opened("key", IdempotencyRecord), opened("named", Head)
         )
+        return task
 
-    @staticmethod
-    def _check(partition: str, name: str, record: Record | None, task_id: str) -> None:
-        try:
-            if record is None:
-                raise CorruptState(name, "is missing")
-            checked(partition, name, record.value)
-        except CorruptState as error:
-            raise error.with_ids(task_id=task_id) from None
+    # --- deciding --------------------------------------------------------------------------------
 
-    async def _plan_new(
-        self, caller: Caller, tag: str, partition: str, message: NewMessage, found: "_Found"
-    ) -> "_Plan":
-        now = self._records.clock.now()
-        put: dict[str, object] = {}
-        expect: dict[str, str | None] = {}
-        session_id = message.session_id or ids.new_id(tag)
-        session_key = keys.session(session_id)
-        if found.session is None:
-            if message.session_id:
-                await self.claim_session(caller, session_id)
-            put[session_key] = Session(session_id=session_id, owner=caller.user, created_at=now)
-            put[keys.session_by_creation(now, session_id)] = session_id
-            expect[session_key] = None
-        else:
-            if found.session.value.erased:
-                raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
-            expect[session_key] = found.session.version
-        task_id = ids.new_id(tag)
+    async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | BusyElsewhere | _Again:
+        if self._key is not None and (first := await self._first_use(self._key)):
+            return first
+        if self._message.task_id is None:
+            return await self._new_task()
+        return await self._follow_on(self._message.task_id, found)
+
+    async def _first_use(self, key: Key) -> Replayed | None:
+        if self._found.key is None:
+            return None
+        known = self._found.key.value
+        if known.digest != key.digest:
+            raise IdempotencyKeyReused(
+                request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
+            )
+        return Replayed(await self._tasks.request(self._partition, known.request_id), self._partition)
+
+    async def _new_task(self) -> Transition:
+        message, caller, now = self._message, self._caller, self._tasks.records.clock.now()
+        session_id, put, expect = await self._session(now)
+        task_id = await self._task_id()
         put[keys.task_by_creation(now, task_id)] = task_id
         put[keys.task_by_session(session_id, now, task_id)] = task_id
-        expect[keys.task(task_id)] = None
         head = Head(
             task_id=task_id,
             session_id=session_id,
@@ -234,63 +268,152 @@ class Submission:
             status="Running",
             created_at=now,
             updated_at=now,
+            expires_at=message.expires_at,
             metadata=message.metadata,
         )
-        return _Plan(head=head, expect=expect, put=put, request_id=ids.new_id(tag), waits=False)
+        before: list[Draft] = []
+        if message.earlier:
+            head, before, earlier = self._resent(head, now)
+            put[keys.request(earlier.request_id)] = earlier
+        # the message's request counts its entries from behind those of the earlier ones
+        behind = replace(head, tail_seq=head.tail_seq + len(before))
+        transition = self._received(behind, now)
+        return replace(
+            transition,
+            head=replace(transition.head, tail_seq=head.tail_seq),
+            entries=[*before, *transition.entries],
+            put={**put, **transition.put},
+            fresh=message.new_task_id is None,
+            expect={**expect, **transition.expect},
+        )
 
-    async def claim_session(self, caller: Caller, session_id: str) -> None:
-        """Takes a session id that the client brought, unless it is another user's."""
-        owner = await self._directory.owner_of(session_id, keys.session(session_id))
-        if owner is not None and owner != caller.user:
-            raise NotOwner(f"The session {session_id} belongs to another user.")
-        await self._directory.claim(session_id, caller.user)
+    async def _session(self, now: datetime) -> tuple[str, dict[str, object], dict[str, str | None]]:
+        """The session's id, and what it takes for it to be there."""
+        caller, found = self._caller, self._found.session
+        session_id = self._message.session_id or ids.new_id(self._tag)
+        key = keys.session(session_id)
+        if found is not None:
+            if found.value.erased:
+                raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
+            return session_id, {}, {key: found.version}
+        if self._message.session_id:
+            await self._claim(session_id, keys.session)
+        put: dict[str, object] = {
+            key: Session(session_id=session_id, owner=caller.user, created_at=now),
+            keys.session_by_creation(now, session_id): session_id,
+        }
+        return session_id, put, {key: None}
 
-    async def _plan_follow_on(
-        self, caller: Caller, tag: str, partition: str, message: NewMessage, found: "_Found"
-    ) -> "_Plan | BusyElsewhere | None":
-        """How a message to an existing task begins; None where the task changed while we looked."""
-        task_id = message.task_id or ""
-        if found.task is None:
-            await owner_directory.foreign(self._directory, self._records, caller, keys.task, task_id)
-        stored = await self._tasks.settle(partition, self._tasks.present(found.task, task_id))
-        head = stored.value
+    async def _task_id(self) -> str:
+        named = self._message.new_task_id
+        if named is None:
+            return ids.new_id(self._tag)
+        if self._found.named is not None:
+            if self._found.named.value.erased:
+                raise NotFound(f"There is no task {named}. It was deleted.", task_id=named)
+            raise AlreadyExists(f"The task {named} exists. Continue it by its task_id.", task_id=named)
+        await self._claim(named, keys.task)
+        return named
+
+    async def _claim(self, identifier: str, kind: owner_directory.Kind) -> None:
+        """Takes an id that the client brought, unless it is another user's."""
+        directory, user = self._tasks.directory, self._caller.user
+        owner = await directory.owner_of(identifier, kind(identifier))
+        if owner is not None and owner != user:
+            word = "session" if kind is keys.session else "task"
+            raise NotOwner(f"The {word} {identifier} belongs to another user.")
+        await directory.claim(identifier, user)
+
+    def _resent(self, head: Head, now: datetime) -> tuple[Head, list[Draft], RequestRecord]:
+        """The earlier messages as one completed request that the new one continues."""
+        request_id = ids.new_id(self._tag)
+        entries = [
+            draft(
+                "message.copied",
+                self._caller.user.key,
+                request_id,
+                MessageBody(
+                    Message(
+                        message_id=ids.random_id(),
+                        request_id=request_id,
+                        role=earlier.role,
+                        created_at=now,
+                        items=earlier.items,
+                    )
+                ),
+            )
+            for earlier in self._message.earlier
+        ]
+        end = RequestEnd(request_id=request_id, status="Completed", first_seq=1, ended_at=now)
+        entries.append(draft("request.copied", SERVICE, request_id, end))
+        path = ((1, len(entries)),)
+        record = RequestRecord(
+            request_id=request_id,
+            task_id=head.task_id,
+            session_id=head.session_id,
+            status="Completed",
+            created_at=now,
+            started_at=now,
+            ended_at=now,
+            first_seq=1,
+            last_seq=len(entries),
+            path=path,
+            source=self._tasks.source,
+            last_event=2,
+            imported=True,
+        )
+        return replace(head, checkpoint_id=request_id, path=path), entries, record
+
+    async def _follow_on(
+        self, task_id: str, found: Stored[Head] | None
+    ) -> Transition | BusyElsewhere | _Again:
+        """How a message to an existing task begins."""
+        tasks, message, partition = self._tasks, self._message, self._partition
+        if found is None:
+            await owner_directory.foreign(tasks.directory, tasks.records, self._caller, keys.task, task_id)
+        stored = await tasks.settle(partition, tasks.present(found, task_id))
+        if found is None or stored.version != found.version:
+            return _Again()
+        head, now = stored.value, tasks.records.clock.now()
         if message.session_id is not None and message.session_id != head.session_id:
-            await self._check_session(caller, partition, message.session_id)
-            raise SessionMismatch(
-                f"The task {task_id} belongs to another session. Send its own session_id, or none.",
-                task_id=task_id,
+            await self._refuse_session(head, message.session_id)
+        if head.pending is not None:
+            await self._end_pause(stored)
+            return _Again()
+        if head.running is not None or head.queue:
+            if tasks.rules.concurrency == "enqueue":
+                self._check_room(head)
+                return await self._queued(head, now)
+            if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
+                return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
+            if head.running is not None:
+                raise TaskBusy(
+                    request_id=head.running.request_id, task_id=task_id, session_id=head.session_id
+                )
+        if message.at_checkpoint is not None and message.at_checkpoint != head.checkpoint_id:
+            raise CheckpointMoved(
+                "The task has gone on from another checkpoint.", task_id=task_id, session_id=head.session_id
+            )
+        return self._received(head, now)
+
+    async def _end_pause(self, stored: Stored[Head]) -> None:
+        """Cancels the pause that the task waits in, if the message says so."""
+        head, pending = stored.value, stored.value.pending
+        assert pending is not None
+        if not self._message.supersede:
+            raise ApprovalPending(
+                request_id=pending.request_id,
+                approval_id=pending.approval_id,
+                task_id=head.task_id,
                 session_id=head.session_id,
             )
-        if head.pending is not None:
-            if not message.supersede:
-                raise ApprovalPending(
-                    request_id=head.pending.request_id,
-                    approval_id=head.pending.approval_id,
-                    task_id=task_id,
-                    session_id=head.session_id,
-                )
-            if head.queue:  # whoever waits comes first, and a message that is refused must end no pause
-                self._check_room(head)
-            await self._tasks.end(partition, stored, head.pending.request_id, SUPERSEDED, caller.user.key)
-            return None
-        waits = False
-        if head.running is not None or head.queue:
-            if self._rules.concurrency == "enqueue":
-                waits = True
-                self._check_room(head)
-            elif head.running is not None and self._rules.concurrency in ("interrupt", "rollback"):
-                return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
-            elif head.running is not None:
-                raise TaskBusy(
-                    request_id=head.running.request_id,
-                    task_id=task_id,
-                    session_id=head.session_id,
-                )
-        expect: dict[str, str | None] = {keys.task(task_id): stored.version}
-        return _Plan(head=head, expect=expect, put={}, request_id=ids.new_id(tag), waits=waits)
+        if head.queue:  # those that wait come first, and a message that is refused must end no pause
+            self._check_room(head)
+        actor = self._caller.user.key
+        await self._tasks.end(self._partition, stored, pending.request_id, SUPERSEDED, actor)
 
     def _check_room(self, head: Head) -> None:
-        if len(head.queue) >= min(self._rules.max_queued, MOST_QUEUED):
+        if len(head.queue) >= min(self._tasks.rules.max_queued, MOST_QUEUED):
             raise Overloaded(
                 f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
                 retry_after=1,
@@ -298,187 +421,83 @@ class Submission:
                 session_id=head.session_id,
             )
 
-    async def _check_session(self, caller: Caller, partition: str, session_id: str) -> None:
-        """Refuses a session that belongs to somebody else before saying that it does not fit."""
-        (own,) = await self._records.store.read(partition, [keys.session(session_id)])
+    async def _refuse_session(self, head: Head, session_id: str) -> None:
+        """Whose a session is comes before whether it fits."""
+        tasks = self._tasks
+        (own,) = await tasks.records.store.read(self._partition, [keys.session(session_id)])
         if own is None:
-            owner = await self._directory.owner_of(session_id, keys.session(session_id))
-            if owner is not None and owner != caller.user:
+            owner = await tasks.directory.owner_of(session_id, keys.session(session_id))
+            if owner is not None and owner != self._caller.user:
                 raise NotOwner(f"The session {session_id} belongs to another user.")
-
-    async def _commit_begin(
-        self,
-        caller: Caller,
-        partition: str,
-        message: NewMessage,
-        key: Key | None,
-        plan: "_Plan",
-        *,
-        announced: bool,
-    ) -> TaskWriter | Waiting:
-        now = self._records.clock.now()
-        head = plan.head
-        request = RequestRecord(
-            request_id=plan.request_id,
+        raise SessionMismatch(
+            f"The task {head.task_id} belongs to another session. Send its own session_id, or none.",
             task_id=head.task_id,
             session_id=head.session_id,
-            status="Queued" if plan.waits else "Running",
-            created_at=now,
-            started_at=None if plan.waits else now,
-            worker_id=self._lease.worker_id,
-            parent=head.checkpoint_id,
-            first_seq=0 if plan.waits else head.tail_seq + 1,
-            last_event=1,
-            user_context=message.user_context,
-            idempotency=(key.name, key.digest) if key else None,
         )
-        expect = dict(plan.expect)
-        put = dict(plan.put)
-        if key:
-            expect[keys.idempotency(key.name)] = None
-            put.update(self._tasks.key_put(request))
-        user_message = Message(
-            message_id=ids.random_id(),
-            request_id=plan.request_id,
-            role="user",
-            created_at=now,
-            items=message.items,
-        )
-        if plan.waits:
-            return await self._commit_waiting(caller, partition, head, request, user_message, expect, put)
-        started = lifecycle.start(head, plan.request_id, self._lease.worker_id, now)
-        drafts = self._start_drafts(caller.user.key, user_message)
-        started, log_key, batch = await self._records.append(partition, started, drafts)
-        # the request last, and first at its end, where it grows: a row that grows in the midst of full pages
-        # makes SQLite write their neighbours, too
-        put |= {keys.task(head.task_id): started, log_key: batch, keys.request(plan.request_id): request}
-        expect[log_key] = None
-        version = await self._records.commit(
-            partition,
-            marker=log_key,
-            expect=expect,
-            put=put,
-            ttl=self._tasks.key_ttl(request),
+
+    # --- what is written -------------------------------------------------------------------------
+
+    def _received(self, head: Head, now: datetime) -> Transition:
+        request = self._request(head, now, status="Running")
+        self._stored = self._user_message(request)
+        return replace(
+            received(head, request, self._stored, self._caller.user.key, now),
+            expect=self._key_absent(),
             # under a key it is synced: a power cut must not make the model answer twice
-            unsynced=not announced and key is None,
+            unsynced=not self._announced and self._key is None,
         )
-        return TaskWriter(self._tasks, partition, started, version, request, version, user_message)
 
-    @staticmethod
-    def _start_drafts(actor: str, message: Message) -> list[Draft]:
-        return [draft("message.received", actor, message.request_id, MessageBody(message))]
-
-    async def _commit_waiting(
-        self,
-        caller: Caller,
-        partition: str,
-        head: Head,
-        request: RequestRecord,
-        message: Message,
-        expect: dict[str, str | None],
-        put: dict[str, object],
-    ) -> Waiting:
-        now = request.created_at
-        deadline = now + timedelta(seconds=self._rules.request_timeout_seconds)
+    async def _queued(self, head: Head, now: datetime) -> Transition:
+        request = self._request(head, now, status="Queued")
+        message = self._user_message(request)
         body = encode_json(message)
         stored: Message | BlobRef = message
-        if len(body) > 65536:
-            stored = await self._records.put_blob(partition, head.task_id, body)
+        if len(body) > MOST_INLINE:
+            stored = await self._tasks.records.put_blob(self._partition, head.task_id, body)
         request = replace(request, waiting=msgspec.to_builtins(stored))
-        note = draft(
-            "request.queued",
-            caller.user.key,
-            request.request_id,
-            Note("waits its turn", {"place": len(head.queue) + 1}),
-        )
-        grown, log_key, batch = await self._records.append(partition, head, [note])
-        grown = lifecycle.noted(head, grown)
-        grown = lifecycle.enqueue(grown, request.request_id, self._lease.worker_id, deadline, now)
-        put |= {keys.task(head.task_id): grown, keys.request(request.request_id): request, log_key: batch}
-        expect[log_key] = None
-        await self._records.commit(
-            partition, marker=log_key, expect=expect, put=put, ttl=self._tasks.key_ttl(request)
-        )
-        return Waiting(partition, request, deadline)
+        actor = self._caller.user.key
+        transition = queued(head, request, self._deadline(request), actor, now)
+        return replace(transition, expect=self._key_absent(), takes=True)
 
-    async def _first_use(
-        self, partition: str, key: Key, found: Stored[IdempotencyRecord] | None
-    ) -> Replayed | None:
-        if found is None:
-            return None
-        known = found.value
-        if known.digest != key.digest:
-            raise IdempotencyKeyReused(
-                request_id=known.request_id,
-                task_id=known.task_id,
-                session_id=known.session_id,
-            )
-        return Replayed(await self._tasks.request(partition, known.request_id), partition)
+    def _deadline(self, request: RequestRecord) -> datetime:
+        return request.created_at + timedelta(seconds=self._tasks.rules.request_timeout_seconds)
 
-    # --- the queue -------------------------------------------------------------------------------
+    def _key_absent(self) -> dict[str, str | None]:
+        return {keys.idempotency(self._key.name): None} if self._key is not None else {}
 
-    async def try_start(self, caller_key: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
-        """Takes the task for a request that waits, if it is its turn (None: not yet).
-
-        Returns the request's record where it was ended meanwhile (canceled, or its time is up).
-        """
-        request_id = waiting.request.request_id
-        while True:
-            await self._lease.ensure()
-            stored = await self._tasks.head(waiting.partition, waiting.request.task_id)
-            head = stored.value
-            if not any(queued.request_id == request_id for queued in head.queue):
-                return await self._begun_before(waiting, stored)
-            if head.running or head.pending or head.queue[0].request_id != request_id:
-                return None
-            try:
-                return await self._start_waiting(caller_key, waiting, stored)
-            except Conflict:
-                continue
-
-    async def _begun_before(self, waiting: Waiting, stored: Stored[Head]) -> TaskWriter | RequestRecord:
-        """A request that waits no more: ended meanwhile, or begun here by a commit whose reply was lost."""
-        partition, running = waiting.partition, stored.value.running
-        request = await self._tasks.request(partition, waiting.request.request_id)
-        if (
-            running is None
-            or running.request_id != request.value.request_id
-            or running.worker_id != self._lease.worker_id
-            or request.value.status != "Running"
-        ):
-            return request.value
-        message = await self._waiting_message(partition, waiting.request)
-        return TaskWriter(
-            self._tasks, partition, stored.value, stored.version, request.value, request.version, message
+    def _request(self, head: Head, now: datetime, *, status: Literal["Running", "Queued"]) -> RequestRecord:
+        message, key, waits = self._message, self._key, status == "Queued"
+        return RequestRecord(
+            request_id=ids.new_id(self._tag),
+            task_id=head.task_id,
+            session_id=head.session_id,
+            status=status,
+            created_at=now,
+            started_at=None if waits else now,
+            worker_id=self._tasks.lease.worker_id,
+            parent=head.checkpoint_id,
+            first_seq=0 if waits else head.tail_seq + 1,
+            last_event=1,
+            user_context=message.user_context,
+            instructions=message.instructions,
+            client_tools=message.client_tools,
+            idempotency=(key.name, key.digest) if key else None,
         )
 
-    async def _start_waiting(self, caller_key: str, waiting: Waiting, stored: Stored[Head]) -> TaskWriter:
-        partition, request_id = waiting.partition, waiting.request.request_id
-        now = self._records.clock.now()
-        message = await self._waiting_message(partition, waiting.request)
-        started = lifecycle.start(stored.value, request_id, self._lease.worker_id, now)
-        request = replace(
-            waiting.request,
-            status="Running",
-            started_at=now,
-            parent=stored.value.checkpoint_id,
-            first_seq=stored.value.tail_seq + 1,
-            waiting=None,
+    def _user_message(self, request: RequestRecord) -> Message:
+        return Message(
+            message_id=ids.random_id(),
+            request_id=request.request_id,
+            role="user",
+            created_at=request.created_at,
+            items=self._message.items,
         )
-        started, log_key, batch = await self._records.append(
-            partition, started, self._start_drafts(caller_key, message)
-        )
-        version = await self._records.commit(
-            partition,
-            marker=log_key,
-            expect={keys.task(request.task_id): stored.version, log_key: None},
-            put={keys.task(request.task_id): started, keys.request(request_id): request, log_key: batch},
-        )
-        return TaskWriter(self._tasks, partition, started, version, request, version, message)
 
-    async def _waiting_message(self, partition: str, request: RequestRecord) -> Message:
-        stored = request.waiting or {}
-        if "blob" in stored:
-            ref = msgspec.convert(stored, BlobRef)
-            return decoder(Message).decode(await self._records.get_blob(partition, request.task_id, ref))
-        return msgspec.convert(stored, Message)
+
+def _check_batch(partition: str, name: str, record: Record | None, task_id: str) -> None:
+    try:
+        if record is None:
+            raise CorruptState(name, "is missing")
+        checked(partition, name, record.value)
+    except CorruptState as error:
+        raise error.with_ids(task_id=task_id) from None

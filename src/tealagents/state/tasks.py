@@ -1,26 +1,25 @@
-"""A task's life: begin, write, pause, resume, end; cancel, queue and takeover.
+"""A task's life: found as it stands, changed by one transition at a time, ended from outside.
 
-Whoever is named in the head's `running` may write the task, nobody else: that is a `TaskWriter`. Every
-write is a compare-and-set on the head. When it fails the head is read again; if the writer still
-stands the write is made anew on top of what was read, else it is over (`Fenced`).
+Every change of a task is read, decide, commit: `Tasks.transact` reads the head, asks a decider, and writes
+what it returns in one commit, a compare-and-set on the head (`Tasks.commit`, the one place where a head is
+committed). Only the process that the head's `running` names may append to the task, as its `TaskWriter`.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Literal, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import (
     Conflict,
     CorruptState,
     NotFound,
+    PersistenceUnavailable,
     TealError,
 )
 from tealagents.domain.models import (
@@ -29,21 +28,23 @@ from tealagents.domain.models import (
     Failure,
     Head,
     IdempotencyRecord,
-    Note,
     Outcome,
-    RequestEnd,
     RequestRecord,
     Status,
-    Step,
-    StepBody,
-    ToolOutcome,
 )
 from tealagents.state import keys
-from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored
 from tealagents.state.streams import JUMP, KEPT_SECONDS, StreamLog
+from tealagents.state.transitions import (
+    SERVICE,
+    KeyLife,
+    Transition,
+    left_queue,
+    stopped,
+    with_key,
+)
 from tealagents.state.workers import Lease, Word
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,6 @@ Concurrency = Literal["reject", "enqueue", "interrupt", "rollback"]
 LOOKS = 20
 LOOK_SECONDS = 0.5
 
-#: the actor of what the service does by itself
-SERVICE = "service"
-
 
 class Rules(Struct, frozen=True, kw_only=True):
     """What the config says of the life of tasks."""
@@ -69,23 +67,28 @@ class Rules(Struct, frozen=True, kw_only=True):
     approval_expiry_seconds: float = 86400
 
 
-#: what a request ends with: its status, code and text for the one who asks
-Ending = tuple[Status, str, str]
+class Ending(Struct, frozen=True):
+    """What a request ends with from outside: its status, and the code and text of its failure."""
 
-INTERRUPTED: Ending = (
+    status: Status
+    code: str
+    detail: str
+
+
+INTERRUPTED = Ending(
     "Failed",
     "interrupted",
     "The process that ran this request stopped before it had an answer. Send the message again; tools "
     "that ran are named to the model, so that they are not repeated.",
 )
-CANCELED: Ending = ("Canceled", "request_canceled", "The request was canceled.")
-SUPERSEDED: Ending = ("Canceled", "request_canceled", "The request was canceled by a newer message.")
-EXPIRED: Ending = (
+CANCELED = Ending("Canceled", "request_canceled", "The request was canceled.")
+SUPERSEDED = Ending("Canceled", "request_canceled", "The request was canceled by a newer message.")
+EXPIRED = Ending(
     "Canceled",
     "approval_expired",
     "Nobody decided in time, so the request was canceled. Send the message again to ask anew.",
 )
-WAITED_TOO_LONG: Ending = (
+WAITED_TOO_LONG = Ending(
     "Failed",
     "request_timeout",
     "The request waited its turn past the request timeout. Send it again when the task is idle.",
@@ -97,8 +100,22 @@ WAITED_TOO_LONG: Ending = (
 ASKED_SECONDS, ASKED_LOOK_SECONDS = 1.5, 0.05
 
 
+class Written(Struct, frozen=True, kw_only=True):
+    """What a commit has left."""
+
+    partition: str
+    head: Head
+    #: of the head, and of the request where it was written, too
+    version: str
+    request: RequestRecord | None
+
+
+#: what becomes of a task, decided on its head; a `Transition`, or what there is to say instead
+Decide = Callable[[Stored[Head] | None], Awaitable[Transition | T]]
+
+
 class Tasks:
-    """Begins, finds and ends the requests of one agent."""
+    """Finds, changes and ends the requests of one agent."""
 
     def __init__(
         self, records: RecordStore, lease: Lease, directory: Directory, rules: Rules, source: str
@@ -117,8 +134,7 @@ class Tasks:
         self.ended_early: set[str] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         lifetime = KEPT_SECONDS + rules.approval_expiry_seconds + rules.request_timeout_seconds
-        #: how long the key of a request is kept that has not ended
-        self.key_seconds = lifetime
+        self.key_life = KeyLife(running=lifetime, ended=KEPT_SECONDS)
         self.streams = StreamLog(records, lifetime)
 
     # --- finding ---------------------------------------------------------------------------------
@@ -245,73 +261,135 @@ class Tasks:
                 log.exception("request %s cannot be ended yet", request_id)
             await self.records.clock.sleep(LOOK_SECONDS)
 
+    # --- changing --------------------------------------------------------------------------------
+
+    async def transact(
+        self,
+        partition: str,
+        task_id: str,
+        decide: "Decide[T]",
+        *,
+        look: "Callable[[], Awaitable[Stored[Head] | None]] | None" = None,
+    ) -> "Written | T":
+        """Reads the head, decides, commits; again from the beginning where the head has changed meanwhile.
+
+        `decide` returns a `Transition`, or what there is to say instead of one. `look` reads the head
+        together with whatever else the decision needs; it finds none where a task is to be made.
+        """
+        while True:
+            found = await look() if look is not None else await self.head(partition, task_id)
+            decided = await decide(found)
+            if not isinstance(decided, Transition):
+                return decided
+            try:
+                return await self.commit(partition, decided, version=found.version if found else None)
+            except Conflict:
+                if decided.fresh:
+                    await self.records.erase_log(partition, decided.head.task_id)
+
+    async def commit(
+        self, partition: str, transition: Transition, *, version: str | None, operation: str | None = None
+    ) -> "Written":
+        """Writes a transition on the head of this version; `Conflict` where it has another by now.
+
+        The batch of its entries is the commit marker: it is written once and for all, so that a commit whose
+        answer was lost is known by it.
+        """
+        transition = with_key(transition, self.key_life)
+        request = transition.request
+        head, log_key, batch = await self.records.append(partition, transition.head, transition.entries)
+        put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
+        if request is not None and request.ended_at is not None:
+            put[keys.request(request.request_id)] = request
+        put[log_key] = batch
+        if request is not None:
+            # a new one last, and one that ends before its entries: a row that grows in the midst of full
+            # pages makes SQLite write their neighbours, too
+            put.setdefault(keys.request(request.request_id), request)
+        taking = (
+            self.beginning(partition, request.request_id) if transition.takes and request else nullcontext()
+        )
+        try:
+            with taking:
+                written = await self.records.commit(
+                    partition,
+                    marker=log_key,
+                    expect={**transition.expect, keys.task(head.task_id): version, log_key: None},
+                    put=put,
+                    ttl=transition.ttl,
+                    operation=operation,
+                    unsynced=transition.unsynced,
+                )
+        except PersistenceUnavailable as error:
+            raise error.with_ids(**(request.ids if request else {"task_id": head.task_id})) from None
+        return Written(partition=partition, head=head, version=written, request=request)
+
+    # --- ending from outside ---------------------------------------------------------------------
+
     async def end(
         self, partition: str, found: Stored[Head], request_id: str, ending: Ending, actor: str
     ) -> bool:
-        """Ends a request from outside: running elsewhere, paused or queued. False if the head has moved on.
-
-        What it had produced is taken from its stream's log, what its tools did from the task's.
-        """
-        head = found.value
-        stored = await self.records.get(partition, keys.request(request_id), RequestRecord)
-        if stored is None:
-            raise CorruptState(keys.request(request_id), "is missing", task_id=head.task_id)
-        request = stored.value
-        status, code, detail = ending
-        occupies = _occupies(head, request_id)
-        unfinished = await self.streams.unfinished(partition, request)
-        tools: tuple[ToolOutcome, ...] = ()
-        usage = request.usage
-        now = self.records.clock.now()
-        drafts: list[Draft] = []
-        if occupies:
-            first = (head.running or head.pending).first_seq  # type: ignore[union-attr]
-            tools, usage = await self.history.produced(partition, head.task_id, first, head.tail_seq)
-            drafts.append(error_draft(request_id, code, detail, now))
-        drafts.append(
-            self.ending_draft(request_id, status, code, head, tools, actor, queued=not occupies, now=now)
-        )
-        grown, log_key, batch = await self.records.append(partition, head, drafts)
-        if occupies:
-            withdrawn = self.rules.concurrency == "rollback" and ending is SUPERSEDED
-            grown = lifecycle.stop(grown, status, now, tools=tools, withdrawn=withdrawn)
-        else:
-            grown = lifecycle.leave_queue(lifecycle.noted(head, grown), request_id, now)
-        last = unfinished.last_event + (JUMP if request.status == "Running" else 1)
-        outcome = Outcome(unfinished.output, usage, request.extra_data, source=self.source)
-        record = lifecycle.ended(
-            request, status, now, last_event=last, outcome=outcome, error=Failure(code, detail)
-        )
-        record = replace(record, last_seq=grown.tail_seq)
-        put: dict[str, object] = {
-            keys.task(head.task_id): grown,
-            keys.request(request_id): record,
-            log_key: batch,
-        }
-        expect: dict[str, str | None] = {keys.task(head.task_id): found.version, log_key: None}
-        ttl: dict[str, float] = {}
-        if record.idempotency is not None:
-            name = keys.idempotency(record.idempotency[0])
-            used = await self.records.get(partition, name, IdempotencyRecord)
-            if used is None or used.value.request_id == request_id:
-                put, ttl = put | self.key_put(record), self.key_ttl(record, KEPT_SECONDS)
-                expect[name] = used.version if used else None
-        if head.pending is not None and head.pending.request_id == request_id:
-            put.update(await self._close_approval(partition, head.pending.approval_id, code))
+        """Ends a request from outside: running, paused or queued. False where the head has moved on."""
+        transition = await self._ended(partition, found.value, request_id, ending, actor)
         try:
-            await self.records.commit(
-                partition,
-                marker=log_key,
-                expect=expect,
-                put=put,
-                ttl=ttl,
-            )
+            await self.commit(partition, transition, version=found.version)
         except Conflict:
             return False
         if self.begun_here[request_id]:
             self.ended_early.add(request_id)
-        log.info("request %s ended %s (%s) from outside", request_id, status, code)
+        log.info("request %s ended %s (%s) from outside", request_id, ending.status, ending.code)
         return True
+
+    async def _ended(
+        self, partition: str, head: Head, request_id: str, ending: Ending, actor: str
+    ) -> Transition:
+        """The end of a request that its own process does not write.
+
+        What it had produced is taken from its events, what its tools did from the task's log.
+        """
+        stored = await self.records.get(partition, keys.request(request_id), RequestRecord)
+        if stored is None:
+            raise CorruptState(keys.request(request_id), "is missing", task_id=head.task_id)
+        request, now = stored.value, self.records.clock.now()
+        unfinished = await self.streams.unfinished(partition, request)
+        last_event = unfinished.last_event + (JUMP if request.status == "Running" else 1)
+        failure = Failure(ending.code, ending.detail)
+        occupant = head.running or head.pending
+        if occupant is None or occupant.request_id != request_id:
+            nothing = Outcome(unfinished.output, request.usage, request.extra_data, source=self.source)
+            waiting = left_queue(
+                head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
+            )
+            return await self._renewing_key(partition, waiting)
+        tools, usage = await self.history.produced(partition, head.task_id, occupant.first_seq, head.tail_seq)
+        transition = stopped(
+            head,
+            request,
+            (),
+            ending.status,
+            failure,
+            Outcome(unfinished.output, usage, request.extra_data, source=self.source),
+            tools=tools,
+            actor=actor,
+            last_event=last_event,
+            withdrawn=self.rules.concurrency == "rollback" and ending is SUPERSEDED,
+            now=now,
+        )
+        if head.pending is not None:
+            closed = await self._close_approval(partition, head.pending.approval_id, ending.code)
+            transition = replace(transition, put={**transition.put, **closed})
+        return await self._renewing_key(partition, transition)
+
+    async def _renewing_key(self, partition: str, transition: Transition) -> Transition:
+        """The transition without the request's key where that has become another request's meanwhile."""
+        request = transition.request
+        if request is None or request.idempotency is None:
+            return transition
+        name = keys.idempotency(request.idempotency[0])
+        used = await self.records.get(partition, name, IdempotencyRecord)
+        if used is not None and used.value.request_id != request.request_id:
+            return replace(transition, request=replace(request, idempotency=None))
+        return replace(transition, expect={**transition.expect, name: used.version if used else None})
 
     async def _close_approval(self, partition: str, approval_id: str, code: str) -> dict[str, object]:
         key = keys.approval(approval_id)
@@ -320,53 +398,6 @@ class Tasks:
             return {}
         status: Literal["expired", "canceled"] = "expired" if code == "approval_expired" else "canceled"
         return {key: replace(found.value, status=status)}
-
-    def ending_draft(
-        self,
-        request_id: str,
-        status: Status,
-        code: str | None,
-        head: Head,
-        tools: Iterable[ToolOutcome],
-        actor: str,
-        *,
-        now: datetime,
-        queued: bool = False,
-        remote_id: str | None = None,
-    ) -> Draft:
-        """The entry with which a request ends."""
-        if queued:
-            note = Note("ended while it waited its turn", {"request_id": request_id, "status": status})
-            return draft(f"request.{status.lower()}", actor, request_id, note, code=code)
-        occupant = head.running or head.pending
-        if occupant is None:
-            raise ValueError("only a request that holds its task ends with an entry of its own")
-        end = RequestEnd(
-            request_id=request_id,
-            status=status,
-            first_seq=occupant.first_seq,
-            ended_at=now,
-            code=code,
-            tools=tuple(tools) if status != "Completed" else (),
-            remote_id=remote_id,
-        )
-        details = {"code": code} if code else {}
-        return draft(f"request.{status.lower()}", actor, request_id, end, **details)
-
-    # --- idempotency keys ------------------------------------------------------------------------
-
-    def key_put(self, request: RequestRecord) -> dict[str, object]:
-        """The key's record, written again with the request's end so that its day counts from there."""
-        if request.idempotency is None:
-            return {}
-        name, digest = request.idempotency
-        record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
-        return {keys.idempotency(name): record}
-
-    def key_ttl(self, request: RequestRecord, seconds: float | None = None) -> dict[str, float]:
-        if request.idempotency is None:
-            return {}
-        return {keys.idempotency(request.idempotency[0]): seconds or self.key_seconds}
 
     # --- cancel ----------------------------------------------------------------------------------
 
@@ -406,20 +437,6 @@ class Tasks:
             found = await self.records.get(partition, keys.request(request_id), RequestRecord)
             if found is None or found.value.status in ENDED:
                 return
-
-
-def error_draft(request_id: str, code: str, detail: str, now: datetime) -> Draft:
-    """The step that a request without an answer ends with."""
-    step = Step(
-        step_id=ids.random_id(),
-        request_id=request_id,
-        kind="error",
-        name=code,
-        started_at=now,
-        output={"detail": detail},
-        is_error=True,
-    )
-    return draft("error", SERVICE, request_id, StepBody(step))
 
 
 def _occupies(head: Head, request_id: str) -> bool:

@@ -1,0 +1,275 @@
+"""Everything that happens to a task, decided purely: what to append, and how head and request change.
+
+A decider takes the head (and the request) as they were read and returns a `Transition`; `Tasks.commit` is the
+one place where a transition is written. No I/O, no clock.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.models import (
+    Approval,
+    Failure,
+    Head,
+    IdempotencyRecord,
+    Json,
+    Message,
+    MessageBody,
+    Note,
+    Outcome,
+    RequestEnd,
+    RequestRecord,
+    Status,
+    Step,
+    StepBody,
+    ToolOutcome,
+)
+from tealagents.state import keys
+from tealagents.state.audit_chain import Draft, draft
+
+#: the actor of what the service does by itself
+SERVICE = "service"
+
+
+class Transition(Struct, frozen=True, kw_only=True):
+    """What one commit makes of a task."""
+
+    #: the head to write, but for its tail, which the entries move
+    head: Head
+    entries: Sequence[Draft] = ()
+    request: RequestRecord | None = None
+    #: further records of the same partition
+    put: Mapping[str, object] = {}
+    #: what they must be: a version, or None for absent
+    expect: Mapping[str, str | None] = {}
+    #: seconds after which a record may be forgotten
+    ttl: Mapping[str, float] = {}
+    #: by this commit the process gets the request to run
+    takes: bool = False
+    #: nothing is acknowledged before a later commit
+    unsynced: bool = False
+    #: the task is new, under an id made for it: where the commit fails, its bodies are erased again
+    fresh: bool = False
+
+
+class KeyLife(Struct, frozen=True):
+    """Seconds for which the record of an idempotency key is kept: while its request runs, and after."""
+
+    running: float
+    ended: float
+
+
+# --- beginning -----------------------------------------------------------------------------------
+
+
+def received(head: Head, request: RequestRecord, message: Message, actor: str, now: datetime) -> Transition:
+    """The request takes the task: a new one, a free one, or one whose queue it is first in."""
+    entry = draft("message.received", actor, request.request_id, MessageBody(message))
+    started = lifecycle.start(head, request.request_id, request.worker_id or "", now)
+    return Transition(head=started, entries=[entry], request=request, takes=True)
+
+
+def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, now: datetime) -> Transition:
+    """The request waits behind those that wait already."""
+    note = Note("waits its turn", {"place": len(head.queue) + 1})
+    entry = draft("request.queued", actor, request.request_id, note)
+    grown = lifecycle.noted(head, head.tail_seq + 1)
+    grown = lifecycle.enqueue(grown, request.request_id, request.worker_id or "", deadline, now)
+    return Transition(head=grown, entries=[entry], request=request)
+
+
+def resumed(
+    head: Head, request: RequestRecord, entries: Sequence[Draft], worker_id: str, now: datetime
+) -> Transition:
+    """The decided request takes the task again."""
+    return Transition(
+        head=lifecycle.resume(head, worker_id, now),
+        entries=entries,
+        request=replace(request, status="Running", worker_id=worker_id, pause=None),
+        takes=True,
+    )
+
+
+# --- while it runs -------------------------------------------------------------------------------
+
+
+def appended(head: Head, entries: Sequence[Draft], now: datetime) -> Transition:
+    """The running request has done something that must be on record before it goes on."""
+    return Transition(head=replace(head, updated_at=now), entries=entries)
+
+
+def paused(
+    head: Head,
+    request: RequestRecord,
+    entries: Sequence[Draft],
+    approval: Approval,
+    outcome: Outcome,
+    *,
+    remote_id: str | None,
+    now: datetime,
+) -> Transition:
+    """The running request waits for decisions. `remote_id` is where its remote conversation goes on."""
+    identifier = approval.approval_id
+    return Transition(
+        head=lifecycle.pause(head, identifier, approval.expires_at, now),
+        entries=entries,
+        request=replace(
+            request,
+            status="Paused",
+            worker_id=None,
+            pause=approval,
+            usage=outcome.usage,
+            extra_data=outcome.extra_data or None,
+            last_event=approval.event_id,
+            approvals=(*request.approvals, identifier),
+            remote_id=remote_id,
+        ),
+        put={
+            keys.approval(identifier): approval,
+            keys.approval_by_creation(approval.created_at, identifier): identifier,
+        },
+    )
+
+
+# --- ending --------------------------------------------------------------------------------------
+
+
+def completed(
+    head: Head,
+    request: RequestRecord,
+    entries: Sequence[Draft],
+    outcome: Outcome,
+    *,
+    last_event: int,
+    remote_id: str | None,
+    context: Json | None,
+    now: datetime,
+) -> Transition:
+    """The running request has its answer, which becomes the current checkpoint."""
+    end = _end(head, request.request_id, "Completed", SERVICE, now, remote_id=remote_id)
+    last = head.tail_seq + len(entries) + 1
+    done = lifecycle.complete(head, last, now, remote_id=remote_id)
+    record = lifecycle.ended(request, "Completed", now, last_event=last_event, outcome=outcome)
+    record = replace(record, last_seq=last, path=done.path, remote_id=remote_id, context=context)
+    return Transition(head=done, entries=[*entries, end], request=record)
+
+
+def stopped(
+    head: Head,
+    request: RequestRecord,
+    entries: Sequence[Draft],
+    status: Status,
+    failure: Failure,
+    outcome: Outcome,
+    *,
+    tools: Iterable[ToolOutcome],
+    actor: str,
+    last_event: int,
+    withdrawn: bool,
+    now: datetime,
+) -> Transition:
+    """The running or paused request ends without an answer; what there was of one is kept."""
+    known = tuple(tools)
+    error = error_draft(request.request_id, failure, now)
+    end = _end(head, request.request_id, status, actor, now, code=failure.code, tools=known)
+    last = head.tail_seq + len(entries) + 2
+    record = lifecycle.ended(request, status, now, last_event=last_event, outcome=outcome, error=failure)
+    return Transition(
+        head=lifecycle.stop(head, status, last, now, tools=known, withdrawn=withdrawn),
+        entries=[*entries, error, end],
+        request=replace(record, last_seq=last),
+    )
+
+
+def left_queue(
+    head: Head,
+    request: RequestRecord,
+    status: Status,
+    failure: Failure,
+    outcome: Outcome,
+    *,
+    actor: str,
+    last_event: int,
+    now: datetime,
+) -> Transition:
+    """A request ends while it waits its turn."""
+    note = Note("ended while it waited its turn", {"request_id": request.request_id, "status": status})
+    entry = draft(f"request.{status.lower()}", actor, request.request_id, note, code=failure.code)
+    last = head.tail_seq + 1
+    record = lifecycle.ended(request, status, now, last_event=last_event, outcome=outcome, error=failure)
+    return Transition(
+        head=lifecycle.leave_queue(lifecycle.noted(head, last), request.request_id, now),
+        entries=[entry],
+        request=replace(record, last_seq=last),
+    )
+
+
+def _end(
+    head: Head,
+    request_id: str,
+    status: Status,
+    actor: str,
+    now: datetime,
+    *,
+    code: str | None = None,
+    tools: tuple[ToolOutcome, ...] = (),
+    remote_id: str | None = None,
+) -> Draft:
+    """The entry with which a request that holds its task ends."""
+    occupant = head.running or head.pending
+    if occupant is None:
+        raise ValueError("only a request that holds its task ends with an entry of its own")
+    end = RequestEnd(
+        request_id=request_id,
+        status=status,
+        first_seq=occupant.first_seq,
+        ended_at=now,
+        code=code,
+        tools=tools,
+        remote_id=remote_id,
+    )
+    details = {"code": code} if code else {}
+    return draft(f"request.{status.lower()}", actor, request_id, end, **details)
+
+
+def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:
+    """The step that a request without an answer ends with."""
+    step = Step(
+        step_id=ids.random_id(),
+        request_id=request_id,
+        kind="error",
+        name=failure.code,
+        started_at=now,
+        output={"detail": failure.detail},
+        is_error=True,
+    )
+    return draft("error", SERVICE, request_id, StepBody(step))
+
+
+# --- what its owner changes ----------------------------------------------------------------------
+
+
+def changed(head: Head, actor: str, action: str, note: Note, now: datetime) -> Transition:
+    """Something other than a message has changed the task: `head` is what it is now."""
+    entry = draft(action, actor, None, note, **note.data)
+    grown = lifecycle.noted(head, head.tail_seq + 1)
+    return Transition(head=replace(grown, updated_at=now), entries=[entry])
+
+
+# --- idempotency keys ----------------------------------------------------------------------------
+
+
+def with_key(transition: Transition, life: KeyLife) -> Transition:
+    """The transition together with its request's key, whose day counts from the request's end."""
+    request = transition.request
+    if request is None or request.idempotency is None:
+        return transition
+    name, digest = request.idempotency
+    key = keys.idempotency(name)
+    record = IdempotencyRecord(request.request_id, request.task_id, request.session_id, digest)
+    seconds = life.running if request.ended_at is None else life.ended
+    return replace(transition, put={**transition.put, key: record}, ttl={**transition.ttl, key: seconds})
