@@ -3,7 +3,10 @@ import {createContext, useContext} from "./html.js";
 
 export const App = createContext(null);
 
-/** `{client, config, me, notify}`; `me` is `{oid, tid}`, or null where it is not known. */
+/**
+ * `{client, patient, config, me, notify}`: `patient` is a client that never gives up, to follow answers with; `me` is
+ * `{oid, tid}`, or null where it is not known.
+ */
 export const useApp = () => useContext(App);
 
 /** Whether a task is somebody else's, which an auditor may read and nobody may change. */

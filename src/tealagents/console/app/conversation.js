@@ -43,7 +43,7 @@ export function NewConversation({sessionId}) {
 }
 
 export function Conversation({task, foreign, reload}) {
-  const {client} = useApp();
+  const {client, patient} = useApp();
   const {items, error, reload: reloadMessages} = useMessages(client, task);
   const [sent, setSent] = useState(null);
   const running = sent?.request_id ?? task.request_id;
@@ -51,7 +51,7 @@ export function Conversation({task, foreign, reload}) {
     await Promise.all([reload(), reloadMessages()]);
     setSent(null);
   }, [reload, reloadMessages]);
-  const live = useLive(client, running, refresh);
+  const live = useLive(patient, running, refresh);
   useEffect(() => void (live.status && reload()), [live.status]);
 
   const send = async (content) => {

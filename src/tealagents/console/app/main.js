@@ -17,12 +17,13 @@ function Console({config, session, onSignOut, onRefused}) {
   const route = useRoute();
   const [notice, setNotice] = useState("");
   const app = useMemo(() => {
-    const client = new Client(location.origin + config.url, {
-      token: session.token,
-      fetch: (...call) => watched(fetch(...call), onRefused),
-      retry: {attempts: 60},
-    });
-    return {client, config, me: session.me, notify: setNotice};
+    const made = (retry) =>
+      new Client(location.origin + config.url, {
+        token: session.token,
+        fetch: (...call) => watched(fetch(...call), onRefused),
+        retry,
+      });
+    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice};
   }, [config, session]);
   useEffect(() => {
     if (!notice) return;
@@ -41,6 +42,11 @@ function Console({config, session, onSignOut, onRefused}) {
     <//>
   `;
 }
+
+/** What is read is read again anyway; that the service is away is better said at once. */
+const SOON_TOLD = {attempts: 2};
+/** An answer is waited for as long as one looks at it. */
+const NEVER_GIVEN_UP = {attempts: Infinity, longestDelayMs: 2000};
 
 const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
 

@@ -71,7 +71,7 @@ export function ShownCall({call}) {
 
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
 function Decision({pause, onDecided}) {
-  const {client} = useApp();
+  const {patient} = useApp();
   const [choices, setChoices] = useState({});
   const [reason, setReason] = useState("");
   const [outcome, setOutcome] = useState(null);
@@ -86,7 +86,7 @@ function Decision({pause, onDecided}) {
     setError(null);
     try {
       setOutcome({status: "Running"});
-      setOutcome(await outcomeOf(client, pause, {action, reason: reason || undefined, decisions: decisions(choices, action)}));
+      setOutcome(await outcomeOf(patient, pause, {action, reason: reason || undefined, decisions: decisions(choices, action)}));
     } catch (failure) {
       setOutcome(null);
       setError(failure);

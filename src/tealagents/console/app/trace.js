@@ -120,6 +120,15 @@ function Step({step, from, span}) {
   `;
 }
 
+/** The input of a step; arguments, which are JSON text, as what they say. */
+function opened(input) {
+  try {
+    return {...input, arguments: JSON.parse(input.arguments)};
+  } catch {
+    return input; // it has none, or they are no JSON
+  }
+}
+
 function StepDetails({step}) {
   const facts = [
     ["Began", longTime(step.started_at)],
@@ -132,7 +141,7 @@ function StepDetails({step}) {
   return html`
     <div class="step-details">
       <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-      ${step.input && html`<h4>${step.kind === "model" ? "What the model was sent" : "Input"}</h4><${Json} value=${step.input} />`}
+      ${step.input && html`<h4>${step.kind === "model" ? "What the model was sent" : "Input"}</h4><${Json} value=${opened(step.input)} />`}
       ${step.output && html`<h4>Output</h4><${Json} value=${step.output} />`}
     </div>
   `;

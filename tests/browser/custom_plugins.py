@@ -1,0 +1,27 @@
+"""The tools of the agent whose console is looked at."""
+
+import asyncio
+from pathlib import Path
+
+from tealagents.plugins import Plugin, tool
+
+
+class Files(Plugin):
+    @tool
+    async def list(self) -> str:
+        """List the files."""
+        return "draft.md, holiday.jpg, notes.txt"
+
+    @tool
+    async def delete(self, path: str, force: bool = False) -> str:
+        """Delete one file."""
+        return f"{path} is deleted"
+
+
+class Gate(Plugin):
+    @tool
+    async def wait(self, path: str) -> str:
+        """Wait until there is a file at the path: until the test lets the answer go on."""
+        while not Path(path).exists():  # noqa: ASYNC240 - a test's own folder
+            await asyncio.sleep(0.02)
+        return "open"
