@@ -3,25 +3,15 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from agents import ENVIRONMENT, SCRIPT, agent
 from playwright.sync_api import Browser
 from tabs import CHROMIUM, Tab, Tabs, chromium
 
 from tealagents.testing.service import ServiceThread, offline_service
 
 HERE = Path(__file__).parent
-
-#: what the offline model says besides what it says by itself
-SCRIPT = """
-rules:
-  - when: {text: wait at}
-    reply:
-      text: "Let me **see** first."
-      tool_calls: [{name: Gate-wait, arguments: '{"path": "GATE"}'}]
-  - {when: {tool_result: true, result_of: Gate-wait}, reply: The gate is open now.}
-"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,21 +34,6 @@ def browser() -> Iterator[Browser]:
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that lets an answer go on once it is there."""
     return tmp_path_factory.mktemp("gate") / "open"
-
-
-def agent(**spec: Any) -> dict[str, Any]:
-    return {
-        "agent": {"plugins": ["Files", "Gate"]},
-        "console": {"enabled": True},
-        "auth": {"provider": "mock", "options": {"approver_users": ["carol"], "auditor_users": ["dave"]}},
-        **spec,
-    }
-
-
-ENVIRONMENT = {
-    "TA_PLUGIN_MODULE": str(HERE / "custom_plugins.py"),
-    "TA_PLUGIN_CATALOG_FILE": str(HERE / "catalogue.json"),
-}
 
 
 @pytest.fixture(scope="module")

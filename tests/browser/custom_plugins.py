@@ -17,11 +17,16 @@ class Files(Plugin):
         """Delete one file."""
         return f"{path} is deleted"
 
+    @tool
+    async def echo(self, text: str) -> str:
+        """Say the same."""
+        return text
+
 
 class Gate(Plugin):
     @tool
     async def wait(self, path: str) -> str:
         """Wait until there is a file at the path: until the test lets the answer go on."""
-        while not Path(path).exists():  # noqa: ASYNC240 - a test's own folder
+        while not Path(path).exists():
             await asyncio.sleep(0.02)
         return "open"

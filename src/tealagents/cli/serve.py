@@ -55,7 +55,7 @@ def serve_command(
     with _unhurried_collector(), _model_service(offline, config) as overrides:
         checked = load_or_exit(config, overrides=overrides)
         _check_start(checked, host, workers)
-        checked = _with_console_on_loopback(checked, host)
+        checked = with_console_on_loopback(checked, host)
         os.environ.update(overrides)
         if config is not None:
             os.environ["TA_SERVICE_CONFIG"] = str(config.resolve())
@@ -117,7 +117,7 @@ def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
         raise fail(*reasons)
 
 
-def _with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
+def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
     """The config with the console decided: where nothing is said of it, by the address; for workers, too."""
     from tealagents.bootstrap import is_loopback
 

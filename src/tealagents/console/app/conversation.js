@@ -139,8 +139,7 @@ function Scroller({past, task, foreign, follow, children}) {
     seen.observe(top.current);
     return () => seen.disconnect();
   }, [first]);
-  const scrolled = () => {
-    const {scrollTop, scrollHeight, clientHeight} = box.current;
+  const scrolled = ({currentTarget: {scrollTop, scrollHeight, clientHeight}}) => {
     height.current.atEnd = scrollHeight - scrollTop - clientHeight < 40;
   };
   return html`

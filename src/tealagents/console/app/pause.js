@@ -94,7 +94,11 @@ function Decision({pause, onDecided}) {
     setBusy(false);
     onDecided?.();
   };
-  if (outcome) return html`<${Outcome} outcome=${outcome} />`;
+  if (outcome)
+    return html`
+      ${pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)}
+      <${Outcome} outcome=${outcome} />
+    `;
   if (pause.gone && !busy) return html`<p role="status">This no longer waits: it was decided elsewhere, or it ended.</p>`;
   return html`
     ${pause.tool_calls.map((call) => html`

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -36,10 +36,14 @@ class Tab:
         self.may_be_cut = False
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.add_init_script(_WATCH_POLICY)
+
+    def _hear(self, said: ConsoleMessage) -> None:
+        if said.type == "error":
+            self.errors.append(said.text)
 
     def sign_in(self, user: str) -> "Tab":
         self.page.goto(self.console)

@@ -1,0 +1,86 @@
+"""No view shuts anybody out: axe looks at each, in the light on a desk and in the dark on a phone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+from tabs import Tab, Tabs, axe
+
+from tealagents.testing.service import ServiceThread
+
+NODE_MODULES = Path(__file__).parents[2] / ".tools/node/node_modules"
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def task(service: ServiceThread) -> dict[str, str]:
+    """One task with a bit of everything, and one that waits for a decision."""
+    with service.client("ada") as client:
+
+        def say(text: str, **more: Any) -> dict[str, Any]:
+            body = {"items": [{"content_type": "text", "content": text}], **more}
+            answer: dict[str, Any] = client.post("", json=body).json()
+            return answer
+
+        first = say("My name is **Ada**.\n\n- one\n- two", metadata={"title": "A bit of everything"})
+        task = first["task_id"]
+        say("call Files-list {}", task_id=task)
+        client.post(f"/tasks/{task}/rollback", json={"checkpoint_id": first["request_id"]})
+        say('call Files-echo {"text": "| a | b |\\n|---|---|\\n| 1 | `two` |"}', task_id=task)
+        fork = client.post(f"/tasks/{task}/fork", json={}).json()["task_id"]
+        paused = say('call Files-delete {"path": "x"} and call Files-delete {"path": "y"}')["task_id"]
+    return {"task": task, "fork": fork, "paused": paused}
+
+
+#: nothing fades any more: what is half there has half its contrast
+_SETTLED = """document.getAnimations().every((each) =>
+  each.playState !== "running" || each.effect.getTiming().iterations === Infinity)"""
+
+
+def _findings(tab: Tab, source: str) -> list[str]:
+    """What axe calls serious or critical, each with the element."""
+    tab.page.wait_for_function(_SETTLED)
+    tab.page.evaluate(source)
+    found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+@pytest.mark.parametrize(("size", "theme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide", "narrow"])
+def test_axe_finds_nothing_serious(
+    tabs: Tabs, service: ServiceThread, task: dict[str, str], size: dict[str, int], theme: str
+) -> None:
+    """Sign-in, conversations, a pause and its form, approvals, trace, tree, audit, details, branches."""
+    source = axe(NODE_MODULES)
+    tab = tabs.open(f"{service.url}/console/", viewport=size, color_scheme=theme)
+    tab.page.goto(tab.console)
+    expect(tab.page.get_by_label("Your name")).to_be_visible()
+    found = {"sign-in": _findings(tab, source)}
+    tab.page.get_by_label("Your name").fill("ada")
+    tab.button("Continue").click()
+    views = {
+        "": ".task",
+        "new": ".composer",
+        f"tasks/{task['task']}": ".turn-footer",
+        f"tasks/{task['paused']}": ".pause",
+        f"tasks/{task['task']}/trace": ".waterfall",
+        f"tasks/{task['task']}/travel": ".node",
+        f"tasks/{task['task']}/audit": ".verdict[data-state]",
+        f"tasks/{task['task']}/details": "#metadata",
+        f"compare/{task['task']}/current/{task['fork']}/current": ".branch",
+        "approvals": ".card",
+    }
+    for view, shown in views.items():
+        tab.open(view)
+        expect(tab.page.locator(shown).first).to_be_visible()
+        for more in (".call summary", ".step-line", ".shown-call .quiet"):
+            if tab.page.locator(more).count():
+                tab.page.locator(more).first.click()
+        found[view] = _findings(tab, source)
+    assert {view: findings for view, findings in found.items() if findings} == {}
+    assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"

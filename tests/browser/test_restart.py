@@ -1,0 +1,40 @@
+"""The service is killed while an answer streams, and started again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agents import ENVIRONMENT, SCRIPT, agent
+from playwright.sync_api import expect
+from tabs import Tabs
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceProcess, agent_config
+
+
+@pytest.fixture
+def killable(gate: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
+    spec = agent(limits={"lease_seconds": 1}, persistence=f"sqlite:///{tmp_path}/state.db")
+    with OfflineModel(SCRIPT.replace("GATE", str(gate))) as model:
+        env = {**ENVIRONMENT, "TA_BASE_URL": model.base_url, "TA_API_KEY": "key"}
+        with ServiceProcess(agent_config(**spec), env) as running:
+            yield running
+
+
+def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killable: ServiceProcess) -> None:
+    """While it is away the page says so; once it is back, that the answer was interrupted, with what
+    there was of it; and the conversation goes on."""
+    tab = tabs.open(f"{killable.url}/console/").sign_in("ada")
+    tab.may_be_cut = True
+    tab.expected = {503}
+    tab.say("Please wait at the gate.")
+    expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
+    killable.kill()
+    expect(tab.text("The connection is lost")).to_be_visible()
+    expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
+    killable.start()
+    ended = tab.page.locator(".ended[data-status=Failed]")
+    expect(ended).to_contain_text("The process that was answering stopped", timeout=20_000)
+    expect(tab.page.locator(".answer", has_text="Let me see first.")).to_be_visible()
+    tab.say("My name is Ada.")
+    expect(tab.text("Nice to meet you, Ada.")).to_be_visible()

@@ -1,0 +1,109 @@
+"""Who sees what: two users see nothing of each other, an approver decides and an auditor reads."""
+
+from playwright.sync_api import expect
+from tabs import Tab, Tabs
+
+from tealagents.testing.service import ServiceThread
+
+
+def _paused(service: ServiceThread, user: str, path: str) -> dict[str, str]:
+    body = {
+        "items": [{"content_type": "text", "content": f'call Files-delete {{"path": "{path}"}}'}],
+        "metadata": {"title": f"A secret of {user}"},
+    }
+    with service.client(user) as client:
+        answer: dict[str, str] = client.post("", json=body).json()
+    assert answer["status"] == "Paused"
+    return answer
+
+
+def _console(service: ServiceThread) -> str:
+    return f"{service.url}/console/"
+
+
+VIEWS = ((), ("trace",), ("travel",), ("audit",), ("details",))
+
+
+def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread) -> None:
+    """Neither by a list nor by a guessed address; an approver in a third browser decides for the first."""
+    ada, bob, carol = (tabs.open(_console(service)).sign_in(user) for user in ("ada", "bob", "carol"))
+    of_ada = _paused(service, "ada", "ada.txt")
+    of_bob = _paused(service, "bob", "bob.txt")
+
+    for tab, own, other, stranger in ((ada, of_ada, of_bob, "bob"), (bob, of_bob, of_ada, "ada")):
+        tab.expected = {401}
+        expect(tab.link("Approvals").or_(tab.page.get_by_role("link", name="Approvals 1"))).to_be_visible()
+        tab.open("tasks", own["task_id"])
+        expect(tab.page.get_by_role("region", name="A decision is needed")).to_be_visible()
+        for view in VIEWS:
+            tab.open("tasks", other["task_id"], *view)
+            expect(tab.text("This belongs to somebody else")).to_be_visible()
+        tab.open("compare", other["task_id"], "current", own["task_id"], "current")
+        expect(tab.text("This belongs to somebody else")).to_be_visible()
+        tab.open("approvals")
+        expect(tab.page.locator(".card")).to_have_count(1)
+        expect(tab.page.locator("body")).not_to_contain_text(f"secret of {stranger}")
+        expect(tab.page.locator("body")).not_to_contain_text(f"{stranger}.txt")
+
+    carol.open("approvals")
+    expect(carol.page.locator(".card")).to_have_count(2)
+    expect(carol.page.locator("body")).not_to_contain_text("secret of ada")
+    card = carol.page.locator(".card", has_text="ada.txt")
+    card.get_by_label("Reason").fill("It is old.")
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("status")).to_contain_text("Completed")
+    expect(card).not_to_contain_text("ada.txt is deleted")
+
+    ada.open("tasks", of_ada["task_id"])
+    expect(ada.text("Files-delete said: ada.txt is deleted")).to_be_visible()
+    ada.open("tasks", of_ada["task_id"], "trace")
+    ada.page.get_by_role("button", name="Approval decided").click()
+    expect(ada.page.locator(".step-details")).to_contain_text('"oid": "carol"')
+    assert [tab.strangers() for tab in (ada, bob, carol)] == [[], [], []]
+
+
+def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
+    """Two deciders of one pause: the second one is told that it was decided."""
+    of_ada = _paused(service, "ada", "late.txt")
+    first, second = (tabs.open(_console(service)).sign_in(user) for user in ("ada", "carol"))
+    second.expected = {409}
+    first.open("tasks", of_ada["task_id"])
+    second.open("approvals")
+    card = second.page.locator(".card", has_text="late.txt")
+    expect(card).to_be_visible()
+    second.page.route("**/approvals?**", lambda route: route.abort())
+    second.may_be_cut = True
+    first.button("Reject").click()
+    expect(first.page.locator(".answer", has_text="The user rejected this call")).to_be_visible()
+    card.get_by_role("button", name="Approve").click()
+    expect(card.get_by_role("alert")).to_contain_text("Somebody has decided this already")
+
+
+def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread) -> None:
+    """Everything of a task is there, and nothing that would change it."""
+    task = _paused(service, "ada", "audited.txt")["task_id"]
+    dave = tabs.open(_console(service)).sign_in("dave")
+    dave.open("tasks", task)
+    expect(dave.page.get_by_text("This is another user's conversation (ada)")).to_be_visible()
+    expect(dave.page.get_by_role("region", name="A decision is needed")).to_contain_text("audited.txt")
+    for name in ("Approve", "Reject", "Send", "Edit and send again"):
+        expect(dave.button(name)).to_have_count(0)
+    for view, shown in (
+        ("trace", "Approval requested"),
+        ("audit", "Verified"),
+        ("details", "A secret of ada"),
+    ):
+        dave.open("tasks", task, view)
+        expect(dave.page.locator("main")).to_contain_text(shown)
+    expect(dave.button("Save")).to_have_count(0)
+    dave.page.locator("summary[aria-label=Actions]").click()
+    for name, count in (("Export", 1), ("Rename …", 0), ("Fork", 0), ("Delete …", 0)):
+        expect(dave.button(name)).to_have_count(count)
+
+
+def test_signing_out_leaves_nothing_behind(ada: Tab) -> None:
+    """The next user of the tab finds neither a name nor a token."""
+    ada.button("Sign out").click()
+    expect(ada.page.get_by_label("Your name")).to_be_visible()
+    kept = ada.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+    assert "ada" not in kept

@@ -1,0 +1,203 @@
+"""What each view shows and does, on its own."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import ENVIRONMENT, agent
+from playwright.sync_api import Route, expect
+from tabs import Tab, Tabs
+
+from tealagents.testing.service import ServiceThread, offline_service
+
+
+def talk(service: ServiceThread, *texts: str, user: str = "ada", **more: Any) -> list[dict[str, Any]]:
+    """The answers to messages of one task."""
+    answers: list[dict[str, Any]] = []
+    with service.client(user) as client:
+        for text in texts:
+            task = {"task_id": answers[-1]["task_id"]} if answers else more
+            body = {"items": [{"content_type": "text", "content": text}], **task}
+            answers.append(client.post("", json=body).raise_for_status().json())
+    return answers
+
+
+def test_time_travel(ada: Tab, service: ServiceThread) -> None:
+    """Roll back, say something else, and the tree has two branches, to be looked at and compared."""
+    first, *_ = talk(
+        service, "My name is Ada.", "My favourite colour is green.", "What is my favourite colour?"
+    )
+    page = ada.page
+    ada.open("tasks", first["task_id"], "travel")
+    expect(page.locator(".node")).to_have_count(3)
+    page.locator(".node", has_text="My name is Ada.").get_by_role("button", name="Roll back").click()
+    expect(page.locator(".node", has_text="My name is Ada.")).to_contain_text("Current")
+    ada.link("Conversation").click()
+    expect(page.locator(".turn")).to_have_count(1)
+    ada.say("My favourite colour is red.")
+    expect(ada.text("Noted: your favourite colour is red.")).to_be_visible()
+    ada.link("Time travel").click()
+    expect(page.get_by_text("4 completed requests, 2 branches")).to_be_visible()
+    page.locator(".node", has_text="What is my favourite colour?").get_by_title("Look at this point").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Your favourite colour is green.")
+    page.keyboard.press("Escape")
+    page.locator(".node", has_text="What is my favourite colour?").get_by_role(
+        "button", name="Go here"
+    ).click()
+    expect(page.locator(".node", has_text="What is my favourite colour?")).to_contain_text("Current")
+    ada.link("Compare the two branches").click()
+    expect(page.get_by_text("1 request in common")).to_be_visible()
+    expect(page.locator(".branch").first).to_contain_text("green")
+    expect(page.locator(".branch").last).to_contain_text("red")
+
+
+def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -> None:
+    """The chain is recomputed here: an entry that was changed on its way is found."""
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"], "audit")
+    expect(ada.page.get_by_text(re.compile("^Verified: [0-9]+ entries"))).to_be_visible()
+
+    def tampered(route: Route) -> None:
+        document = route.fetch().json()
+        document["items"][2]["actor"] = "mock.eve"
+        route.fulfill(json=document)
+
+    def dropped(route: Route) -> None:
+        document = route.fetch().json()
+        del document["items"][1]
+        route.fulfill(json=document)
+
+    for change, entry, reason in (
+        (tampered, 3, "does not match its hash"),
+        (dropped, 3, "one was dropped or moved"),
+    ):
+        ada.page.route("**/audit?**", change)
+        ada.page.reload()
+        expect(ada.page.get_by_text(f"Entry {entry} is bad")).to_be_visible()
+        expect(ada.page.locator(".verdict")).to_contain_text(reason)
+        ada.page.unroute("**/audit?**")
+
+
+def test_keyed_hashes_are_told_from_broken_ones(tabs: Tabs) -> None:
+    """With an audit key the page can check the links, and says that it cannot check the hashes."""
+    env = {**ENVIRONMENT, "TA_AUDIT_KEY": "a key of at least sixteen characters"}
+    with offline_service(None, env, **agent()) as (service, _):
+        (answer,) = talk(service, "hello")
+        tab = tabs.open(f"{service.url}/console/").sign_in("ada")
+        tab.open("tasks", answer["task_id"], "audit")
+        expect(tab.text("The links hold; the hashes need the audit key")).to_be_visible()
+
+
+def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> None:
+    """One call approved with other arguments, one rejected, with a form for each kind of value."""
+    text = 'call Files-delete {"path": "a", "force": false} and call Files-delete {"path": "b"}'
+    (pause,) = talk(service, text)
+    ada.open("approvals")
+    calls = ada.page.locator(".card", has_text='"path": "b"').locator("fieldset")
+    expect(calls).to_have_count(2)
+    one, other = calls.all()
+    one.get_by_role("button", name="Edit the arguments").click()
+    one.get_by_role("checkbox", name="force").check()
+    one.get_by_role("button", name="Approve").click()
+    other.get_by_role("button", name="Reject").click()
+    ada.button("Send the decisions").click()
+    expect(ada.page.locator(".outcome-of")).to_contain_text("Files-delete said: a is deleted")
+    expect(ada.page.locator(".outcome-of")).to_contain_text("The user rejected this call")
+    with service.client("ada") as client:
+        steps = client.get(f"/tasks/{pause['task_id']}/trace").json()["items"]
+    ran = [json.loads(step["input"]["arguments"]) for step in steps if step["kind"] == "tool"]
+    assert {"path": "a", "force": True} in ran
+    ada.button("Decided").click()
+    expect(ada.page.locator(".card").first).to_contain_text("Decided by ada")
+
+
+def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:
+    """A conversation leaves as a file, is deleted, and comes back from it."""
+    (answer,) = talk(service, "My name is Ada.", metadata={"title": "To be moved", "team": "north"})
+    page = ada.page
+    ada.open("tasks", answer["task_id"])
+    menu = page.locator("summary[aria-label=Actions]")
+    menu.click()
+    ada.button("Rename …").click()
+    page.get_by_label("Title", exact=True).fill("Moved about")
+    ada.button("Save").click()
+    expect(page.get_by_role("heading", name="Moved about")).to_be_visible()
+    menu.click()
+    with page.expect_download() as downloading:
+        ada.button("Export").click()
+    file = tmp_path / downloading.value.suggested_filename
+    downloading.value.save_as(file)
+    menu.click()
+    ada.button("Delete …").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.locator(".task", has_text="Moved about")).to_have_count(0)
+    page.get_by_label("A task to import").set_input_files(file)
+    expect(page.get_by_role("heading", name="Moved about")).to_be_visible()
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    page.get_by_label("Filter by title").fill("team:north")
+    expect(page.locator(".task")).to_have_count(1)
+    page.get_by_label("Filter by title").fill("team:south")
+    expect(page.locator(".task")).to_have_count(0)
+    page.get_by_label("Filter by title").fill("")
+    page.get_by_label("Status").select_option("Failed")
+    expect(page.get_by_text("None of those read so far")).to_be_visible()
+
+
+def test_images_are_sent_and_shown(ada: Tab) -> None:
+    """An image is chosen, seen before it is sent, and seen in the conversation."""
+    picture = Path(__file__).parents[2] / "demos/images/teapot.png"
+    ada.page.get_by_label("Images", exact=True).set_input_files(picture)
+    expect(ada.page.get_by_role("img", name="teapot.png")).to_be_visible()
+    ada.say("What is on it?")
+    expect(ada.page.locator(".bubble img")).to_be_visible()
+    expect(ada.page.locator(".answer")).to_contain_text("I see 1 image (image/png")
+
+
+def test_everything_by_keyboard(ada: Tab) -> None:
+    """A message is sent, a menu opened and closed, and a tab changed without a pointer."""
+    page = ada.page
+    page.get_by_role("textbox", name="Message").focus()
+    page.keyboard.type("My name is Ada.")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("I live in Oslo.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn-footer")).to_be_visible()
+    page.locator("summary[aria-label=Actions]").focus()
+    page.keyboard.press("Enter")
+    expect(ada.button("Export")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(ada.button("Export")).to_be_hidden()
+    ada.link("Audit").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text(re.compile("^Verified"))).to_be_visible()
+    page.reload()
+    expect(ada.link("Audit")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(ada.link("Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+
+
+def test_the_theme_is_kept(ada: Tab) -> None:
+    """The system's colours, until the switch; the choice outlives a reload."""
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = ada.page.evaluate(background)
+    ada.button("Use dark colours").click()
+    dark = ada.page.evaluate(background)
+    assert light != dark
+    ada.page.reload()
+    expect(ada.button("Use light colours")).to_be_visible()
+    assert ada.page.evaluate(background) == dark
+
+
+@pytest.mark.parametrize(
+    "path", [("tasks", "c37de403-ee46-8f3f-917c-6975e5e2c196"), ("tasks", "nonsense"), ("nowhere",)]
+)
+def test_addresses_that_lead_nowhere(ada: Tab, path: tuple[str, ...]) -> None:
+    """A task that is not there, an id that is none, a page that does not exist: a sentence, and a way on."""
+    ada.expected = {404, 422}
+    ada.open(*path)
+    expect(ada.page.locator("main")).to_contain_text(re.compile("not there|no such page|UUID"))
+    expect(ada.link("New conversation")).to_be_visible()
