@@ -1,11 +1,14 @@
 """`/metrics`: what it tells, what it never tells, and who answers for several workers."""
 
+import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +23,8 @@ rules:
     reply: {{tool_calls: [{{id: call_1, name: {MADE_UP}, arguments: '{{}}'}}]}}
   - when: {{text: not today}}
     reply: {{error: {{status: 400, message: not today}}}}
+  - when: {{text: think}}
+    reply: {{fault: silence}}
 """
 
 
@@ -52,6 +57,34 @@ def test_a_turn_is_counted(service: MonitoredService) -> None:
     assert value("db_client_operation_duration_seconds_count", db_operation_name="commit") > 0
     assert 0 < value("tealagents_lease_used_ratio") < 1
     assert value("process_open_fds") > 0
+
+
+def test_what_is_under_way_is_told(service: MonitoredService) -> None:
+    """Requests in flight, those that wait for their turn, and open streams; and when they are over."""
+
+    def seen() -> tuple[float, ...]:
+        names = ("tealagents_requests_in_flight", "tealagents_requests_queued", "tealagents_followers")
+        return tuple(map(service.value, names))
+
+    with service.client(USER) as client, following(client, message("think")) as running:
+        until(lambda: seen() == (1, 0, 1))
+        with following(client, message("hello", task_id=running["task_id"])) as waiting:
+            until(lambda: seen() == (2, 1, 2))
+            for ids in (waiting, running):
+                client.post(f"/requests/{ids['request_id']}/cancel").raise_for_status()
+    until(lambda: seen() == (0, 0, 0))
+
+
+@contextmanager
+def following(client: httpx.Client, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The first event of a request, whose stream stays open meanwhile."""
+    streamed = {"accept": "text/event-stream"}
+    with client.stream("POST", "", json=body, headers=streamed) as answer:
+        lines = answer.iter_lines()
+        for line in lines:
+            if line.startswith("data:"):
+                yield json.loads(line.removeprefix("data:"))
+                return
 
 
 def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
