@@ -20,7 +20,7 @@ from tealagents.stores import plain_store as store_of
 from tealagents.stores.dynamodb_service import ServiceClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
-from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.store_steps import OpenStore, applied
 from tealagents.testing.stores import StoreContract
 
 
@@ -333,13 +333,17 @@ async def test_a_lost_reply_is_unknown(
     """Where the reply to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
     async with (
         FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
-        store_of(proxy.url_for(dynamodb_url) + "&command_timeout=1") as store,
+        store_of(proxy.url_for(dynamodb_url)) as store,
+        store_of(dynamodb_url) as direct,
     ):
         await store.commit("p", put("key", b"1"))
         proxy.faults = faults
         lost = Commit(operation=operation_id(), put={"key": Put(b"2"), "other": Put(b"2")})
+        waiting = asyncio.create_task(store.commit("p", lost))
+        await applied(direct, "p", lost)
+        proxy.reset_all()
         with pytest.raises(Unknown):
-            await store.commit("p", lost)
+            await waiting
         proxy.calm()
         found = await store.read("p", ["key", "other"])
         assert {record and record.version for record in found} == {lost.operation}

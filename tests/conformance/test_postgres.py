@@ -16,7 +16,7 @@ from tealagents.stores.postgres import PostgresStore
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import PostgresServer, free_port
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.store_steps import OpenStore, applied
 from tealagents.testing.stores import StoreContract
 
 
@@ -264,13 +264,17 @@ async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres
     """Where the answer to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
     async with (
         FaultProxy(postgres_server.host, postgres_server.port) as proxy,
-        store_of(proxy.url_for(postgres_url) + "&command_timeout=0.3") as store,
+        store_of(proxy.url_for(postgres_url)) as store,
+        store_of(postgres_url) as direct,
     ):
         await store.commit("p", put("key", b"1"))
         proxy.faults = Faults(drop_replies=True)
         lost = put("key", b"2")
+        waiting = asyncio.create_task(store.commit("p", lost))
+        await applied(direct, "p", lost)
+        proxy.reset_all()
         with pytest.raises(Unknown):
-            await store.commit("p", lost)
+            await waiting
         proxy.calm()
         (record,) = await store.read("p", ["key"])
         assert record is not None

@@ -23,7 +23,7 @@ from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import RedisServer, free_port
 from tealagents.testing.store_links import LinkContract
-from tealagents.testing.store_steps import OpenStore
+from tealagents.testing.store_steps import OpenStore, applied
 from tealagents.testing.stores import StoreContract
 
 
@@ -55,7 +55,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def store(server: RedisServer) -> AsyncIterator[Store]:
-    async with store_of(server.url + "?command_timeout=2") as store:
+    async with store_of(server.url) as store:
         yield store
 
 
@@ -256,13 +256,17 @@ async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
     """Where the reply to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
     async with (
         FaultProxy(server.host, server.port) as proxy,
-        store_of(proxy.url_for(server.url) + "?command_timeout=0.3") as store,
+        store_of(proxy.url_for(server.url)) as store,
+        store_of(server.url) as direct,
     ):
         await store.commit("p", put("key", b"1"))
         proxy.faults = Faults(drop_replies=True)
         lost = put("key", b"2")
+        waiting = asyncio.create_task(store.commit("p", lost))
+        await applied(direct, "p", lost)
+        proxy.reset_all()
         with pytest.raises(Unknown):
-            await store.commit("p", lost)
+            await waiting
         proxy.calm()
         (record,) = await store.read("p", ["key"])
         assert record is not None
@@ -271,15 +275,18 @@ async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
 
 async def test_a_stopped_server(server: RedisServer) -> None:
     """A server that holds its connections and says nothing: reads fail in time, commits are in doubt."""
-    async with store_of(server.url + "?command_timeout=0.2&connect_timeout=0.2") as store:
-        await store.commit("p", put("key", b"1"))
+    async with (
+        store_of(server.url + "?command_timeout=1&connect_timeout=1") as store,
+        store_of(server.url) as other,
+    ):
+        await other.commit("p", put("key", b"1"))
         server.stop()
         with pytest.raises(PersistenceUnavailable):
             await store.read("p", ["key"])
         with pytest.raises((PersistenceUnavailable, Unknown)):
             await store.commit("p", put("key", b"2"))
         server.cont()
-        assert (await store.read("p", ["key"]))[0] is not None
+        assert (await other.read("p", ["key"]))[0] is not None
 
 
 async def test_scripts_are_sent_again(server: RedisServer, store: Store) -> None:

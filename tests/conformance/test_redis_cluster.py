@@ -54,7 +54,7 @@ async def test_one_clock(redis_cluster: RedisCluster) -> None:
 async def test_a_slot_on_the_move() -> None:
     """While a slot moves its partitions wait; nothing is lost, seen half or written twice."""
     with running(RedisCluster) as cluster:
-        async with store_of(cluster.url + "?command_timeout=2") as store:
+        async with store_of(cluster.url + "?command_timeout=20") as store:
             partition = "moving"
             before = put("head", b"1")
             await store.commit(partition, before)
@@ -99,7 +99,7 @@ async def test_a_watch_follows_its_slot() -> None:
 async def test_a_node_that_others_have_replaced() -> None:
     """Where a node is gone, the others are asked who serves its slots now. covers: STATE-4"""
     with running(RedisCluster) as cluster:
-        async with store_of(cluster.url + "?command_timeout=2&connect_timeout=1") as store:
+        async with store_of(cluster.url + "?command_timeout=20") as store:
             await store.commit("moving", put("key", b"1"))
             move = Move(key_slot(b"moving"), *owner_and_another(cluster, "moving"))
             move.begin()
@@ -118,7 +118,7 @@ def owner_and_another(cluster: RedisCluster, partition: str) -> tuple[ClusterNod
 async def test_a_dead_node() -> None:
     """Of a cluster that has lost a node the partitions of the others work on. covers: STATE-4"""
     with running(RedisCluster) as cluster:
-        async with store_of(cluster.url + "?command_timeout=0.5&connect_timeout=0.5") as store:
+        async with store_of(cluster.url + "?command_timeout=20") as store:
             for partition in ("a", "b", "c", "d", "e", "f"):
                 await store.commit(partition, put("key", b"1"))
             cluster.nodes[2].kill()

@@ -100,7 +100,7 @@ async def test_commits_that_wait_share_a_sync(store: Store, file: Path) -> None:
     assert by_hand(file, "SELECT count(*) FROM records WHERE key LIKE 'new/%'") == [(30,)]
 
 
-async def test_a_relaxed_commit_is_made_at_once_or_waits_its_turn(store: Store, file: Path) -> None:
+async def test_an_unsynced_commit_is_made_at_once_or_waits_its_turn(store: Store, file: Path) -> None:
     """It needs no thread while nobody writes; where somebody does it is queued. It conflicts as any other."""
     await store.commit("p", commit(put={"a": b"1"}, expect={"a": None}, unsynced=True))
     with pytest.raises(Conflict):

@@ -355,8 +355,9 @@ class P(Plugin):
 async def test_hanging_tool_does_not_keep_the_process(shapes: Mapping[str, Tool]) -> None:
     """Threads of tools are daemons, so that one that hangs cannot prevent a shutdown."""
     task = asyncio.create_task(call(shapes, "Shapes-slow", seconds=0.3))
-    await asyncio.sleep(0.05)
-    [thread] = [one for one in threading.enumerate() if one.name == "tool Shapes-slow"]
+    while not (found := [one for one in threading.enumerate() if one.name == "tool Shapes-slow"]):
+        await asyncio.sleep(0.005)
+    [thread] = found
     assert thread.daemon
     await task
 

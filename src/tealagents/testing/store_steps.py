@@ -1,6 +1,7 @@
 """Steps that the tests of stores share: commits under fresh ids, reads as values, races, pages."""
 
 import asyncio
+import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -21,6 +22,7 @@ from tealagents.domain.ports import Commit, Put, Store
 __all__ = [
     "OpenStore",
     "amount",
+    "applied",
     "batches",
     "change_until_done",
     "commit",
@@ -146,12 +148,24 @@ async def scanning(store: Store, partition: str) -> None:
 
 
 async def until(look: Callable[[], Coroutine[Any, Any, Any]], expected: Collection[Any]) -> None:
-    """Looks until one of `expected` is seen; fails after some seconds, showing what is seen instead."""
-    for _ in range(100):
+    """Looks until one of `expected` is seen; fails after half a minute, showing what is seen instead."""
+    deadline = time.monotonic() + 30
+    while True:
         if (seen := await look()) in expected:
             return
+        assert time.monotonic() < deadline, seen
         await asyncio.sleep(0.02)
-    assert seen in expected
+
+
+async def applied(store: Store, partition: str, change: Commit) -> None:
+    """Returns once the commit can be read: its server has done it, whatever its caller has heard."""
+    key = next(iter(change.put))
+
+    async def version() -> str | None:
+        [record] = await store.read(partition, [key])
+        return record and record.version
+
+    await until(version, [change.operation])
 
 
 async def ticks(count: int) -> None:
