@@ -8,6 +8,7 @@ forgets it.
 import asyncio
 import hashlib
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Recorded, redacted
-from tealagents.domain.models import Caller, Failure, RequestRecord
+from tealagents.domain.models import Caller, ClientTool, Failure, RequestRecord
 from tealagents.domain.ports import Authenticator
 from tealagents.engine.agent import Agent
 from tealagents.engine.approvals import Approvals, Command
@@ -40,6 +41,10 @@ from tealagents.state.submission import Key, NewMessage
 from tealagents.state.transfer import Transfer
 
 log = logging.getLogger(__name__)
+
+#: tools that a client may declare with one message
+MOST_CLIENT_TOOLS = 128
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 #: one recorded event as the bytes that a protocol sends for it; empty for an event that it does not show
 Fold = Callable[[Recorded], bytes]
@@ -132,8 +137,22 @@ class Exchange:
         if len(message.items) > most:
             raise InvalidRequest("items", f"has {len(message.items)} items; at most {most} are taken")
         check_metadata(message.metadata)
+        self._check_client_tools(message.client_tools)
         if message.user_context and len(encode_json(message.user_context)) > MOST_METADATA:
             raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
+
+    def _check_client_tools(self, tools: Sequence[ClientTool]) -> None:
+        if len(tools) > MOST_CLIENT_TOOLS:
+            raise InvalidRequest("tools", f"has {len(tools)} tools; at most {MOST_CLIENT_TOOLS} are taken")
+        taken = {tool.spec.name for tool in self.agent.toolbox.tools} if tools else set()
+        for n, tool in enumerate(tools):
+            if not _TOOL_NAME.fullmatch(tool.name):
+                raise InvalidRequest(f"tools.{n}.name", "must be 1 to 64 letters, digits, - or _")
+            if tool.name in taken:
+                raise InvalidRequest(f"tools.{n}.name", f"{tool.name} is the name of another tool")
+            taken.add(tool.name)
+        if tools and len(encode_json(tools)) > MOST_METADATA:
+            raise InvalidRequest("tools", f"are larger than {MOST_METADATA} bytes of JSON")
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -154,6 +173,33 @@ class Exchange:
             sender=not sent.replayed,
             replayed=sent.replayed,
         )
+
+    async def branch(
+        self,
+        caller: Caller,
+        task_id: str,
+        message: NewMessage,
+        key: Key | None,
+        *,
+        checkpoint_id: str | None,
+        streamed: bool,
+    ) -> RequestView:
+        """Sends a message from an earlier point: in a fork at that checkpoint.
+
+        A refused message leaves no fork behind; a key that was used answers without forking again.
+        """
+        partition = await self.locate(caller, keys.task, task_id)
+        if key is not None and await self.service.is_used(partition, key):
+            return await self.submit(caller, message, key, streamed=streamed)
+        fork = await self.transfer.fork(partition, task_id, caller.user, checkpoint_id=checkpoint_id)
+        try:
+            view = await self.submit(caller, replace(message, task_id=fork.task_id), key, streamed=streamed)
+        except BaseException:
+            await asyncio.shield(self.eraser.delete_task(partition, fork.task_id))
+            raise
+        if view.record.task_id != fork.task_id:  # another message under the same key was quicker
+            await self.eraser.delete_task(partition, fork.task_id)
+        return view
 
     async def decide(
         self, caller: Caller, request_id: str, command: Command, *, streamed: bool

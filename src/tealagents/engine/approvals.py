@@ -1,5 +1,6 @@
 """Decisions on pauses: which pause is meant, who may decide it, and carrying the decision out once."""
 
+from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from tealagents.domain.models import (
     Caller,
     Decision,
     Json,
+    Message,
     MessageBody,
     RequestRecord,
     ToolCall,
@@ -28,6 +30,7 @@ from tealagents.domain.models import (
 from tealagents.engine.loop import Resumption, tool_message
 from tealagents.engine.run import Past
 from tealagents.engine.service import Sent, Service
+from tealagents.engine.texts import storable
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
@@ -46,6 +49,9 @@ class CallDecision(Struct, frozen=True):
     id: str
     action: str | None = None
     arguments: Json | None = None
+    #: of a call that the client has run: what the model is told
+    output: str | None = None
+    is_error: bool = False
 
 
 class Command(Struct, frozen=True, kw_only=True):
@@ -169,7 +175,7 @@ class Approvals:
 
     def _wanted(self, approval: Approval, actor: User, command: Command) -> Approval:
         """The pause as decided by `command`. `InvalidRequest` where the decision does not fit it."""
-        shown = {call.id: call.tool for call in approval.calls}
+        shown = {call.id: call for call in approval.calls}
         decisions: dict[str, Decision] = {}
         for n, decision in enumerate(command.decisions):
             if decision.id not in shown:
@@ -178,10 +184,13 @@ class Approvals:
                 )
             if decision.id in decisions:
                 raise InvalidRequest(f"decisions.{n}.id", "is decided twice")
-            decisions[decision.id] = _decision(n, decision, command.action)
+            decisions[decision.id] = _decision(n, decision, command.action, shown[decision.id])
             if decision.arguments is not None and approval.status == "pending":
-                self._check_edited(n, shown[decision.id], decision.arguments)
+                self._check_edited(n, shown[decision.id].tool, decision.arguments)
         missing = shown.keys() - decisions.keys()
+        unanswered = sorted(name for name in missing if shown[name].by_client)
+        if unanswered and command.action == "approve" and approval.status == "pending":
+            raise InvalidRequest("decisions", f"must have the output of {', '.join(unanswered)}: {_CLIENTS}")
         if missing and command.action is None:
             raise InvalidRequest(
                 "action", f"is needed for the calls that decisions omits: {', '.join(sorted(missing))}"
@@ -201,13 +210,8 @@ class Approvals:
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
         """Runs what was approved: exactly the calls that were shown."""
         now = self._records.clock.now()
-        text = _rejection(decided.reason)
-        rejected = tuple(
-            tool_message(decided.request_id, call, text, now, is_error=True)
-            for call in rejected_calls(decided)
-        )
         order = tuple(call.id for call in decided.calls)
-        resumption = Resumption(approved_calls(decided), rejected, order)
+        resumption = Resumption(approved_calls(decided), _told(decided, now), order)
         self._service.resume_run(caller, writer, resumption, lambda: self._past(writer), streamed=streamed)
 
     async def _past(self, writer: TaskWriter) -> Past:
@@ -226,9 +230,20 @@ class Approvals:
         return Past(said, await history.tool_outcomes(partition, head.task_id, first, tail))
 
 
-def rejected_calls(decided: Approval) -> list[ToolCall]:
+def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:
+    """What the model is told of the calls that the service does not run: rejections, and clients' outputs."""
     by_id = {decision.id: decision for decision in decided.decisions}
-    return [call for call in decided.calls if by_id[call.id].action == "reject"]
+    said = []
+    for call in decided.calls:
+        decision = by_id[call.id]
+        if decision.action == "reject":
+            text, is_error = _rejection(decided.reason), True
+        elif decision.output is not None:
+            text, is_error = storable(decision.output), decision.is_error
+        else:
+            continue
+        said.append(tool_message(decided.request_id, call, text, now, is_error=is_error))
+    return tuple(said)
 
 
 def _rejection(reason: str | None) -> str:
@@ -236,8 +251,18 @@ def _rejection(reason: str | None) -> str:
     return f"The user rejected this call; it was not made.{because}"
 
 
-def _decision(n: int, decision: CallDecision, default: str | None) -> Decision:
+#: why a bare approval is not enough
+_CLIENTS = "the client that declared the tool runs it"
+
+
+def _decision(n: int, decision: CallDecision, default: str | None, call: ToolCall) -> Decision:
+    if decision.output is not None:
+        if not call.by_client:
+            raise InvalidRequest(f"decisions.{n}.output", f"is not for {call.tool}: the service runs it")
+        return Decision(id=decision.id, action="approve", output=decision.output, is_error=decision.is_error)
     action = decision.action or default
+    if call.by_client and action == "approve":
+        raise InvalidRequest(f"decisions.{n}.output", f"is needed: {_CLIENTS}")
     if action is None:
         raise InvalidRequest(f"decisions.{n}.action", "is needed: approve or reject")
     if action not in ("approve", "reject"):

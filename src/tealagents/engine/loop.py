@@ -89,7 +89,7 @@ class Resumption(Struct, frozen=True):
 
     #: to be made now; their intents are stored with the decision
     approved: tuple[ToolCall, ...]
-    #: what the model is told of the others
+    #: what the model is told of the others: that they were rejected, or what the client that ran them says
     rejected: tuple[Message, ...]
     #: the ids of the calls that were shown, in their order
     order: tuple[str, ...]
@@ -241,7 +241,10 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
             name = f"{given}-{n}"
         state.call_ids.add(name)
         tool = storable(call.tool[:LONGEST_NAME])
-        unique.append(ToolCall(name, tool, storable(call.arguments), state.toolbox.plugin_of(tool)))
+        box = state.toolbox
+        unique.append(
+            ToolCall(name, tool, storable(call.arguments), box.plugin_of(tool), box.by_client(tool))
+        )
     return tuple(unique)
 
 

@@ -24,6 +24,7 @@ from tealagents.engine.run import Recall, Run
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turns import Turns
 from tealagents.engine.wait_queue import WaitQueues
+from tealagents.state import keys
 from tealagents.state.owner_directory import Directory
 from tealagents.state.queue import Queue
 from tealagents.state.records import RecordStore
@@ -104,6 +105,11 @@ class Service:
         if sent.replayed:
             self.admission.leave(user)
         return sent
+
+    async def is_used(self, partition: str, key: Key) -> bool:
+        """Whether a message came under this key before."""
+        (record,) = await self.records.store.read(partition, [keys.idempotency(key.name)])
+        return record is not None
 
     async def _begin(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
         while True:

@@ -10,8 +10,17 @@ import msgspec
 from msgspec import Struct
 
 from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
-from tealagents.domain.models import TOOL_SEPARATOR, Json, ToolCall, User
-from tealagents.domain.ports import Checking, Delegation, Model, Tool, Toolset
+from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall, User
+from tealagents.domain.ports import (
+    Checking,
+    Delegation,
+    Governance,
+    Model,
+    Tool,
+    ToolContext,
+    Toolset,
+    ToolSpec,
+)
 from tealagents.engine.texts import storable
 
 log = logging.getLogger(__name__)
@@ -106,6 +115,21 @@ class CallContext:
         return await self._delegation.token_for(self._owner, self._token, scopes)
 
 
+class _RunByClient:
+    """Stands for a tool that only the client can run: each call of it pauses the request."""
+
+    def __init__(self, tool: ClientTool) -> None:
+        self.spec = ToolSpec(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.parameters,
+            governance=Governance(requires_hitl=True),
+        )
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        raise ToolFailed("the client runs this tool, and gave no output.")
+
+
 @runtime_checkable
 class Finding(Protocol):
     """A toolset that knows tools it does not list."""
@@ -138,6 +162,19 @@ class Toolbox:
         extended._tools = {**{tool.spec.name: tool for tool in self._govern(tools)}, **self._tools}
         extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])
         return extended
+
+    def with_client_tools(self, tools: Sequence[ClientTool]) -> "Toolbox":
+        """This toolbox with tools that the client of one request runs; it never hides one of ours."""
+        offered = {tool.name: _RunByClient(tool) for tool in tools}
+        extended = Toolbox(self._model, self._timeout, self._govern)
+        extended._toolsets = self._toolsets
+        extended._tools = {**offered, **self._tools}
+        extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])
+        return extended
+
+    def by_client(self, name: str) -> bool:
+        """Whether the client of the request runs this tool."""
+        return isinstance(self._tools.get(name), _RunByClient)
 
     def load(self, toolsets: Sequence[Toolset]) -> None:
         """Takes the tools of opened toolsets."""
@@ -178,7 +215,10 @@ class Toolbox:
         return plugin if TOOL_SEPARATOR in plugin and name.startswith(plugin + TOOL_SEPARATOR) else ""
 
     def governed(self, call: ToolCall) -> bool:
-        """Whether a human must approve the call. One that cannot run needs nobody: it is told back."""
+        """Whether the call waits: for an approval, or for the client that runs it.
+
+        One that cannot run waits for no one: the model is told why.
+        """
         tool = self.find(call.tool)
         if tool is None or not tool.spec.governance.requires_hitl:
             return False

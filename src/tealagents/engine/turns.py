@@ -86,12 +86,15 @@ class Turns:
         agent, head = self._agent, writer.head
         remembered = await self._remembered(writer)
         gathered = await self._gather(writer, said[0], remembered)
+        request = writer.request
         toolbox = agent.toolbox.with_tools(gathered.tools) if gathered.tools else agent.toolbox
+        if request.client_tools:
+            toolbox = toolbox.with_client_tools(request.client_tools)
         context: Json | None = None
         if agent.view is not None or agent.providers:
             context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
-        notes = [*gathered.instructions, *filter(None, [effects_note(head)])]
-        new = [*gathered.messages, *_told_by_the_application(writer.request, said[0])]
+        notes = [*gathered.instructions, *filter(None, [request.instructions, effects_note(head)])]
+        new = [*gathered.messages, *_told_by_the_application(request, said[0])]
         if agent.thread_kind == "remote":
             prompt: Prompt = await self._remote(writer, notes, [*new, *said], said, resumed=resumed)
         elif agent.view is not None:

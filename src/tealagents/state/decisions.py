@@ -68,12 +68,12 @@ def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft
 
 
 def approved_calls(decided: Approval) -> tuple[ToolCall, ...]:
-    """The calls to run: exactly those shown, with the arguments shown or edited."""
+    """The calls for the service to run: exactly those shown, with the arguments shown or edited."""
     by_id = {decision.id: decision for decision in decided.decisions}
     return tuple(
         call if by_id[call.id].arguments is None else replace(call, arguments=by_id[call.id].arguments or "")
         for call in decided.calls
-        if by_id[call.id].action == "approve"
+        if by_id[call.id].action == "approve" and not call.by_client
     )
 
 

@@ -1,0 +1,152 @@
+"""What clients of other protocols bring along: earlier messages, instructions, names, tools of their own."""
+
+import pytest
+from engine_setup import ADA, Process, Scripted, calls, noting, process, says
+
+from tealagents.domain.errors import (
+    AlreadyDecided,
+    AlreadyExists,
+    CheckpointMoved,
+    InvalidRequest,
+    NotOwner,
+)
+from tealagents.domain.models import Caller, ClientTool, Item, Json, RequestRecord, ToolCall, User
+from tealagents.engine.approvals import CallDecision, Command
+from tealagents.state.submission import Earlier, NewMessage
+
+WEATHER = ClientTool("weather", "The weather here", {"type": "object"})
+BOB = Caller(User("mock", "bob"))
+NAMED = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+
+
+def text(said: str) -> tuple[Item, ...]:
+    return (Item("text", said),)
+
+
+async def asked(here: Process, message: NewMessage, caller: Caller = ADA) -> RequestRecord:
+    sent = await here.service.send(caller, message, None, streamed=True)
+    return await here.service.outcome(sent)
+
+
+def prompt(model: Scripted, call: int = -1) -> list[tuple[str, str]]:
+    """Role and text of each message of a call of the model."""
+    parts = [part.decode().partition(": ") for part in model.calls[call].prompt]
+    return [(role, said) for role, _, said in parts]
+
+
+async def test_a_new_task_may_begin_with_earlier_messages() -> None:
+    """They are sent to the model, listed, rolled back to and forked as any others. covers: TASK-3"""
+    model = Scripted(says("four"), says("again"))
+    earlier = (Earlier("user", text("one")), Earlier("assistant", text("two")))
+    async with process(None, model) as here:
+        request = await asked(here, NewMessage(items=text("three"), earlier=earlier))
+        assert request.status == "Completed"
+        told = [each for each in prompt(model) if each[0] != "system"]
+        assert told == [("user", "one"), ("assistant", "two"), ("user", "three")]
+        partition, task_id = here.partition(), request.task_id
+        head = (await here.tasks.head(partition, task_id)).value
+        messages, _ = await here.tasks.history.messages(partition, task_id, head.path, limit=50)
+        assert [each.text for each in messages] == ["one", "two", "three", "four"]
+        assert request.parent is not None
+        resent = await here.request(request.parent)
+        assert (resent.status, resent.imported) == ("Completed", True)
+        fork = await here.transfer.fork(partition, task_id, ADA.user, checkpoint_id=request.parent)
+        await asked(here, NewMessage(items=text("else"), task_id=fork.task_id))
+        told = [each for each in prompt(model) if each[0] != "system"]
+        assert told == [("user", "one"), ("assistant", "two"), ("user", "else")]
+
+
+async def test_instructions_hold_for_one_request() -> None:
+    """The next request is not told of them. covers: FLOW-2"""
+    model = Scripted(says("oui"), says("yes"))
+    async with process(None, model) as here:
+        first = await asked(here, NewMessage(items=text("hi"), instructions="Answer in French."))
+        assert ("system", "Answer in French.") in prompt(model)
+        await asked(here, NewMessage(items=text("hi"), task_id=first.task_id))
+        assert "French" not in str(prompt(model))
+
+
+async def test_a_client_may_name_its_task_once() -> None:
+    """The id belongs to who came first with it; then it is continued. covers: AUTH-3"""
+    async with process(None, Scripted(says("a"), says("b"))) as here:
+        named = NewMessage(items=text("hi"), new_task_id=NAMED)
+        assert (await asked(here, named)).task_id == NAMED
+        with pytest.raises(AlreadyExists):
+            await asked(here, named)
+        with pytest.raises(NotOwner):
+            await asked(here, named, BOB)
+        again = await asked(here, NewMessage(items=text("more"), task_id=NAMED))
+        assert again.status == "Completed"
+
+
+async def test_a_message_may_ask_for_a_checkpoint() -> None:
+    """Where the task has gone on from there, nothing is stored. covers: TASK-5"""
+    async with process(None, Scripted(says("a"), says("b"))) as here:
+        first = await here.ask()
+        second = await asked(
+            here,
+            NewMessage(items=text("x"), task_id=first.task_id, at_checkpoint=first.request_id),
+        )
+        assert second.status == "Completed"
+        with pytest.raises(CheckpointMoved):
+            await asked(
+                here,
+                NewMessage(items=text("y"), task_id=first.task_id, at_checkpoint=first.request_id),
+            )
+
+
+async def paused_for(here: Process) -> RequestRecord:
+    request = await asked(here, NewMessage(items=text("go"), client_tools=(WEATHER,)))
+    assert request.status == "Paused"
+    return request
+
+
+async def test_a_tool_of_the_client_pauses_the_request_for_its_output() -> None:
+    """The output is what the model is told; sent again it is known, another one is refused. covers: HITL-1"""
+    model = Scripted(calls(ToolCall("c1", "weather", '{"city": "Rome"}')), says("sunny"))
+    async with process(None, model) as here:
+        request = await paused_for(here)
+        assert request.pause is not None
+        (call,) = request.pause.calls
+        assert (call.tool, call.by_client) == ("weather", True)
+        output = Command(decisions=(CallDecision("c1", output="28 degrees"),))
+        for _ in range(2):
+            sent = await here.approvals.resume(ADA, request.request_id, output, streamed=True)
+            assert (await here.service.outcome(sent)).output == "sunny"
+        assert prompt(model)[-1] == ("tool", "28 degrees")
+        assert len(model.calls) == 2
+        other = Command(decisions=(CallDecision("c1", output="5 degrees"),))
+        with pytest.raises(AlreadyDecided):
+            await here.approvals.resume(ADA, request.request_id, other, streamed=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [Command(action="approve"), Command(decisions=(CallDecision("c1", "approve"),))],
+    ids=["bare", "named"],
+)
+async def test_a_tool_of_the_client_is_not_approved_without_its_output(command: Command) -> None:
+    """The service could not run it; rejected it can be. covers: HITL-1"""
+    model = Scripted(calls(ToolCall("c1", "weather", "{}")), says("then not"))
+    async with process(None, model) as here:
+        request = await paused_for(here)
+        with pytest.raises(InvalidRequest, match="the client that declared the tool runs it"):
+            await here.approvals.resume(ADA, request.request_id, command, streamed=True)
+        reject = Command(action="reject")
+        sent = await here.approvals.resume(ADA, request.request_id, reject, streamed=True)
+        assert (await here.service.outcome(sent)).output == "then not"
+
+
+async def test_an_approved_tool_and_one_of_the_client_are_decided_together() -> None:
+    """Each in its own way; the results come in the order of the calls. covers: HITL-1"""
+    ran: list[Json] = []
+    model = Scripted(
+        calls(ToolCall("c1", "weather", "{}"), ToolCall("c2", "Shell-delete", "{}")), says("done")
+    )
+    async with process(None, model, noting(ran, governed=True)) as here:
+        request = await paused_for(here)
+        both = Command(decisions=(CallDecision("c2", "approve"), CallDecision("c1", output="fog")))
+        sent = await here.approvals.resume(ADA, request.request_id, both, streamed=True)
+        assert (await here.service.outcome(sent)).status == "Completed"
+        assert len(ran) == 1
+        assert [said for role, said in prompt(model) if role == "tool"] == ["fog", "ok"]
