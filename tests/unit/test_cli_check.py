@@ -115,3 +115,60 @@ def test_documents_that_are_files_are_read(folder: Path) -> None:
     checked = check(folder, TA_REMOTE_PLUGIN_PATH=str(remote))
     assert checked.exit_code == 2, checked.output
     assert "shop.json" in checked.output
+
+
+def test_every_finding_is_listed_with_its_place(folder: Path) -> None:
+    """Unknown names of a store, a provider, reducers and toolsets: all at once, by file, line and key."""
+    config = folder / "config.yaml"
+    text = (
+        config.read_text().rstrip()
+        + """
+  persistence: mongo://somewhere
+  auth: okta
+  thread:
+    reducers: [message_count, shorten]
+    context_providers: [horoscope]
+"""
+    )
+    config.write_text(text)
+    checked = check(folder)
+    assert checked.exit_code == 2, checked.output
+
+    def line(start: str) -> int:
+        return next(n for n, each in enumerate(text.splitlines(), 1) if each.strip().startswith(start))
+
+    for place, said in (
+        (f"{line('persistence')}: spec.persistence: ", "Unknown store 'mongo'"),
+        (f"{line('auth')}: spec.auth.provider: ", "Unknown auth provider 'okta'"),
+        (f"{line('reducers')}: spec.thread.reducers[1]: ", "Unknown reducer 'shorten'"),
+        (f"{line('context_providers')}: spec.thread.context_providers[0]: ", "Unknown context provider"),
+    ):
+        assert any(f"{config}:{place}{said}" in each for each in checked.output.splitlines()), checked.output
+    named = check(folder, TA_PERSISTENCE="mongo://elsewhere")
+    assert "TA_PERSISTENCE: Unknown store 'mongo'" in named.output
+
+
+def test_a_file_can_be_checked_without_secrets(folder: Path) -> None:
+    """What is not set here is what `serve` will need; everything else is checked and shown."""
+    config = folder / "config.yaml"
+    server = "    mcp_servers: [{name: far, url: 'http://127.0.0.1:1', headers: {X: '${FAR_TOKEN}'}}]\n"
+    config.write_text(config.read_text().replace("  agent:\n", "  agent:\n" + server))
+    checked = check(folder, TA_API_KEY="")
+    assert checked.exit_code == 0, checked.output
+    assert "serve will need: TA_API_KEY" in checked.output
+    assert "serve will need: " + str(config) in checked.output
+    assert "the variable FAR_TOKEN is not set" in checked.output
+    assert "Files-list" in checked.output
+    with_mistake = check(folder, TA_API_KEY="", TA_AUDIT_KEY="short")
+    assert with_mistake.exit_code == 2
+    assert "TA_AUDIT_KEY is shorter" in with_mistake.output
+    assert "TA_API_KEY" in with_mistake.output
+
+
+def test_a_number_from_a_variable_that_is_not_set_is_left_open(folder: Path) -> None:
+    """What it will be is not known, so it is no mistake of the file."""
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().rstrip() + "\n  limits: {max_items: '${MOST}'}\n")
+    checked = check(folder)
+    assert checked.exit_code == 0, checked.output
+    assert "MOST is not set" in checked.output

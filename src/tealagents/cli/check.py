@@ -1,16 +1,18 @@
 """`tealagents check` and `tealagents schema`."""
 
-import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from tealagents.cli.loading import fail, load_or_exit, stderr
-from tealagents.config import json_schema, summary
+from tealagents.cli.findings import find
+from tealagents.cli.loading import fail, stderr
+from tealagents.config import ServiceConfig, json_schema, summary
 from tealagents.domain.ports import ToolSpec
 
 
@@ -21,21 +23,19 @@ def check_command(
 ) -> None:
     """Validate a config file and show what would be served.
 
-    Every mistake is shown with its file, line and key; exit status 2 if there is one. The plugin file and
+    Every mistake is shown with its file, line and key; exit status 2 if there is one. Secrets that are not
+    set are listed as what `serve` will need, so that a file can be checked without them. The plugin file and
     OpenAPI documents that are files are loaded, too; no store, no model service and no tool server is asked.
     """
-    from tealagents.bootstrap import START_ERRORS, problems_at_start
-    from tealagents.cli.serve import build_or_exit
-    from tealagents.tooling import offered
+    found = find(config)
+    for need in found.needed:
+        stderr.print(f"[yellow]![/] serve will need: {escape(need)}")
+    if found.wrong or found.config is None:
+        raise fail(*found.wrong)
+    _show(found.config, found.tools)
 
-    checked = load_or_exit(config)
-    build_or_exit(checked)
-    if reasons := problems_at_start(checked, "127.0.0.1", workers=1):
-        raise fail(*reasons)
-    try:
-        tools = asyncio.run(offered(checked))
-    except START_ERRORS as error:
-        raise fail(str(error)) from None
+
+def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(overflow="fold")

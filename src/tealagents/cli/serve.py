@@ -245,12 +245,15 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
     """The application, or exit status 2 with what is wrong. A failed start is one sentence as well."""
     from tealagents.app import create_app
     from tealagents.bootstrap import START_ERRORS
+    from tealagents.cli.findings import Findings, examine
     from tealagents.telemetry.requests import RequestLog
 
     try:
         app = RequestLog(create_app(config), probes=f"{config.prefix}/health")
     except START_ERRORS as error:
-        raise fail(str(error)) from None
+        found = Findings()
+        examine(found, config)
+        raise fail(*(found.wrong + found.needed or [str(error)])) from None
 
     async def plainly(scope: "Scope", receive: "Receive", send: "Send") -> None:
         if scope["type"] != "lifespan":

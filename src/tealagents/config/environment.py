@@ -24,6 +24,10 @@ _REFERENCE = re.compile(
 _UNUSABLE = re.compile("[\x00\ud800-\udfff]")
 
 
+class Unset(ValueError):
+    """A text refers to a variable that is not set."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """All variables that are set; an empty one counts as unset."""
@@ -100,9 +104,7 @@ def expand(text: str, environment: Environment) -> str:
             )
         value = environment.get(name)
         if value is None:
-            raise ValueError(
-                f"the variable {name} is not set; for the text ${{{name}}} itself write $${{{name}}}"
-            )
+            raise Unset(f"the variable {name} is not set; for the text ${{{name}}} itself write $${{{name}}}")
         if not usable(value):
             raise ValueError(f"the variable {name} is not valid text")
         return value
@@ -111,7 +113,9 @@ def expand(text: str, environment: Environment) -> str:
     return FromEnvironment(expanded) if count else text
 
 
-def expand_all(value: Any, environment: Environment, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def expand_all(
+    value: Any, environment: Environment, path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, ValueError]]:
     """Expands every text within `value`, in place, and yields what is wrong with which of them."""
     entries = enumerate(value) if isinstance(value, list) else value.items()
     for key, item in list(entries):
@@ -121,4 +125,4 @@ def expand_all(value: Any, environment: Environment, path: KeyPath = ()) -> Iter
             try:
                 value[key] = expand(item, environment)
             except ValueError as error:
-                yield (*path, key), str(error)
+                yield (*path, key), error

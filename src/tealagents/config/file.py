@@ -48,6 +48,9 @@ class Document:
     #: what variables say instead of the file, and where each is set
     overridden: dict[KeyPath, Problem] = field(default_factory=dict)
 
+    #: keys whose `${NAME}` is not set, where that is no mistake
+    unset: set[KeyPath] = field(default_factory=set)
+
     def line(self, path: KeyPath) -> int:
         """The line of the key, or of the nearest one around it."""
         while path and path not in self.lines:

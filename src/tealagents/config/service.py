@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from tealagents.config.auth import AUTH, AuthConfig, auth_of
 from tealagents.config.credentials import credentials
-from tealagents.config.environment import Environment, expand_all, read_environment
+from tealagents.config.environment import Environment, Unset, expand_all, read_environment
 from tealagents.config.explain import explain, key_of, keys_of, model_at
 from tealagents.config.file import Document, read_document
 from tealagents.config.models import (
@@ -103,6 +103,7 @@ class ServiceConfig:
     telemetry: TelemetryOptions
     environment: Mapping[str, str] = field(repr=False)  #: all variables, those of `.env` too
     warnings: tuple[str, ...]  #: what works but was probably not meant
+    document: Document = field(repr=False, compare=False)  #: the file, to say where a key stands
 
     @property
     def prefix(self) -> str:
@@ -115,11 +116,13 @@ def load(
     *,
     env: Mapping[str, str] | None = None,
     dotenv: Path | None = Path(".env"),
+    unset: list[Problem] | None = None,
 ) -> ServiceConfig:
     """Reads the config file at `path`, by default the one that TA_SERVICE_CONFIG names.
 
     Variables come from `env`, by default the process's environment, and below it from the file `dotenv`.
-    Raises ConfigError with everything that is wrong, in the file and in the environment.
+    Raises ConfigError with everything that is wrong, in the file and in the environment. A `${NAME}` of the
+    file that is not set is wrong, too, unless `unset` is given, a list that takes such problems.
     """
     problems: list[Problem] = []
     warnings: list[str] = []
@@ -133,7 +136,7 @@ def load(
         document = read_document(path, problems)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
-    _put_over(document, environment, problems)
+    _put_over(document, environment, problems, unset)
     if not _is_of_this_version(document, problems):
         raise ConfigError(_ordered(problems))
     file, auth = _validated(document, problems), auth_of(document, problems)
@@ -145,7 +148,9 @@ def load(
     return config
 
 
-def _put_over(document: Document, environment: Environment, problems: list[Problem]) -> None:
+def _put_over(
+    document: Document, environment: Environment, problems: list[Problem], unset: list[Problem] | None
+) -> None:
     """Puts what the environment says over the file, and makes the paths of both absolute."""
     problems += credentials(document)
     if isinstance(provider := document.get(AUTH), str):  # so that variables can say more of it
@@ -153,7 +158,12 @@ def _put_over(document: Document, environment: Environment, problems: list[Probl
     wins = overrides(environment)
     for key in wins.values():
         document.remove(key)
-    problems += (document.problem(*each) for each in expand_all(document.data, environment))
+    for path, error in expand_all(document.data, environment):
+        if isinstance(error, Unset) and unset is not None:
+            unset.append(document.problem(path, str(error)))
+            document.unset.add(path)
+        else:
+            problems.append(document.problem(path, str(error)))
     _resolve_paths(document, _directory(document), problems)
     for name, key in wins.items():
         document.put(key, environment.get(name))
@@ -165,8 +175,13 @@ def _validated(document: Document, problems: list[Problem]) -> ConfigFile | None
     try:
         return ConfigFile.model_validate(document.data)
     except ValidationError as error:
-        problems += (_problem(document, each) for each in error.errors())
-        return None
+        found = [each for each in error.errors() if each["loc"] not in document.unset]
+        problems += (_problem(document, each) for each in found)
+        if found:
+            return None
+        for each in error.errors():  # `${NAME}` of which the value is not known, where a number is wanted
+            document.remove(each["loc"])
+        return ConfigFile.model_validate(document.data)
 
 
 def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
@@ -278,6 +293,7 @@ def _combined(
         telemetry=_telemetry(settings, warnings),
         environment=environment.variables,
         warnings=tuple(warnings),
+        document=document,
     )
 
 
