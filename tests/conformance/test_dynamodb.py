@@ -84,7 +84,7 @@ async def test_somebody_elses_table_is_refused(dynamodb_url: str, client: Any) -
 
 
 async def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that cannot be one, a path, or no region anywhere: each is told."""
+    """A table that cannot be one, a path, or no region anywhere: each is an error that says so."""
     for wrong in ("dynamodb://a b?region=r", "dynamodb://table/path?region=r", "dynamodb://table?regin=r"):
         with pytest.raises(StoreConfigError):
             store_of(wrong)
@@ -95,7 +95,7 @@ async def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
         await store_of("dynamodb://table").open()
 
 
-# --- values in pieces -----------------------------------------------------------------------------
+# --- values in chunks -----------------------------------------------------------------------------
 
 
 async def items_of(client: Any, url: str) -> list[str]:
@@ -105,7 +105,7 @@ async def items_of(client: Any, url: str) -> list[str]:
 
 @pytest.mark.parametrize("known", [True, False], ids=["expected", "unconditional"])
 async def test_pieces_go_with_their_record(dynamodb_url: str, client: Any, known: bool) -> None:
-    """Replacing or deleting a value in pieces takes all of them along, at once."""
+    """Replacing or deleting a value in chunks takes all of them along, at once."""
     async with store_of(dynamodb_url) as store:
         first, second = put("big", b"1" * 900_000), put("big", b"2" * 700_001)
         await store.commit("p", first)
@@ -159,7 +159,7 @@ async def test_reading_while_pieces_are_replaced(dynamodb_url: str) -> None:
 
 
 async def test_a_lost_piece_is_corrupt(dynamodb_url: str, client: Any) -> None:
-    """A value that lacks a piece, or an item that is no record, is corrupt state. covers: STATE-4"""
+    """A value that lacks a chunk, or an item that is no record, is corrupt state. covers: STATE-4"""
     async with store_of(dynamodb_url) as store:
         change = put("big", b"1" * 900_000)
         await store.commit("p", change)
@@ -229,7 +229,7 @@ async def answering(*answers: Answer) -> AsyncIterator[tuple[str, list[str]]]:
                 assert request.transport is not None
                 request.transport.close()
             elif kind:
-                body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": "as told", **body}
+                body = {"__type": f"com.amazonaws.dynamodb.v20120810#{kind}", "message": "as asked", **body}
         elif operation == "DescribeTable":
             schema = [{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "k", "KeyType": "RANGE"}]
             body = {"Table": {"TableStatus": "ACTIVE", "KeySchema": schema}}

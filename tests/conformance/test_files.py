@@ -135,7 +135,7 @@ async def test_files_of_others_are_left_alone(store: Store, folder: Path) -> Non
 
 
 async def test_a_commit_that_was_promised_is_made(store: Store, folder: Path) -> None:
-    """A commit whose changes cannot be made is unknown, and is made by whoever comes once they can be."""
+    """A commit whose changes cannot be made is unknown, and is made by the next commit or read that can."""
     await put(store, PARTITION, {"a": b"1", "b": b"1"})
     (folder / "b.json").unlink()
     (folder / "b.json/in the way").mkdir(parents=True)

@@ -298,7 +298,7 @@ async def test_scripts_are_sent_again(server: RedisServer, store: Store) -> None
 
 
 async def test_full_memory_writes_nothing(server: RedisServer, store: Store) -> None:
-    """A server whose memory is full refuses a commit whole, and reads go on. covers: STATE-4"""
+    """A server whose memory is full refuses a commit whole, and reads continue. covers: STATE-4"""
     await store.commit("p", put("key", b"1"))
     server.ask("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(PersistenceUnavailable, match="maxmemory"):

@@ -72,9 +72,9 @@ async def in_another_process(file: Path, *keys: str) -> list[str]:
     """Opens the store in a process of its own, puts keys, and closes it; the keys that are there then."""
     command = [sys.executable, "-c", OTHER_PROCESS, f"sqlite:///{file}", *keys]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    told, _ = await process.communicate()
+    printed, _ = await process.communicate()
     assert process.returncode == 0
-    return told.decode().split()
+    return printed.decode().split()
 
 
 async def test_a_process_that_closes_leaves_the_log_to_those_that_have_it_open(
@@ -101,7 +101,7 @@ async def test_commits_that_wait_share_a_sync(store: Store, file: Path) -> None:
 
 
 async def test_an_unsynced_commit_is_made_at_once_or_waits_its_turn(store: Store, file: Path) -> None:
-    """It needs no thread while nobody writes; where somebody does it is queued. It conflicts as any other."""
+    """It needs no thread while nothing else writes; otherwise it is queued. It conflicts as any other."""
     await store.commit("p", commit(put={"a": b"1"}, expect={"a": None}, unsynced=True))
     with pytest.raises(Conflict):
         await store.commit("p", commit(put={"a": b"2"}, expect={"a": None}, unsynced=True))
@@ -130,7 +130,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_a_relaxed_commit_outlives_its_process(store: Store, file: Path) -> None:
+async def test_an_unsynced_commit_outlives_its_process(store: Store, file: Path) -> None:
     """A kill loses nothing: what is left to the next sync is safe from everything but a power cut."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, f"sqlite:///{file}")
     assert await process.wait() == -signal.SIGKILL
@@ -243,7 +243,7 @@ async def fill(store: Store) -> None:
 
 
 async def test_another_process_that_writes_for_long(store: Store, file: Path) -> None:
-    """While another process holds the write lock commits are unavailable, and reading goes on."""
+    """While another process holds the write lock commits are unavailable, and reading continues."""
     await put(store, "p", {"a": b"1"})
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

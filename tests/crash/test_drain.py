@@ -1,4 +1,4 @@
-"""Stopping in good order: what is running ends, what remains is told, nothing new begins, exit 0."""
+"""Stopping in good order: what is running ends, what remains is interrupted, nothing new begins, exit 0."""
 
 import signal
 import sys
@@ -197,7 +197,7 @@ def test_what_has_not_ended_in_time_is_interrupted_and_everybody_is_told(
 def test_followers_of_what_goes_on_elsewhere_are_let_go_quietly(
     nursery: Nursery, model: OfflineModel, tmp_path: Path
 ) -> None:
-    """A stream of what runs in another process ends without an event: its client goes on there."""
+    """A stream of what runs in another process ends without an event: its client continues there."""
     store = tmp_path / "state.db"
     with (
         nursery.service(config(), env(model, store)) as one,
@@ -222,7 +222,7 @@ def test_followers_of_what_goes_on_elsewhere_are_let_go_quietly(
 
 
 def test_an_idle_process_stops_at_once_even_with_idle_connections(service: ForkedService) -> None:
-    """Open connections that ask for nothing keep nobody waiting."""
+    """Open connections that ask for nothing do not delay the end."""
     with service.client() as ada:
         assert send(ada, "hello")["status"] == "Completed"
         began = time.monotonic()

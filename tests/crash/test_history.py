@@ -2,7 +2,7 @@
 
 Processes are killed (`SIGKILL`) and started again, stopped (`SIGSTOP`) beyond their lease and woken, and
 connections between them and a store's server are delayed, cut, half-closed and robbed of replies. Then every
-task is read over REST and held against what each client was told: `tealagents.testing.history`.
+task is read over REST and held against what each client was answered: `tealagents.testing.history`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MESSAGES, SECONDS = (250, 6) if THOROUGH else (120, 2)
 #: of a short run on a server that takes its time
 FEW_TASKS = {"dynamodb": 6}
 LEASE = 1.0
-#: seconds that a client waits for an answer, and whoever checks for the dust to settle
+#: seconds that a client waits for an answer, and the check until everything has ended
 PATIENCE = 5.0
 
 #: what happens to a message that meets another on its task
@@ -43,7 +43,10 @@ CONCURRENCY = {
 
 @pytest.mark.parametrize("place", DURABLE if THOROUGH else ["sqlite", "redis"], indirect=True)
 async def test_nothing_is_lost_doubled_or_stuck(place: Place, nursery: Nursery) -> None:
-    """Whatever was told is so, whatever is so was sent, and every task goes on. covers: STATE-3, TASK-5"""
+    """Whatever was answered is so, whatever is so was sent, and every task continues.
+
+    covers: STATE-3, TASK-5
+    """
     few = FEW_TASKS.get(place.name, TASKS)
     await prove(place, nursery, tasks=few, messages=MESSAGES, seconds=SECONDS, seed=1)
 
@@ -80,11 +83,11 @@ async def prove(
             await settled(correspondents, made)
             verdict = await check(history, correspondents[0].http, [s.url for s in services])
             logs = "\n".join(f"--- {service.url}\n{service.log()}" for service in services)
-    told = {outcome: history.count(outcome) for outcome in ("ok", "failed", "unknown")}
-    print(f"\n{place.name}: {told} in {took:.1f} s, {len(history.looks)} looks, faults {dict(faults)}")
+    counts = {outcome: history.count(outcome) for outcome in ("ok", "failed", "unknown")}
+    print(f"\n{place.name}: {counts} in {took:.1f} s, {len(history.looks)} looks, faults {dict(faults)}")
     assert not verdict.faults, f"{verdict.faults}\n{logs}"
     assert faults.total() > SECONDS / 2
-    assert told["ok"] > 2 * tasks
+    assert counts["ok"] > 2 * tasks
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A first process goes through a scenario and notes the points that it passes. Then one process for each point
 dies there. Another one on the same store tells what is left: what was acknowledged is there, nothing is there
-twice, no tool has run twice, and the task goes on, knowing what tools may have done.
+twice, no tool has run twice, and the task continues, knowing what tools may have done.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ LEASE = 2.0
 LANES = 3
 #: of the points of a scenario, every so manieth is a test; with `THOROUGH=1`, as in CI, every single one
 STRIDE = 1 if os.environ.get("THOROUGH") == "1" else 8
-#: seconds within which it must be told what became of a request: two leases, and a busy machine
-TOLD_WITHIN = 15.0
+#: seconds within which the outcome of a request must be known: two leases, and a busy machine
+KNOWN_WITHIN = 15.0
 
 PLUGINS = '''
 import asyncio
@@ -95,47 +95,47 @@ CATALOGUE = {
 
 
 @dataclass
-class Told:
-    """What a client was told before the process died."""
+class Seen:
+    """What a client had been answered before the process died."""
 
     #: message → the answer
-    answers: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     #: a pause that was shown: its request
     paused: str | None = None
     #: a decision that was answered
     resumed: bool = False
     #: the highest id of an event that was seen, of which request
-    seen: tuple[str, int] | None = None
+    last: tuple[str, int] | None = None
 
 
-Scenario = Callable[["World", ForkedService, str, Told], Awaitable[None]]
+Scenario = Callable[["World", ForkedService, str, Seen], Awaitable[None]]
 
 
-async def talk(world: "World", service: ForkedService, user: str, told: Told) -> None:
+async def talk(world: "World", service: ForkedService, user: str, seen: Seen) -> None:
     """A first message; then one that calls a tool, taken as a stream."""
     async with service.async_client(user) as client:
         first = (await client.post("", json=text("My name is Ada."))).raise_for_status().json()
-        told.answers["My name is Ada."] = first["content"]["output"]
-        await streamed(client, 'call Shell-touch {"path": "a"}', first["task_id"], told)
+        seen.texts["My name is Ada."] = first["content"]["output"]
+        await streamed(client, 'call Shell-touch {"path": "a"}', first["task_id"], seen)
 
 
-async def streamed(client: httpx.AsyncClient, words: str, task_id: str, told: Told) -> None:
+async def streamed(client: httpx.AsyncClient, words: str, task_id: str, seen: Seen) -> None:
     async with client.stream("POST", "/sse", json=text(words, task_id=task_id)) as response:
         async for event in events_of(response):
-            told.seen = (event.data["request_id"], event.id)
+            seen.last = (event.data["request_id"], event.id)
             if event.name == "final-response":
-                told.answers[words] = event.data["content"]["output"]
+                seen.texts[words] = event.data["content"]["output"]
 
 
-async def decide(world: "World", service: ForkedService, user: str, told: Told) -> None:
+async def decide(world: "World", service: ForkedService, user: str, seen: Seen) -> None:
     """A message whose tool call must be approved, and the approval."""
     async with service.async_client(user) as client:
         words = 'call Shell-delete {"path": "a"}'
         pause = (await client.post("", json=text(words))).raise_for_status().json()
         assert pause["status"] == "Paused"
-        told.paused = pause["request_id"]
-        answer = (await client.post(f"/requests/{told.paused}/resume", json={"action": "approve"})).json()
-        told.answers[words] = answer["content"]["output"]
+        seen.paused = pause["request_id"]
+        answer = (await client.post(f"/requests/{seen.paused}/resume", json={"action": "approve"})).json()
+        seen.texts[words] = answer["content"]["output"]
 
 
 @pytest.mark.parametrize("scenario", [talk, decide])
@@ -163,9 +163,9 @@ async def kill_everywhere(place: Place, scenario: Scenario, nursery: Nursery, fo
         points = await world.points_of(scenario)
         assert len(points) > 12
         points = points[len(place.name) % STRIDE :: STRIDE]
-        told = await in_lanes(world.killed_at(point, scenario, f"user-{n}") for n, point in enumerate(points))
+        seen = await in_lanes(world.killed_at(point, scenario, f"user-{n}") for n, point in enumerate(points))
         async with entered(world.marker()) as marker:
-            await in_lanes(world.look(point, f"user-{n}", told[n], marker) for n, point in enumerate(points))
+            await in_lanes(world.look(point, f"user-{n}", seen[n], marker) for n, point in enumerate(points))
     print(f"\n{place.name}, {scenario.__name__}: killed at {len(points)} points")
 
 
@@ -216,54 +216,54 @@ class World:
         """The points that a process passes that lives."""
         log = self._folder / f"points-{scenario.__name__}"
         async with entered(self.mortal(KILL_LOG=str(log))) as service:
-            await scenario(self, service, "recorder", Told())
+            await scenario(self, service, "recorder", Seen())
         return log.read_text().splitlines()
 
-    async def killed_at(self, point: str, scenario: Scenario, user: str) -> Told:
-        """What a client was told by a process that died at `point`."""
-        told = Told()
+    async def killed_at(self, point: str, scenario: Scenario, user: str) -> Seen:
+        """What a client was answered by a process that died at `point`."""
+        seen = Seen()
         async with entered(self.mortal(KILL_AT=point)) as service:
             with suppress(httpx.TransportError):
-                await scenario(self, service, user, told)
+                await scenario(self, service, user, seen)
             deadline = time.monotonic() + 5
             while service.process.poll() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)  # its last point may come after its answer
             assert service.process.poll() == -9, f"{point} was not reached\n{service.log()}"
-        return told
+        return seen
 
-    async def look(self, point: str, user: str, told: Told, marker: ForkedService) -> None:
-        """What is left, and that it goes on."""
+    async def look(self, point: str, user: str, seen: Seen, marker: ForkedService) -> None:
+        """What is left, and that it continues."""
         async with marker.async_client(user) as client:
-            await self._look(point, user, told, client)
+            await self._look(point, user, seen, client)
 
-    async def _look(self, point: str, user: str, told: Told, client: httpx.AsyncClient) -> None:
+    async def _look(self, point: str, user: str, seen: Seen, client: httpx.AsyncClient) -> None:
         read = reader(client, "")
         tasks = await everything(read, "/tasks")
         assert len(tasks) <= 1, f"{point}: {tasks}"
         if not tasks:
-            assert told == Told(), f"{point}: the task is lost that {told} speaks of"
+            assert seen == Seen(), f"{point}: the task is lost that {seen} speaks of"
             return
         task_id = tasks[0]["task_id"]
         task = await ended(client, task_id, point)
         if task["status"] == "Paused":
-            await self._approve(point, user, task, told, client)
-        requests = await self._requests(point, client, task_id, told)
+            await self._approve(point, user, task, seen, client)
+        requests = await self._requests(point, client, task_id, seen)
         await self._go_on(point, user, client, task_id, requests)
         assert self._effects_of(user) <= 1, f"{point}: a tool ran twice"
 
     async def _approve(
-        self, point: str, user: str, task: Json, told: Told, client: httpx.AsyncClient
+        self, point: str, user: str, task: Json, seen: Seen, client: httpx.AsyncClient
     ) -> None:
         """The pause has survived, and nothing of it has run."""
         assert self._effects_of(user) == 0, f"{point}: {task}"
         pauses = await everything(reader(client, ""), "/approvals")
         assert len(pauses) == 1, f"{point}: {pauses}"
-        told.paused = pauses[0]["request_id"]
-        answer = await client.post(f"/requests/{told.paused}/resume", json={"action": "approve"})
+        seen.paused = pauses[0]["request_id"]
+        answer = await client.post(f"/requests/{seen.paused}/resume", json={"action": "approve"})
         assert answer.status_code == 200, f"{point}: {answer.text}"
         assert self._effects_of(user) == 1
 
-    async def _requests(self, point: str, client: httpx.AsyncClient, task_id: str, told: Told) -> list[Json]:
+    async def _requests(self, point: str, client: httpx.AsyncClient, task_id: str, seen: Seen) -> list[Json]:
         """Every request is there once and has ended; what was answered is there as it was answered."""
         read = reader(client, "")
         messages = await everything(read, f"/tasks/{task_id}/messages")
@@ -275,21 +275,21 @@ class World:
         for request in requests:
             mine = [message for message in messages if message["request_id"] == request["request_id"]]
             answer = words_of(mine[-1])
-            told_answer = told.answers.get(words_of(mine[0]))
-            if told_answer is not None or request["status"] == "Completed":
+            answered = seen.texts.get(words_of(mine[0]))
+            if answered is not None or request["status"] == "Completed":
                 assert request["status"] == "Completed", f"{point}: {request}"
-                assert request["content"]["output"] == answer == (told_answer or answer), f"{point}: {mine}"
+                assert request["content"]["output"] == answer == (answered or answer), f"{point}: {mine}"
             else:
                 assert request["status"] == "Failed", f"{point}: {request}"
                 assert request["error"]["code"] == "interrupted", f"{point}: {request}"
-            await replays(point, client, request, told)
-        assert set(told.answers) <= set(asked), f"{point}: {told} and {asked}"
+            await replays(point, client, request, seen)
+        assert set(seen.texts) <= set(asked), f"{point}: {seen} and {asked}"
         return requests
 
     async def _go_on(
         self, point: str, user: str, client: httpx.AsyncClient, task_id: str, requests: list[Json]
     ) -> None:
-        """The task takes the next message, and the model is told what tools of dead requests did."""
+        """The task takes the next message, and the model learns what tools of dead requests did."""
         words = f"And now, {user}?"
         answer = await client.post("", json=text(words, task_id=task_id))
         assert answer.status_code == 200, f"{point}: {answer.text}"
@@ -328,7 +328,7 @@ async def entered(service: ForkedService) -> AsyncIterator[ForkedService]:
 
 async def ended(client: httpx.AsyncClient, task_id: str, point: str) -> Json:
     """The task once nothing runs on it any more."""
-    deadline = time.monotonic() + TOLD_WITHIN
+    deadline = time.monotonic() + KNOWN_WITHIN
     while True:
         task: Json = (await client.get(f"/tasks/{task_id}")).raise_for_status().json()
         if task["status"] != "Running":
@@ -337,15 +337,15 @@ async def ended(client: httpx.AsyncClient, task_id: str, point: str) -> Json:
         await asyncio.sleep(0.1)
 
 
-async def replays(point: str, client: httpx.AsyncClient, request: Json, told: Told) -> None:
+async def replays(point: str, client: httpx.AsyncClient, request: Json, seen: Seen) -> None:
     """The request's log replays to its end, and its last event comes behind all that were seen."""
     async with client.stream("GET", f"/requests/{request['request_id']}/events") as response:
         heard = [event async for event in events_of(response)]
     numbers = [event.id for event in heard]
     assert numbers == sorted(set(numbers)), f"{point}: {numbers}"
     assert heard[-1].name == ("final-response" if request["status"] == "Completed" else "error"), f"{point}"
-    if told.seen is not None and told.seen[0] == request["request_id"] and request["status"] == "Failed":
-        assert heard[-1].id > told.seen[1], f"{point}: {numbers} after {told.seen}"
+    if seen.last is not None and seen.last[0] == request["request_id"] and request["status"] == "Failed":
+        assert heard[-1].id > seen.last[1], f"{point}: {numbers} after {seen.last}"
 
 
 def text(words: str, **fields: object) -> Json:

@@ -1,7 +1,7 @@
 """Stores behind a network that fails, and servers that die: nothing acknowledged is lost or done twice.
 
-Writers append to one log by compare-and-set, as the records does. What each of them was told is compared with
-what the log holds in the end, entry by entry.
+Writers append to one log by compare-and-set, as the record store does. What each of them was answered is
+compared with what the log holds in the end, entry by entry.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Writer:
         return False
 
     async def _applied(self, commit: Commit, position: int) -> bool:
-        """Sends a commit until its fate is certain, as the records does: under its own operation id."""
+        """Sends a commit until its fate is certain, as the record store does: under its own operation id."""
         in_doubt = False
         while True:
             try:
@@ -144,7 +144,7 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
 
 
 async def test_a_server_that_stands_still(dynamodb_server: DynamoServer, dynamodb_url: str) -> None:
-    """The service stops answering for longer than anybody waits, and goes on: the log is exact."""
+    """The service stops answering for longer than any caller waits, and continues: the log is exact."""
     async with plain_store(dynamodb_url), plain_store(dynamodb_url + "&command_timeout=1") as store:
         writers = [Writer(store, f"writer{n}") for n in range(2)]
         writing = asyncio.gather(*(writer.write(10) for writer in writers))

@@ -112,15 +112,15 @@ def forked(work: Callable[[], None]) -> int:
     os._exit(0)
 
 
-async def work_until_killed(url: str, told: int) -> None:
-    """Two writers a partition; each line is one write, so that it is told whole or not at all."""
+async def work_until_killed(url: str, report: int) -> None:
+    """Two writers a partition; each line is one write, so that it is reported whole or not at all."""
     async with plain_store(url) as store, asyncio.TaskGroup() as group:
         for partition in PARTITIONS * 2:
-            group.create_task(work(store, partition, lambda *turn: os.write(told, b"%s %d %s\n" % turn)))
+            group.create_task(work(store, partition, lambda *turn: os.write(report, b"%s %d %s\n" % turn)))
 
 
 async def work(store: Store, partition: str, tell: Callable[[bytes, int, bytes], object]) -> None:
-    """Adds turns as fast as it can, beside whoever else does."""
+    """Adds turns as fast as it can, beside the others."""
     while True:
         [head] = await store.read(partition, ["head"])
         turn = Turn(partition, turns(head) + 1, operation_id())

@@ -14,7 +14,7 @@
 =============  =====================================================================================
 
 A store module imports `tealagents.domain` and `base`, and is itself imported only when its scheme is asked
-for, so that nobody needs the drivers of the others. Stores of third parties come by the entry-point
+for, so that no store needs the drivers of another. Stores of third parties come by the entry-point
 group `tealagents.stores` (a scheme each), or as ``module:Class`` in the scheme's place.
 """
 

@@ -118,7 +118,7 @@ def unreadable_host(scheme: str) -> StoreConfigError:
 
 
 class StoreOptions(BaseModel):
-    """What a store can be told, by its URL's query or by keywords. A store adds fields of its own.
+    """The options of a store, given by its URL's query or by keywords. A store adds fields of its own.
 
     Never quotes an input in its errors: it might be a password.
     """
@@ -130,7 +130,7 @@ class StoreOptions(BaseModel):
 
     @classmethod
     def location(cls, url: StoreUrl) -> dict[str, Any]:
-        """The options that the URL's host and path tell; a store that has a place overrides it."""
+        """The options in the URL's host and path; a store that has a location overrides it."""
         if url.netloc or url.path.strip("/"):
             raise StoreConfigError(f"{url.scheme}:// has no place; leave out what follows the slashes.")
         return {}

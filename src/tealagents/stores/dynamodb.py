@@ -3,16 +3,16 @@
 ``dynamodb://table?region=eu-west-1`` with the credentials that AWS's own tools find; ``&endpoint=http://…``
 for another service that speaks its protocol. The table is made where it is missing: on demand, with expiry.
 
-An item of the table is a record, or a piece of one whose value exceeds what an item may hold:
+An item of the table is a record, or a chunk of one whose value exceeds what an item may hold:
 
 =========  ============================  =======================================================
-attribute  of a record                   of a piece
+attribute  of a record                   of a chunk
 =========  ============================  =======================================================
 ``p``      the partition                 the partition and ``#``, which no partition contains
 ``k``      the key                       ``{key}#{version}#{number}``
 ``v``      the version
-``d``      the value, unless in pieces   its part of the value
-``n``      how many pieces, if any
+``d``      the value, unless in chunks   its part of the value
+``n``      how many chunks, if any
 ``e``      expiry, in milliseconds
 ``t``      the same in seconds, late     the same: when DynamoDB may delete the item
 =========  ============================  =======================================================
@@ -40,7 +40,7 @@ from tealagents.stores.base import (
     check_scan,
     scan_bounds,
 )
-from tealagents.stores.dynamodb_service import ATTEMPTS, BUSY, Service, codes, may_have_run, pause, told
+from tealagents.stores.dynamodb_service import ATTEMPTS, BUSY, Service, codes, may_have_run, pause, reason
 
 __all__ = ["DynamoOptions", "DynamoStore"]
 
@@ -78,8 +78,8 @@ class DynamoOptions(StoreOptions):
         return {"table": url.netloc}
 
 
-class _Pieces(NamedTuple):
-    """The record that is there now is in pieces: what is to be deleted with it."""
+class _Chunks(NamedTuple):
+    """The record that is there now is in chunks: what is to be deleted with it."""
 
     version: str
     number: int
@@ -179,7 +179,7 @@ class DynamoStore(BaseStore):
             request["ExclusiveStartKey"] = page["LastEvaluatedKey"]
 
     async def _record(self, partition: str, key: str, item: Item | None) -> Record | None:
-        """The record of an item, its pieces put together; read again where it was replaced meanwhile."""
+        """The record of an item, its chunks put together; read again where it was replaced meanwhile."""
         for _ in range(ATTEMPTS):
             if item is None or self._expired(item):
                 return None
@@ -190,11 +190,11 @@ class DynamoStore(BaseStore):
                 names = _piece_names(key, version, int(item["n"]["N"]))
             except (KeyError, ValueError) as error:
                 raise CorruptState(key, f"is no record: {error} is missing or wrong") from None
-            pieces = await self._items(partition + "#", names)
-            if len(pieces) == len(names):
-                return Record(b"".join(pieces[name]["d"]["B"] for name in names), version)
+            chunks = await self._items(partition + "#", names)
+            if len(chunks) == len(names):
+                return Record(b"".join(chunks[name]["d"]["B"] for name in names), version)
             item = (await self._items(partition, [key])).get(key)
-        raise CorruptState(key, "lacks some of its pieces")
+        raise CorruptState(key, "lacks some of its chunks")
 
     async def _items(
         self, partition: str, keys: Iterable[str], attributes: Mapping[str, str] = _WHOLE
@@ -223,18 +223,18 @@ class DynamoStore(BaseStore):
 
     async def commit(self, partition: str, commit: Commit) -> None:
         check_commit(partition, commit)
-        in_pieces: dict[str, _Pieces] = {}
+        in_chunks: dict[str, _Chunks] = {}
         for attempt in range(1, ATTEMPTS + 1):
-            outcome = await self._write(self._actions(partition, commit, in_pieces))
+            outcome = await self._write(self._actions(partition, commit, in_chunks))
             if outcome == "done":
                 return
             if outcome != "busy":
-                in_pieces = await self._what_is_there(partition, commit, outcome)
+                in_chunks = await self._what_is_there(partition, commit, outcome)
             await pause(attempt)
         raise self.unavailable(f"others were in a commit's way {ATTEMPTS} times")
 
-    def _actions(self, partition: str, commit: Commit, in_pieces: Mapping[str, _Pieces]) -> "list[_Action]":
-        """What a commit does, each with its condition. A record not known to be in pieces must not be."""
+    def _actions(self, partition: str, commit: Commit, in_chunks: Mapping[str, _Chunks]) -> "list[_Action]":
+        """What a commit does, each with its condition. A record not known to be in chunks must not be."""
         actions = []
         now = int(self._service.clock.now() * 1000)
         for key in {**commit.expect, **commit.put, **dict.fromkeys(commit.delete)}:
@@ -242,19 +242,19 @@ class DynamoStore(BaseStore):
             if key in commit.expect:
                 condition.expect(commit.expect[key])
             if key in commit.put or key in commit.delete:
-                condition.pieces(in_pieces.get(key))
+                condition.chunks(in_chunks.get(key))
             name = {"p": {"S": partition}, "k": {"S": key}}
             if key in commit.put:
-                item, *pieces = _items_of(name, commit.operation, *commit.put[key], now)
+                item, *chunks = _items_of(name, commit.operation, *commit.put[key], now)
                 actions.append(_Action(key, "Put", {"Item": item, **condition.request}))
-                actions += [_Action("", "Put", {"Item": piece}) for piece in pieces]
+                actions += [_Action("", "Put", {"Item": chunk}) for chunk in chunks]
             elif key in commit.delete:
                 actions.append(_Action(key, "Delete", {"Key": name, **condition.request}))
             else:
                 actions.append(_Action(key, "ConditionCheck", {"Key": name, **condition.request}))
-            if (old := in_pieces.get(key)) and old.version != commit.operation:
+            if (old := in_chunks.get(key)) and old.version != commit.operation:
                 names = ({"p": {"S": partition + "#"}, "k": {"S": k}} for k in _piece_names(key, *old))
-                actions += [_Action("", "Delete", {"Key": piece}) for piece in names]
+                actions += [_Action("", "Delete", {"Key": chunk}) for chunk in names]
         return actions
 
     async def _write(self, actions: "Sequence[_Action]") -> "_Outcome":
@@ -272,16 +272,16 @@ class DynamoStore(BaseStore):
             if not BUSY.isdisjoint(reasons):
                 return "busy"
             if may_have_run(error):
-                raise Unknown(told(error)) from None
-            raise self.unavailable(told(error)) from None
+                raise Unknown(reason(error)) from None
+            raise self.unavailable(reason(error)) from None
         return "done"
 
     async def _what_is_there(
         self, partition: str, commit: Commit, failed: Sequence[str]
-    ) -> dict[str, _Pieces]:
-        """Those of a commit's records that are in pieces; Conflict where an expectation does not hold.
+    ) -> dict[str, _Chunks]:
+        """Those of a commit's records that are in chunks; Conflict where an expectation does not hold.
 
-        Where all expectations hold and nothing is in pieces, things have changed since the conditions
+        Where all expectations hold and nothing is in chunks, things have changed since the conditions
         failed: the commit is worth another try.
         """
         items = await self._items(partition, {*failed, *commit.put, *commit.delete}, _WITHOUT_VALUE)
@@ -290,7 +290,7 @@ class DynamoStore(BaseStore):
         if differing := [key for key, version in expected.items() if present.get(key) != version]:
             raise Conflict(*differing)
         return {
-            key: _Pieces(item["v"]["S"], int(item["n"]["N"])) for key, item in items.items() if "n" in item
+            key: _Chunks(item["v"]["S"], int(item["n"]["N"])) for key, item in items.items() if "n" in item
         }
 
 
@@ -300,7 +300,7 @@ class DynamoStore(BaseStore):
 class _Action(NamedTuple):
     """One part of a transaction."""
 
-    #: the record's key; empty for a piece
+    #: the record's key; empty for a chunk
     key: str
     kind: Literal["Put", "Delete", "ConditionCheck"]
     request: Mapping[str, Any]
@@ -325,8 +325,8 @@ class _Condition:
             self._parts.append("v = :v AND (attribute_not_exists(e) OR e > :now)")
             self._values[":v"] = {"S": version}
 
-    def pieces(self, known: _Pieces | None) -> None:
-        """That the record is in no pieces, or in those that are known and go with it."""
+    def chunks(self, known: _Chunks | None) -> None:
+        """That the record is in no chunks, or in those that are known and go with it."""
         if known is None:
             self._parts.append("attribute_not_exists(n)")
         else:
@@ -340,7 +340,7 @@ class _Condition:
 
 
 def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: int) -> list[Item]:
-    """The item of a record, and its pieces where its value is too large for one."""
+    """The item of a record, and its chunks where its value is too large for one."""
     expiry = {} if ttl is None else {"e": {"N": str(now + math.ceil(ttl * 1000))}}
     # whole seconds, and later than any clock of ours: what DynamoDB deletes is then long forgotten
     later = {} if ttl is None else {"t": {"N": str(now // 1000 + math.ceil(ttl) + 60)}}
@@ -349,11 +349,11 @@ def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: in
         return [{**item, "d": {"B": value}}]
     parts = [value[start : start + PIECE] for start in range(0, len(value), PIECE)]
     names = _piece_names(name["k"]["S"], version, len(parts))
-    pieces = [
+    chunks = [
         {"p": {"S": name["p"]["S"] + "#"}, "k": {"S": k}, "d": {"B": part}, **later}
         for k, part in zip(names, parts, strict=True)
     ]
-    return [{**item, "n": {"N": str(len(parts))}}, *pieces]
+    return [{**item, "n": {"N": str(len(parts))}}, *chunks]
 
 
 def _piece_names(key: str, version: str, count: int) -> list[str]:

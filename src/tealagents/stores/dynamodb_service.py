@@ -26,7 +26,7 @@ from botocore.parsers import ResponseParserError
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.base import StoreConfigError
 
-__all__ = ["ATTEMPTS", "BUSY", "Service", "ServiceClock", "codes", "may_have_run", "pause", "told"]
+__all__ = ["ATTEMPTS", "BUSY", "Service", "ServiceClock", "codes", "may_have_run", "pause", "reason"]
 
 #: how often something is tried that the service was too busy to do
 ATTEMPTS: Final = 8
@@ -98,7 +98,7 @@ class Service:
         except NoRegionError:
             raise StoreConfigError(f"dynamodb://{self._table}: say where it is, with ?region=…") from None
         except BotoCoreError as error:
-            raise self._unavailable(told(error)) from None
+            raise self._unavailable(reason(error)) from None
         await self._make_table()
 
     async def close(self) -> None:
@@ -114,8 +114,8 @@ class Service:
                 return await self.call(operation, request)
             except ClientError as error:
                 if BUSY.isdisjoint(codes(error)) and not may_have_run(error):
-                    raise self._unavailable(told(error)) from None
-                problem = told(error)
+                    raise self._unavailable(reason(error)) from None
+                problem = reason(error)
             except _Late as error:
                 raise self._unavailable(error) from None
             except Unknown as error:
@@ -135,12 +135,12 @@ class Service:
             raise _Late("no answer in time") from None
         except ConnectingError as error:
             if isinstance(error.kwargs.get("error"), _UNSENT):
-                raise self._unavailable(told(error)) from None
-            raise Unknown(told(error)) from None
+                raise self._unavailable(reason(error)) from None
+            raise Unknown(reason(error)) from None
         except (HTTPClientError, ResponseParserError) as error:
-            raise Unknown(told(error)) from None
+            raise Unknown(reason(error)) from None
         except BotoCoreError as error:  # no credentials, …: before anything was sent
-            raise self._unavailable(told(error)) from None
+            raise self._unavailable(reason(error)) from None
         self.clock.observe(before, reply["ResponseMetadata"]["HTTPHeaders"].get("date"))
         return reply
 
@@ -173,7 +173,7 @@ class Service:
         except ClientError as error:
             if error.response["Error"]["Code"] == "ResourceNotFoundException":
                 return None
-            raise self._unavailable(told(error)) from None
+            raise self._unavailable(reason(error)) from None
         except Unknown as error:
             raise self._unavailable(error) from None
         description: Mapping[str, Any] = reply["Table"]
@@ -194,7 +194,7 @@ class Service:
         except ClientError as error:
             if error.response["Error"]["Code"] == "ResourceInUseException":
                 return False
-            raise self._unavailable(told(error)) from None
+            raise self._unavailable(reason(error)) from None
         return True
 
 
@@ -236,7 +236,7 @@ class ServiceClock:
         return time.monotonic() + self._apart
 
     def age(self) -> float:
-        """Seconds since the service last told its time."""
+        """Seconds since the service last reported its time."""
         return time.monotonic() - self._seen
 
     def observe(self, before: float, date: str | None) -> None:
@@ -266,10 +266,10 @@ def may_have_run(error: ClientError) -> bool:
     return int(error.response["ResponseMetadata"]["HTTPStatusCode"]) >= 500
 
 
-def told(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What went wrong, in a line. Neither the library nor the service quotes a secret key."""
     if isinstance(error, ClientError):
-        told = error.response["Error"]
-        return f"{told.get('Code')}: {told.get('Message')}"
+        details = error.response["Error"]
+        return f"{details.get('Code')}: {details.get('Message')}"
     text = str(error)
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -16,8 +16,9 @@ its own on every file system (`+a` is `A`, `%40` is `@`, `…%+/` continues a na
 
 How a commit becomes whole, though there are several processes and any of them may be killed at any moment:
 under the partition's lock its changes are written into `.redo` and synced, which is when it is committed;
-then they are made, synced, and `.redo` is emptied. Whoever takes the lock and finds something in `.redo`
-makes those changes first. A `.redo` that was not written to its end was not committed, and is emptied.
+then they are made, synced, and `.redo` is emptied. The next holder of the lock that finds something
+in `.redo` makes those changes first. A `.redo` that was not written to its end was not committed, and is
+emptied.
 
 Locks are `flock`: the folder must lie on a local disk.
 """
@@ -132,7 +133,7 @@ class FileStore(BaseStore):
     ) -> list[tuple[str, Record]]:
         """See `Store.scan`. A damaged document comes as it is: the file's bytes as the value, no version.
 
-        So one damaged record does not fail a list, and whoever checks values finds it; `read` refuses it.
+        So one damaged record does not fail a list, and a check of the values finds it; `read` refuses it.
         """
         check_scan(partition, prefix, after, limit)
         folder = self._folder(partition)
@@ -460,13 +461,13 @@ def _is_json(value: bytes) -> bool:
 _UNSAFE = re.compile(r"[A-Z]|[^A-Za-z0-9._-]|^\.|\.(?=(?:json|tmp|records)$)", re.ASCII)
 _ESCAPED = re.compile(r"\+([a-z])|%([0-9a-f]{2})", re.ASCII)
 #: a longer name is continued in a folder; file systems allow 255 bytes
-_PIECE = 200
+_PART = 200
 
 
 def _escape(segment: str) -> str:
     escaped = _UNSAFE.sub(lambda m: f"+{m[0].lower()}" if m[0].isalpha() else f"%{ord(m[0]):02x}", segment)
-    pieces = [escaped[start : start + _PIECE] for start in range(0, len(escaped), _PIECE)]
-    return "%+/".join(pieces) or "%"
+    parts = [escaped[start : start + _PART] for start in range(0, len(escaped), _PART)]
+    return "%+/".join(parts) or "%"
 
 
 def _unescape(escaped: str) -> str:

@@ -34,7 +34,7 @@ class Pool(Generic[C]):
         self._places = asyncio.Semaphore(size)
 
     async def borrow(self) -> C:
-        """An idle connection or a new one; whoever borrows gives it back or drops it.
+        """An idle connection or a new one; the borrower gives it back or drops it.
 
         TimeoutError when none comes free in time, or whatever connecting raises.
         """

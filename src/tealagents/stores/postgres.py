@@ -256,7 +256,7 @@ class PostgresStore(BaseStore):
         except _LOST as error:
             await self._pool.drop(connection)
             raise Unknown(_reason(error)) from None
-        except BaseException:  # a canceled caller: the server goes on or does not
+        except BaseException:  # a canceled caller: the server completes it or does not
             await self._pool.drop(connection)
             raise
         self._pool.give_back(connection)

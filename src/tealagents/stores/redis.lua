@@ -95,5 +95,5 @@ end
 return {keys, redis.call('MGET', unpack(KEYS, 2))}
 
 -- name: now
--- KEYS: any; in a cluster it says whose clock is asked, so that everybody asks the same.
+-- KEYS: any; in a cluster it says whose clock is asked, so that all processes ask the same.
 return redis.call('TIME')

@@ -218,7 +218,7 @@ class RedisStore(BaseStore):
 
     def _check_eviction(self, policy: str | None) -> None:
         if policy is None:
-            log.warning("redis at %s does not tell its maxmemory-policy: it must be noeviction", self.where)
+            log.warning("redis at %s does not report its maxmemory-policy: it must be noeviction", self.where)
         elif policy != "noeviction":
             raise StoreConfigError(
                 f"redis at {self.where} has the maxmemory-policy {policy!r}, under which it would throw "
@@ -271,7 +271,7 @@ def _check_durability(where: str, info: Mapping[str, str]) -> None:
             "redis at %s has appendfsync %s: what was acknowledged in the last moments can be lost when it "
             "dies. Set `appendfsync always`.",
             where,
-            setting or "(it does not tell)",
+            setting or "(not reported)",
         )
 
 

@@ -1,4 +1,4 @@
-"""Sends commands to Redis, or to the node of a cluster that serves them, and says what became of them.
+"""Sends commands to Redis, or to the node of a cluster that serves them, and reports their outcome.
 
 Connections are redis-py's, which knows how to log in and to speak TLS. How commands are sent is decided here,
 because its clients repeat a command whose reply was lost: here a command is sent again only where the server
@@ -33,7 +33,7 @@ __all__ = ["Address", "ConnectionBroke", "NodeUnreachable", "Nodes", "pack", "re
 
 log = logging.getLogger(__name__)
 
-#: answers of a cluster that send a command elsewhere or ask for deadlines, until it is given up
+#: answers of a cluster that send a command elsewhere or ask to try again, until it is given up
 REDIRECTIONS: Final = 40
 
 Address = tuple[str, int]
@@ -78,7 +78,7 @@ class Nodes:
 
         NoScriptError as it comes; with `settled` all that a server answers but that the slot is elsewhere,
         a slot on the move included. PersistenceUnavailable where the command surely did not run, Unknown
-        where that cannot be told.
+        where that is not known.
         """
         packed = pack(*command)
         address, asking = self.owner(slot), False
@@ -104,7 +104,7 @@ class Nodes:
         raise self._unavailable("its slot is on the move")
 
     async def survey(self) -> list[dict[str, str]]:
-        """What the server, or each node of a cluster that serves slots, tells about itself."""
+        """The INFO of the server, or of each node of a cluster that serves slots."""
         try:
             info = await self._about(self._seed)
             if info.get("redis_mode") != "cluster":
@@ -274,12 +274,12 @@ def _named(redirection: AskError, asked: Address) -> Address:
 
 
 async def _is_quiet(connection: Connection) -> bool:
-    """Whether it is open and nobody speaks out of turn."""
+    """Whether it is open and has nothing unread."""
     return connection.is_connected and not await connection.can_read()
 
 
 async def send_packed(connection: Connection, packed: bytes) -> None:
-    """Writes a command; ConnectionError to a closed connection, which uvloop tells by RuntimeError."""
+    """Writes a command; ConnectionError to a closed connection, which uvloop reports as RuntimeError."""
     try:
         await connection.send_packed_command(packed, check_health=False)
     except RuntimeError as error:
@@ -291,7 +291,7 @@ async def _abort(connection: Connection) -> None:
 
 
 async def _info(connection: Connection) -> dict[str, str]:
-    """What the server tells of itself; empty where it does not let us ask."""
+    """The server's INFO; empty where the service does not allow it."""
     await send_packed(connection, pack("INFO"))
     try:
         text: bytes = await connection.read_response(disable_decoding=True)
@@ -302,7 +302,7 @@ async def _info(connection: Connection) -> dict[str, str]:
 
 
 async def _setting(connection: Connection, name: str) -> str:
-    """A configuration parameter; empty where the service does not let us ask."""
+    """A configuration parameter; empty where the service does not allow it."""
     await send_packed(connection, pack("CONFIG", "GET", name))
     try:
         reply: list[bytes] = await connection.read_response(disable_decoding=True)

@@ -5,10 +5,10 @@ what was acknowledged survives a power cut, and readers never wait for writers.
 
 One thread owns the connection that writes and one the connection that scans. Commits that wait while another
 is being synced share the next transaction, and so one sync; each still conflicts, or not, on its own. A read
-of a few keys is made on the event loop itself, and so is a commit that need not be synced while nobody else
-writes: both touch a few pages, wait for nobody, and would cost several times as much handed to a thread. The
-next commit that is synced makes those before it survive a power cut, too: the log is one. (Whoever writes
-first after the log was begun anew syncs its head, wherever that is: once in 16 MB.)
+of a few keys is made on the event loop itself, and so is a commit that need not be synced while nothing else
+writes: both touch a few pages, do not wait, and would cost several times as much handed to a thread. The
+next commit that is synced makes those before it survive a power cut, too: the log is one. (The
+first write after the log was begun anew syncs its head: once in 16 MB.)
 """
 
 import asyncio
@@ -55,7 +55,7 @@ SWEEP_SECONDS: Final = 60.0
 SWEEP_RECORDS: Final = 500
 #: seconds after which the log no longer holds what was deleted, where no reader keeps it
 ERASE_SECONDS: Final = 1.0
-#: seconds for which emptying the log waits for its readers, while nobody else can write
+#: seconds for which emptying the log waits for its readers, while no one else can write
 BUSY_LOG_SECONDS: Final = 0.1
 
 #: errors of COMMIT that leave nothing in the log; after any other, a failed sync above all, something may be
@@ -218,14 +218,14 @@ class SqliteStore(BaseStore):
                 await asyncio.sleep(BUSY_LOG_SECONDS)
 
     def _rows_at_once(self, statement: str, arguments: Sequence[object]) -> list[Any] | None:
-        """None where it cannot be had without waiting, or at all: the thread will wait, or tell why not."""
+        """None where it cannot be had without waiting, or at all: the thread will wait, or report why not."""
         try:
             return self._at_hand.execute(statement, arguments).fetchall()
         except sqlite3.Error:
             return None
 
     def _done_at_once(self, work: Callable[[sqlite3.Connection], None]) -> bool:
-        """Commits without a sync; False where somebody else is writing: the thread will wait."""
+        """Commits without a sync; False where another connection writes: the thread will wait."""
         if self._doubtful:
             return False
         try:
@@ -296,7 +296,7 @@ class SqliteStore(BaseStore):
 
     def _finish(self, connection: sqlite3.Connection, jobs: Sequence["Job"]) -> None:
         """Does all jobs in the transaction that is open, and commits it. A job conflicts alone; any other
-        failure is everybody's."""
+        failure fails them all."""
         try:
             for job in jobs:
                 job.do(connection)

@@ -6,9 +6,9 @@
 `killing`          a process that dies at a chosen point of a turn
 `servers`          private Redis, PostgreSQL and DynamoDB servers
 `faults`           a proxy that delays, drops, resets and cuts connections
-`stores`           the suite that every store passes
-`history`          what clients were told, held against what a service remembers
-`recounting`       a model that recounts what it was sent
+`stores`           the suite that every store passes; `store_links`: the one for links to a server
+`history`          what clients were answered, held against what a service remembers
+`digest_model`     a model whose answer is a digest of what it was sent
 `models`           a model in this process
 `authority`        an authority that issues tokens as Entra ID does
 `clock`            time that a test moves

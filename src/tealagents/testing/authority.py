@@ -68,7 +68,7 @@ Mode = Literal[
     "ok",
     "slow",  # after a second
     "hanging",  # never
-    "down",  # nobody listens
+    "down",  # nothing listens
     "failing",  # 503
     "garbage",  # 200, and no JSON
     "endless",  # a body without end
@@ -252,7 +252,7 @@ class LocalAuthority:
         return self.sign(said)
 
     def id_token(self, user: str = "alice", **claims: Any) -> str:
-        """What an application is told of who signed in; no service should take it."""
+        """What an application learns of who signed in; no service may accept it."""
         said = self.claims(user, **{"nonce": secrets.token_urlsafe(8), **claims})
         for name in ("scp", "azp", "azpacr", "appid", "appidacr"):
             said.pop(name, None)
@@ -271,7 +271,7 @@ class LocalAuthority:
     # --- what the token endpoint refuses --------------------------------------------------------
 
     def ask_for_consent(self) -> None:
-        """On-behalf-of is refused until somebody has visited the page the user is sent to."""
+        """On-behalf-of is refused until the page the user is sent to has been visited."""
         self.refuse_delegation("invalid_grant", 65001, suberror="consent_required")
 
     def refuse_delegation(self, error: str, number: int = 0, **more: str) -> None:
@@ -337,7 +337,7 @@ class LocalAuthority:
         if self._refusal is not None:
             return self._refusal
         answer = self._issued(self._token_for_form(claims["oid"], tid, form))
-        return answer | {"refresh_token": "a refresh token that nobody should keep"}
+        return answer | {"refresh_token": "a refresh token that must not be kept"}
 
     def _own_claims(self, assertion: str) -> Json:
         kid = jwt.get_unverified_header(assertion).get("kid")

@@ -2,10 +2,10 @@
 
     async with FaultProxy("127.0.0.1", 5432) as proxy:
         store = plain_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
-        proxy.faults = Faults(drop_replies=True)      # the server acts, and nobody hears of it
+        proxy.faults = Faults(drop_replies=True)      # the server acts, and no client hears of it
 
 `proxy.faults` holds for every connection, `connection.faults` for one of them, and both may be changed while
-bytes are passing. `proxy.chaos(seed=…, rate=…)` breaks pieces at random, the same way for the same seed and
+bytes are passing. `proxy.chaos(seed=…, rate=…)` breaks chunks at random, the same way for the same seed and
 traffic. ``with FaultProxy(…)`` runs the proxy in a thread of its own, for code that is not asynchronous.
 
 Bytes are never lost from the middle of a stream, because TCP does not do that: a connection whose reply was
@@ -29,23 +29,23 @@ __all__ = ["KINDS", "Connection", "FaultProxy", "Faults"]
 Direction = Literal["request", "reply"]
 Kind = Literal["delay", "drop_reply", "reset", "half_close", "cut"]
 
-#: what `chaos` may do to a piece
+#: what `chaos` may do to a chunk
 KINDS: Final[tuple[Kind, ...]] = ("delay", "drop_reply", "reset", "half_close", "cut")
 
-_PIECE = 65536
+_CHUNK = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """What is done to connections."""
 
-    #: seconds for which every piece is held back
+    #: seconds for which every chunk is held back
     delay: float = 0
     #: bytes a second, in each direction
     throttle: float | None = None
     #: what the server says is swallowed
     drop_replies: bool = False
-    #: nothing passes in either direction, and nothing is closed; lifted, what waited goes on
+    #: nothing passes in either direction, and nothing is closed; lifted, what waited continues
     blackhole: bool = False
     #: a new connection is reset at once
     refuse: bool = False
@@ -124,13 +124,13 @@ class Connection:
 
     async def _pump(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         loop = asyncio.get_running_loop()
-        while piece := await loop.sock_recv(source, _PIECE):
-            piece = await self._suffer(piece, direction)
+        while chunk := await loop.sock_recv(source, _CHUNK):
+            chunk = await self._suffer(chunk, direction)
             if self._with_reset:
                 return None  # it is about to happen: nothing may pass that comes after what was lost
-            if piece:
-                await loop.sock_sendall(sink, piece)
-                self.passed[direction] += len(piece)
+            if chunk:
+                await loop.sock_sendall(sink, chunk)
+                self.passed[direction] += len(chunk)
             if self._cut_due(direction):
                 in_good_order = (self.faults or self._proxy.faults).cut_in_good_order
                 return self.half_close(direction) if in_good_order else self.reset()
@@ -138,21 +138,21 @@ class Connection:
             sink.shutdown(socket.SHUT_WR)
         return None
 
-    async def _suffer(self, piece: bytes, direction: Direction) -> bytes:
-        """What is left of `piece` after the faults that hold now."""
-        piece = await self._proxy._random_fault(self, piece, direction)
+    async def _suffer(self, chunk: bytes, direction: Direction) -> bytes:
+        """What is left of `chunk` after the faults that hold now."""
+        chunk = await self._proxy._random_fault(self, chunk, direction)
         faults = self.faults or self._proxy.faults
         if faults.delay:
             await asyncio.sleep(faults.delay)
         if faults.throttle:
-            await asyncio.sleep(len(piece) / faults.throttle)
-        while (self.faults or self._proxy.faults).blackhole:  # noqa: ASYNC110 — anybody may change the faults
+            await asyncio.sleep(len(chunk) / faults.throttle)
+        while (self.faults or self._proxy.faults).blackhole:  # noqa: ASYNC110 — other tasks change the faults
             await asyncio.sleep(0.01)
         if direction == "reply" and (self.faults or self._proxy.faults).drop_replies:
             self._mute = True
         if direction == "reply" and self._mute:
             return b""
-        return piece[: faults.room(direction, self.passed[direction])]
+        return chunk[: faults.room(direction, self.passed[direction])]
 
     def _cut_due(self, direction: Direction) -> bool:
         return (self.faults or self._proxy.faults).room(direction, self.passed[direction]) == 0
@@ -210,7 +210,7 @@ class FaultProxy:
         self._for_all(lambda connection: connection.half_close(direction))
 
     def chaos(self, *, seed: int, rate: float, kinds: Sequence[Kind] = KINDS, hold: float = 0.05) -> None:
-        """From now on a piece meets one of `kinds` with the probability `rate`; delays last up to `hold`."""
+        """From now on a chunk meets one of `kinds` with the probability `rate`; delays last up to `hold`."""
         self._random, self._rate, self._kinds, self._hold = random.Random(seed), rate, kinds, hold
 
     def calm(self) -> None:
@@ -218,20 +218,20 @@ class FaultProxy:
         self._random = None
         self.faults = NO_FAULTS
 
-    async def _random_fault(self, connection: Connection, piece: bytes, direction: Direction) -> bytes:
+    async def _random_fault(self, connection: Connection, chunk: bytes, direction: Direction) -> bytes:
         chance = self._random
         if chance is None or chance.random() >= self._rate:
-            return piece
+            return chunk
         kind = chance.choice(self._kinds)
         self.struck[kind] += 1
         pause = chance.uniform(0, self._hold)
         if kind == "delay":
             await asyncio.sleep(pause)
-            return piece
+            return chunk
         if kind == "cut":
-            piece = piece[: chance.randrange(len(piece))]
-            connection.cut_after(connection.passed[direction] + len(piece), direction)
-            return piece
+            chunk = chunk[: chance.randrange(len(chunk))]
+            connection.cut_after(connection.passed[direction] + len(chunk), direction)
+            return chunk
         if kind == "half_close":
             connection.half_close("reply")
         elif kind == "drop_reply":
@@ -241,7 +241,7 @@ class FaultProxy:
             return b""
         # soon, so that a client need not wait for its own timeout; by then the server may have acted
         asyncio.get_running_loop().call_later(pause, connection.reset)
-        return piece
+        return chunk
 
     # --- opening and closing ----------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class _Forked:
 
 
 def _serve_orders(preload: list[str]) -> None:
-    """Forks and polls as it is told on standard input, until that ends."""
+    """Forks and polls as standard input asks, until that ends."""
     for module in (*_PRELOADED, *preload):
         import_module(module)
     gc.freeze()
@@ -192,7 +192,7 @@ def _fork(order: dict[str, Any]) -> int:
         main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - a forked process has nobody else to tell
+    except BaseException:  # noqa: BLE001 - a forked process can report to no one else
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -1,18 +1,18 @@
-"""A history checker: what clients were told, held against what the service remembers in the end.
+"""A history checker: what clients were answered, held against what the service remembers in the end.
 
-Every message is a word of its own, and the model is `recounting.RecountingModel`, whose answer tells which
+Every message is a word of its own, and the model is `digest_model.DigestModel`, whose answer says which
 words it was sent. While processes are killed and connections are cut, correspondents send, look, and note
-what they were told. Afterwards every task is read over REST, whole, and not one of these may be found:
+what they were answered. Afterwards every task is read over REST, whole, and not one of these may be found:
 
 ========  ====================================================================================
-lost      a message whose answer was told, and that is not there, or answered otherwise
+lost      a message whose answer was received, and that is not there, or answered otherwise
 doubled   a message that is there twice, or that was answered twice
-phantom   a message that nobody sent, or that was refused, or sent to another task
-stale     an answer, or a look, that left out what had been told before, or knew what was not so
+phantom   a message that was never sent, or that was refused, or sent to another task
+stale     an answer, or a look, that left out what had been reported before, or knew what was not so
 stuck     a request or a task that never ends, or a task that takes no further message
 ========  ====================================================================================
 
-What became of a message is `ok` (its answer was told), `failed` (its refusal or its end without an answer
+The outcome of a message is `ok` (its answer was received), `failed` (its refusal or its end without an answer
 was) or `unknown` (the connection broke, or the service could not tell): then both is allowed, and only the
 rules for what is stored hold.
 """
@@ -43,7 +43,7 @@ Read = Callable[..., Awaitable[Json]]
 REFUSALS = frozenset({"task_busy", "overloaded", "draining", "invalid_request"})
 #: codes after which only the request itself tells what became of it
 UNCERTAIN = frozenset({"persistence_unavailable", "interrupted", "request_in_progress"})
-#: of these, what a request can have ended with: told by a replay, it is the end
+#: of these, what a request can have ended with: reported by a replay, it is the end
 ENDS = frozenset({"interrupted"})
 #: seconds between two attempts under one key
 PAUSE = 0.05
@@ -51,7 +51,7 @@ PAUSE = 0.05
 
 @dataclass(kw_only=True)
 class Operation:
-    """One message, and what its sender was told."""
+    """One message, and what its sender was answered."""
 
     word: str
     task_id: str | None
@@ -101,7 +101,7 @@ class History:
 
 
 class Correspondent:
-    """One client. It sends to any of the replicas, and again under the same key where it was not told."""
+    """One client. It sends to any of the replicas, and again under the same key where it was not answered."""
 
     def __init__(
         self,
@@ -130,14 +130,14 @@ class Correspondent:
         for attempt in range(attempts):
             if attempt:
                 await asyncio.sleep(PAUSE)
-            told = await self._attempt(operation, body, headers)
-            if told == "told":
+            outcome = await self._attempt(operation, body, headers)
+            if outcome == "answered":
                 break
-            if told == "refused":
+            if outcome == "refused":
                 # an attempt before this one may still be on its way
                 operation.outcome = "failed" if certain else "unknown"
                 break
-            certain = certain and told == "never sent"
+            certain = certain and outcome == "never sent"
         else:
             operation.outcome = "unknown" if not certain else "failed"
         operation.ended = time.monotonic()
@@ -145,7 +145,7 @@ class Correspondent:
 
     async def _attempt(
         self, operation: Operation, body: Json, headers: Mapping[str, str]
-    ) -> Literal["told", "refused", "never sent", "uncertain"]:
+    ) -> Literal["answered", "refused", "never sent", "uncertain"]:
         url = self._rng.choice(self._replicas)
         try:
             async with asyncio.timeout(self._patience):
@@ -163,12 +163,12 @@ class Correspondent:
 
     def _judge(
         self, operation: Operation, status: int, document: Json, *, replayed: bool
-    ) -> Literal["told", "refused", "uncertain"]:
+    ) -> Literal["answered", "refused", "uncertain"]:
         if status == 200:
             operation.outcome = "ok"
             operation.request_id, operation.task_id = document["request_id"], document["task_id"]
             operation.answer = document["content"]["output"]
-            return "told"
+            return "answered"
         code = document.get("code", "")
         if code in REFUSALS:
             return "refused"
@@ -178,7 +178,7 @@ class Correspondent:
             return "uncertain"
         operation.outcome, operation.code, operation.detail = "failed", code, document.get("detail")
         operation.request_id = document.get("request_id")
-        return "told"
+        return "answered"
 
     async def _stream(
         self, operation: Operation, url: str, body: Json, headers: Mapping[str, str]
@@ -239,13 +239,13 @@ async def events_of(response: httpx.Response) -> AsyncIterator[Heard]:
 
 
 def gaps(heard: Sequence[Heard], word: str) -> list[str]:
-    """What is wrong with a stream that ended in an answer: numbers left out, pieces that do not make it."""
+    """What is wrong with a stream that ended in an answer: numbers left out, text that does not make it."""
     found = []
     if [event.id for event in heard] != list(range(1, len(heard) + 1)):
         found.append(f"the stream of {word} has the numbers {[event.id for event in heard]}")
-    pieces = "".join(event.data["output_partial"] for event in heard if event.name == "partial-response")
-    if pieces not in ("", heard[-1].data["content"]["output"]):
-        found.append(f"the pieces of {word} make {pieces!r}")
+    streamed = "".join(event.data["output_partial"] for event in heard if event.name == "partial-response")
+    if streamed not in ("", heard[-1].data["content"]["output"]):
+        found.append(f"the text of {word} is {streamed!r}")
     return found
 
 
@@ -303,7 +303,7 @@ class _TaskCheck:
         self._places = places
         self._read = read
         self._task_id = task_id
-        #: what the model must have been told of
+        #: what the model must have been sent
         self._completed: list[str] = []
         self._order: list[Operation] = []
 
@@ -354,11 +354,13 @@ class _TaskCheck:
         if request["content"]["output"] != answers[0]:
             verdict.lost.append(f"{word} was answered {answers[0]!r}, and its request tells {request}")
         if operation.outcome == "failed":
-            verdict.lost.append(f"{word} was told to have failed, and is completed: {operation}")
+            verdict.lost.append(f"{word} was reported as failed, and is completed: {operation}")
         if operation.outcome == "ok":
-            told = (operation.request_id, operation.answer)
-            if told != (request["request_id"], answers[0]):
-                verdict.lost.append(f"{word} was answered {told}, and {request['request_id']} has {answers}")
+            answered = (operation.request_id, operation.answer)
+            if answered != (request["request_id"], answers[0]):
+                verdict.lost.append(
+                    f"{word} was answered {answered}, and {request['request_id']} has {answers}"
+                )
 
     def _ended_request(self, operation: Operation, request: Json, answers: list[str]) -> None:
         word, verdict = operation.word, self._verdict
@@ -367,7 +369,7 @@ class _TaskCheck:
         if operation.outcome == "ok":
             verdict.lost.append(f"{word} was answered, and is {request['status']}: {request['error']}")
         if operation.outcome == "failed" and operation.code != request["error"]["code"]:
-            verdict.lost.append(f"{word} was told {operation.code}, and ended {request['error']}")
+            verdict.lost.append(f"{word} was reported {operation.code}, and ended {request['error']}")
 
     def _check_order(self) -> None:
         """What was answered before another was sent comes before it."""
@@ -384,8 +386,8 @@ class _TaskCheck:
             if look.task_id != self._task_id:
                 continue
             for operation in mine:
-                told = operation.outcome == "ok" and operation.ended < look.began
-                if told and operation.word not in look.words:
+                answered = operation.outcome == "ok" and operation.ended < look.began
+                if answered and operation.word not in look.words:
                     self._verdict.stale.append(f"a look did not see {operation.word}")
             for word in look.words:
                 if not self._places[word]:
@@ -397,7 +399,7 @@ async def _check_absent(verdict: Verdict, read: Read, operation: Operation) -> N
     request = await read(f"/requests/{operation.request_id}")
     ended = request["status"] in ("Failed", "Canceled") and request["started_at"] is None
     if not ended or operation.outcome == "ok" or operation.code not in (None, request["error"]["code"]):
-        verdict.lost.append(f"{operation.word} is not there, and its sender was told {operation}")
+        verdict.lost.append(f"{operation.word} is not there, and its sender was answered {operation}")
 
 
 async def _check_audit(verdict: Verdict, read: Read, task_id: str) -> None:

@@ -2,7 +2,7 @@
 
 Name this module in `pytest_plugins`. `redis_server`, `redis_cluster`, `postgres_server` and `dynamodb_server`
 are the servers; `redis_url`, `redis_cluster_url`, `postgres_url` and `dynamodb_url` an empty state on them,
-of each test's own. Where a server is not installed its tests are skipped, and told what to install; with
+of each test's own. Where a server is not installed its tests are skipped with what to install; with
 ``REQUIRE_BACKENDS=1`` in the environment they fail instead.
 """
 
@@ -62,7 +62,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def dynamodb_server() -> Iterator[DynamoServer]:
     with running(DynamoServer) as server, pytest.MonkeyPatch.context() as environment:
-        # moto takes any credentials; nobody may look for real ones, on the network or elsewhere
+        # moto takes any credentials; no test may look for real ones, on the network or elsewhere
         environment.setenv("AWS_ACCESS_KEY_ID", "testing")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         environment.delenv("AWS_PROFILE", raising=False)

@@ -31,7 +31,7 @@ class Place:
         self.name = name
         self.url = url
         self.proxy = proxy
-        #: how a service is told of it
+        #: the variables that point a service to it
         self.env = {
             "TA_PERSISTENCE": url,
             "TA_AUTH": "mock",

@@ -83,7 +83,7 @@ class Server(ABC):
         self._reap()
 
     def stop(self) -> None:
-        """SIGSTOP: it holds its connections and answers nobody, until `cont`."""
+        """SIGSTOP: it holds its connections and answers no one, until `cont`."""
         self._signal(signal.SIGSTOP)
 
     def cont(self) -> None:
@@ -141,7 +141,7 @@ class Server(ABC):
     # --- starting and ending ----------------------------------------------------------------------
 
     def _start_somewhere(self) -> None:
-        """On a free port; on another one where somebody else takes it in the meantime."""
+        """On a free port; on another one where another process takes it in the meantime."""
         for attempt in range(5):
             try:
                 self._start_on(free_port())
@@ -213,7 +213,7 @@ class Server(ABC):
         return [own, *(pid for pid, parent in pairs if parent == own)]
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the server and its children; one that may end by itself is told alone."""
+        """To the server and its children; one that may end by itself is signaled alone."""
         to_all = number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)
         for pid in self.processes()[: None if to_all else 1]:
             with suppress(ProcessLookupError):
@@ -541,7 +541,7 @@ def tell(pid, number):
     except ProcessLookupError:
         pass
 
-def processes():  # the servers and their children that run or are stopped, but for those nobody has reaped
+def processes():  # the servers and their children that run or are stopped, but for those not yet reaped
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True).stdout
     rows = [line.split() for line in listed.splitlines()]
     rows = [(int(pid), int(parent)) for pid, parent, state in rows if state[0] != "Z"]
@@ -605,7 +605,7 @@ _watchdog = _Watchdog()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A port of loopback that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -248,7 +248,7 @@ class ServiceProcess(RunningService):
         self.process.send_signal(signal.SIGSTOP)
 
     def cont(self) -> None:
-        """SIGCONT: it goes on as if nothing had been."""
+        """SIGCONT: it continues as if nothing had happened."""
         self.process.send_signal(signal.SIGCONT)
 
     def terminate(self, timeout: float = 60) -> int:

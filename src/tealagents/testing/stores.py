@@ -87,7 +87,7 @@ class StoreContract(WatchContract):
 
     @pytest.fixture
     def partition(self) -> str:
-        """One that nobody else uses, with every kind of character that a partition may hold."""
+        """One that no other test uses, with every kind of character that a partition may hold."""
         return f"Tid.{operation_id()}~/@:-_"
 
     # --- what a commit does -----------------------------------------------------------------------
