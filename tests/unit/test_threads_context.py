@@ -246,10 +246,10 @@ async def test_a_provider_that_fails_is_told_of_and_done_without(
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("be nice", "invoking gave back str"),
-        (Context(messages=("hi",)), "not all messages are of the class Message"),  # type: ignore[arg-type]
-        (Context(instructions=5), "the instructions are no text"),  # type: ignore[arg-type]
-        (Context(tools=("x",)), "not all tools have a ToolSpec"),  # type: ignore[arg-type]
+        ("be nice", "invoking returned str"),
+        (Context(messages=("hi",)), "messages must all be of the class Message"),  # type: ignore[arg-type]
+        (Context(instructions=5), "instructions must be a string"),  # type: ignore[arg-type]
+        (Context(tools=("x",)), "tools must all have a ToolSpec"),  # type: ignore[arg-type]
     ],
 )
 async def test_a_provider_that_adds_nonsense_is_one_that_fails(

@@ -1,20 +1,20 @@
-"""Conversations: the threads of the library, and what of a conversation the model sees, for all of them.
+"""Conversations: the threads of the library, and the view of a conversation that a model is sent.
 
 =================  =====================================================================================
 `base`             what every thread is: checkpoints, JSON, one writer at a time
 `local`            threads whose messages are kept here
 `remote`           threads whose messages the model service keeps
-`workflow`         a thread for each agent that takes part, and how far the work has come
+`workflow`         a thread for each agent that takes part, and the state of execution
 `message_stores`   where local threads keep their messages: memory, files, Redis
 `stored`           whole threads, saved in any store
-`views`            what of a conversation the model is sent
-`reducers`         what shortens a view
+`views`            which part of a conversation the model is sent
+`reducers`         the steps that shorten a view
 `tokens`           counting tokens, without a network
 `windows`          the newest rounds of a task, as far back as its view reaches
-`context`          context providers: what the agent is told besides, and what learns
-`providers`        those that come along: `user_preferences`, `facts`
+`context`          context providers: they add to requests, and learn from them
+`providers`        the built-in ones: `user_preferences`, `facts`
 `mem0`             the one on Mem0
-`components`       what a config says of reducers and providers, and the one error of it
+`components`       reducers and providers as a config names them, and the error for a wrong one
 =================  =====================================================================================
 
 Imports `domain` and `state`; used by `engine`, and by `tealagents.agent`, the library's front. Tasks of the

@@ -1,16 +1,16 @@
-"""Context providers: what an agent is told besides its conversation, and what learns from it.
+"""Context providers: they add to an agent's requests, and learn from them.
 
-A provider is an object on the agent, shared by all its requests: it keeps nothing of any of them on
-itself. What it wants to remember it keeps
+A provider is an object on the agent, shared by all its requests, and keeps no state of them on itself. What
+it remembers is kept
 
-- in the thread, in `invocation.state`: it goes where the thread goes, also back to a checkpoint;
-- of the user, in `invocation.memory`: it is there in every later session, and an erased task takes along
-  what was learned in it.
+- with the thread, in `invocation.state`: a rollback restores it;
+- with the user, in `invocation.memory`: it is there in every later session. Erasing a task erases what was
+  learned in it.
 
-`invoking` is asked before the model is called, `invoked` is told what came of it. A provider that fails is
-told of in the trace, and the request goes on without it, unless it is `required`.
+`invoking` is called before the model, `invoked` with the outcome. A provider that fails is a step of the
+trace, and the request continues without it, unless the provider is `required`.
 
-The providers that come along are in `tealagents.threads.providers`; third parties' come by the entry-point
+The built-in providers are in `tealagents.threads.providers`; third parties add others by the entry-point
 group `tealagents.context`, or as `module:Class`.
 """
 
@@ -45,14 +45,14 @@ MOST_STATE = 16_384
 
 
 class UserMemory(Protocol):
-    """What a provider remembers of a user, over all sessions. A few hundred short texts at most."""
+    """A provider's memories of a user, over all sessions: at most a few hundred short texts."""
 
     async def recall(self) -> Sequence[Remembered]:
-        """All there are, oldest first."""
+        """All memories, oldest first."""
         ...
 
     async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds one, or makes an equal one the newest."""
+        """Adds a memory, or makes an equal one the newest."""
         ...
 
     async def forget(self, memory_ids: Collection[str]) -> None: ...
@@ -70,12 +70,12 @@ class Invocation(Struct, frozen=True, kw_only=True):
     request_id: str
     model: Model
     memory: UserMemory
-    #: this provider's state in the thread; whatever it puts in is kept when the request completes
+    #: this provider's state in the thread, JSON; changes are kept when the request completes
     state: Json
 
     @property
     def text(self) -> str:
-        """What the user says."""
+        """The text of the user's message."""
         return "\n".join(message.text for message in self.messages)
 
     def message(self, text: str) -> Message:
@@ -90,34 +90,34 @@ class Invocation(Struct, frozen=True, kw_only=True):
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a provider adds to one request; nothing of it is kept in the conversation.
+    """What a provider adds to one request. It is not kept in the conversation.
 
-    Of a remote conversation the messages are kept by the model service, as all that it is sent.
+    In a remote conversation the model service keeps the messages, as all that it is sent.
     """
 
-    #: told to the model like the system prompt
+    #: sent to the model like the system prompt
     instructions: str = ""
-    #: sent before what the user says
+    #: sent before the user's message
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] = ()
 
 
 class ProviderOptions(BaseModel):
-    """What every provider can be told."""
+    """The options of every provider."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: where it fails, the request fails
+    #: whether its failure fails the request
     required: bool = False
-    #: seconds that it may take, each time
+    #: time limit of each call, in seconds
     timeout_seconds: float = Field(default=10, gt=0)
 
 
 class ContextProvider:
-    """Base of a provider. Opened by entering its async context, one a process."""
+    """Base of a provider. Opened by entering its async context, once in a process."""
 
     Options: ClassVar[type[ProviderOptions]] = ProviderOptions
-    #: what it is called in the trace, and what its state is kept under
+    #: its name in the trace, and of its state
     name: str = ""
 
     def __init__(self, options: ProviderOptions | None = None) -> None:
@@ -125,16 +125,16 @@ class ContextProvider:
         self.name = self.name or type(self).__name__
 
     async def invoking(self, invocation: Invocation) -> Context | None:
-        """What to add to the request; asked once, before its first call of the model, and again after a
-        pause. None for nothing."""
+        """What to add to the request, or None. Called before its first call of the model, and again after a
+        pause."""
         return None
 
     async def invoked(
         self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
     ) -> None:
-        """What came of the request: the messages that answer it, and what it failed with, if it did.
+        """The outcome of the request: the messages that answer it, and the exception it failed with, if any.
 
-        A request that pauses has not ended yet. The user sees the answer's end only when this returns.
+        Not called for a pause. The user sees the end of the answer only when this returns.
         """
 
     async def __aenter__(self) -> Self:
@@ -145,7 +145,7 @@ class ContextProvider:
 
 
 class Gathered(Struct, kw_only=True):
-    """What all providers add to one request, and what each knows of it, by its name."""
+    """What all providers add to one request, and their invocations by name."""
 
     invocations: dict[str, Invocation] = {}
     instructions: list[str] = []
@@ -155,18 +155,18 @@ class Gathered(Struct, kw_only=True):
 
     @property
     def states(self) -> Json:
-        """The providers' states in the thread, those that are not empty."""
+        """The providers' states in the thread, without empty ones."""
         return {name: each.state for name, each in self.invocations.items() if each.state}
 
 
 class Providers:
-    """The context providers of an agent, asked side by side."""
+    """The context providers of an agent, called concurrently."""
 
     def __init__(self, providers: Sequence[ContextProvider] = ()) -> None:
         names = [provider.name for provider in providers]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ThreadConfigError(
-                f"Two context providers are called {', '.join(repeated)}: their states would be mixed up."
+                f"Two context providers are called {', '.join(repeated)}: they would share one state."
             )
         self._providers = tuple(providers)
         self._stack = AsyncExitStack()
@@ -187,7 +187,7 @@ class Providers:
         await self._stack.aclose()
 
     async def invoking(self, begin: Callable[[str, Json], Invocation], states: Json) -> Gathered:
-        """Asks all of them. `begin` makes a provider's invocation of its name and its state in the thread.
+        """Calls all of them. `begin` makes a provider's invocation of its name and its state in the thread.
 
         `ContextProviderFailed` where a required one fails.
         """
@@ -215,9 +215,9 @@ class Providers:
         *,
         most_seconds: float | None = None,
     ) -> list[Report]:
-        """Tells all of them. What went wrong is in the reports; a required one fails the request, unless
-        that has failed already."""
-        told = [
+        """Calls all of them. Failures are in the reports; that of a required one fails the request, unless it
+        has failed already."""
+        calls = [
             _watched(
                 each,
                 "invoked",
@@ -227,12 +227,12 @@ class Providers:
             )
             for each in self._providers
         ]
-        reports = [report for _, report in await _all(told) if report.is_error]
+        reports = [report for _, report in await _all(calls) if report.is_error]
         return reports + self._dropped_states(gathered)
 
     @staticmethod
     def _dropped_states(gathered: Gathered) -> list[Report]:
-        """Drops what cannot be written, or is too much to be written with every turn."""
+        """Drops states that are not JSON, or too large to be written with every turn."""
         reports = []
         for name, invocation in gathered.invocations.items():
             error = _unkeepable(invocation.state)
@@ -259,7 +259,7 @@ def _unkeepable(state: Json) -> str | None:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Side by side; where one fails the others are canceled, and have ended when it is raised."""
+    """Runs all concurrently. Where one fails the others are canceled, and have ended when it is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -270,18 +270,18 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _context(provider: ContextProvider, invocation: Invocation) -> Context | None:
-    """What a provider adds; `TypeError` where that is nothing that could be told to a model."""
+    """What a provider adds. `TypeError` for anything but a `Context`."""
     context: object = await provider.invoking(invocation)
     if context is None:
         return None
     if not isinstance(context, Context):
-        raise TypeError(f"invoking gave back {type(context).__name__}, and not a Context or None")
+        raise TypeError(f"invoking returned {type(context).__name__}, not a Context or None")
     if not isinstance(context.instructions, str):
-        raise TypeError("the instructions are no text")
+        raise TypeError("instructions must be a string")
     if not all(isinstance(message, Message) for message in context.messages):
-        raise TypeError("not all messages are of the class Message")
+        raise TypeError("messages must all be of the class Message")
     if not all(isinstance(getattr(tool, "spec", None), ToolSpec) for tool in context.tools):
-        raise TypeError("not all tools have a ToolSpec")
+        raise TypeError("tools must all have a ToolSpec")
     return context
 
 
@@ -292,8 +292,8 @@ async def _watched(
     earlier: BaseException | None = None,
     most_seconds: float | None = None,
 ) -> tuple[T | None, Report]:
-    """What a provider's work gives, and how it went. A required one's failure is raised, but not on top of
-    another."""
+    """The result of a provider's call, and its report. The failure of a required one is raised, unless the
+    request has failed already (`earlier`)."""
     watch = Stopwatch()
     seconds = provider.options.timeout_seconds
     seconds = seconds if most_seconds is None else min(seconds, most_seconds)
@@ -347,7 +347,7 @@ PROVIDERS = Registry(
 
 
 def open_providers(components: Sequence[Component]) -> Providers:
-    """The providers of a config, not entered yet. `ThreadConfigError` says what is wrong with which."""
+    """The providers of a config, not entered yet. `ThreadConfigError` for a wrong one."""
     return Providers([open_provider(name, options) for name, options in components])
 
 

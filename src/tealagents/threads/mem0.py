@@ -1,7 +1,7 @@
 """Memory kept by Mem0: `mem0ai`, in the process or at their service. Extra: `mem0`.
 
-Imported when a config names it, and opened when the service starts: importing it asks nobody on the network,
-and its telemetry is switched off before it could.
+Imported when a config names it, and opened when the service starts: the import makes no network call, and
+telemetry is switched off before it.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ class Mem0Options(ProviderOptions):
     config: Json = Field(default_factory=dict)
     #: the service's URL
     host: str = "https://api.mem0.ai"
-    #: memories the model is told of
+    #: memories that are added to the instructions
     top_k: int = Field(default=5, ge=1)
-    #: whether Mem0's model makes memories of what is said; otherwise it is kept as it is
+    #: whether Mem0's model extracts memories; otherwise messages are kept as they are
     infer: bool = True
-    #: folder for what Mem0 keeps besides the vectors, by default `~/.mem0`
+    #: folder for Mem0's own files, by default `~/.mem0`
     directory: str | None = None
 
 
 class Mem0Provider(ContextProvider):
-    """Tells the model what Mem0 finds for the user's message, and Mem0 what was said.
+    """Adds what Mem0 finds for the user's message, and passes each exchange to Mem0.
 
-    A user is known there by tenant and object id. Erasing a task does not erase what Mem0 has made of it:
-    each memory names its `task_id`, for whoever must.
+    Its user id is the user's tenant and object id. Erasing a task does not erase the memories that Mem0 has
+    made of it; each has the `task_id` in its metadata.
     """
 
     Options: ClassVar = Mem0Options
@@ -78,7 +78,7 @@ class Mem0Provider(ContextProvider):
         if not known:
             return None
         listed = "\n".join(f"- {each}" for each in known)
-        return Context(instructions=f"What is remembered of the user from earlier conversations:\n{listed}")
+        return Context(instructions=f"Memories from earlier conversations with the user:\n{listed}")
 
     async def invoked(
         self, invocation: Invocation, response: Sequence[Message], error: BaseException | None
@@ -98,7 +98,7 @@ class Mem0Provider(ContextProvider):
 
 
 def _imported(directory: str | None) -> Any:
-    """The package, without its telemetry; it reads both variables once, as it is imported."""
+    """The package, without its telemetry. It reads both variables once, at import."""
     os.environ["MEM0_TELEMETRY"] = "False"
     if directory is not None:
         os.environ["MEM0_DIR"] = directory
@@ -115,7 +115,7 @@ def _imported(directory: str | None) -> Any:
 
 
 def _silence() -> None:
-    """Switches the telemetry off where somebody has imported the package before."""
+    """Switches the telemetry off where the package was imported before."""
     for name, module in list(sys.modules.items()):
         if name.startswith("mem0.") and getattr(module, "MEM0_TELEMETRY", False):
             module.MEM0_TELEMETRY = False  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """Where a local thread of the library keeps its messages: in itself, in a file, in Redis.
 
-A store belongs to one thread and has a key of its own; whoever makes threads makes stores by a factory,
-one for each. Tasks of the service use none: their messages are in the log. Remote threads use none
-either: their messages are at the model service.
+A store belongs to one thread and has its own key; a factory makes one for each thread. Tasks of the service
+use none: their messages are in the log. Remote threads use none either: their messages are at the model
+service.
 """
 
 import asyncio
@@ -28,26 +28,26 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 class MessageStore(Protocol):
-    """The messages of one thread. Four methods; `clear` is asked for by `delete`."""
+    """The messages of one thread."""
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
-        """Adds them behind those there are; when it returns they are kept as durably as the store can."""
+        """Appends messages. When it returns they are as durable as the store can make them."""
         ...
 
     async def list_messages(self) -> list[Message]:
-        """All that are kept, oldest first."""
+        """All messages, oldest first."""
         ...
 
     def serialize(self) -> Json:
-        """What a thread's JSON holds of it: enough to find the messages again, or the messages."""
+        """The part of a thread's JSON that finds the messages again, or holds them."""
         ...
 
     def update_from_state(self, state: Json) -> None:
-        """Becomes the store that `serialize` has told of."""
+        """Becomes the store that `serialize` described."""
         ...
 
     async def clear(self) -> None:
-        """Erases all of them."""
+        """Erases all messages: the thread is deleted."""
         ...
 
 
@@ -56,7 +56,7 @@ MessageStoreFactory = Callable[[], MessageStore]
 
 
 class MemoryMessages:
-    """Keeps them in the process; a thread's JSON holds them all."""
+    """Keeps messages in the process; a thread's JSON holds them all."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._messages = list(messages)
@@ -78,10 +78,10 @@ class MemoryMessages:
 
 
 class FileMessages:
-    """Keeps them in a file of its own, a line of JSON each: `{folder}/{key}.jsonl`.
+    """Keeps messages in a file, a line of JSON each: `{folder}/{key}.jsonl`.
 
-    A line is on the disk before `add_messages` returns. One that a crash has cut is passed over, and cut
-    off by the next.
+    A line is on the disk before `add_messages` returns. A line that a crash cut short is ignored, and removed
+    by the next write.
     """
 
     def __init__(self, folder: str | Path, key: str | None = None) -> None:
@@ -130,7 +130,7 @@ class FileMessages:
 
 
 def _whole(file: Any) -> int:
-    """Up to where a file consists of whole lines."""
+    """The length of a file without an incomplete last line."""
     at: int = file.seek(0, os.SEEK_END)
     while at > 0:
         start = max(0, at - 4096)
@@ -161,7 +161,7 @@ def _new_key(key: str | None) -> str:
     return key or ids.random_id()
 
 
-class Cipher(Protocol):
+class Sealer(Protocol):
     """Seals values for a place, and opens what was sealed for the same; `CorruptState` where it cannot."""
 
     def seal(self, partition: str, key: str, value: bytes) -> bytes: ...
@@ -169,9 +169,9 @@ class Cipher(Protocol):
 
 
 class SealedMessages:
-    """Any message store, what is said sealed. Ids, roles and times stay readable."""
+    """Any message store, with the content sealed. Ids, roles and times stay readable."""
 
-    def __init__(self, store: MessageStore, cipher: Cipher) -> None:
+    def __init__(self, store: MessageStore, cipher: Sealer) -> None:
         self._store = store
         self._cipher = cipher
         self.serialize = store.serialize
@@ -202,8 +202,8 @@ class SealedMessages:
         return _decode(self._cipher.open(SEALED_FOR, message.message_id, sealed))
 
 
-#: Adds messages once, whatever becomes of the reply, and drops the oldest beyond the limit: a call with all
-#: its results, so that what is left begins with no result. An element is its role's letter and the message.
+#: Adds messages once, however often it is sent, and drops the oldest beyond the limit: a call with all its
+#: results, so that the first one left is no result. An element is its role's letter and the message.
 _ADD = """
 if redis.call('SET', KEYS[2], '1', 'NX', 'EX', 3600) then
   for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
@@ -219,10 +219,10 @@ if tonumber(ARGV[2]) > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 
 
 class RedisMessages:
-    """Keeps them in a list in Redis, the last `max_messages` of them where that is set.
+    """Keeps messages in a list in Redis, the last `max_messages` of them where that is set.
 
-    Adding is one script: atomic, done once however often it is sent, and never separating a tool call
-    from its results. Extra: `redis`.
+    Adding is one script: atomic, idempotent, and never separating a tool call from its results. Extra:
+    `redis`.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class RedisMessages:
             raise CorruptState(self._list, f"holds what is no message ({error})") from error
 
     def serialize(self) -> Json:
-        """Key and limits; never the URL, which may hold a password: the factory brings it again."""
+        """Key and limits; not the URL, which may hold a password: the factory gives it again."""
         return {
             "key": self._key,
             "prefix": self._prefix,
@@ -277,7 +277,7 @@ class RedisMessages:
         await self._ask("DEL", self._list)
 
     async def _ask(self, *command: Any) -> Any:
-        """Sends a command, again where its fate is unknown: each of them may be repeated."""
+        """Sends a command, and again where the reply was lost: all are idempotent."""
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
@@ -298,5 +298,5 @@ class RedisMessages:
             finally:
                 await client.aclose()
         raise PersistenceUnavailable(
-            "Redis cannot be reached, so the thread's messages are not kept there."
+            "Redis cannot be reached; the thread's messages are not stored."
         ) from failure

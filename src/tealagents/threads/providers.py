@@ -1,6 +1,6 @@
-"""Context providers that come along, for every agent to use or to copy.
+"""The built-in context providers.
 
-`UserPreferences` is the example: forty lines that remember what the user prefers. `Facts` remembers what
+`UserPreferences` is also the example to copy: it remembers what the user prefers. `Facts` remembers what
 users say about themselves and finds it again.
 """
 
@@ -30,9 +30,9 @@ _FORGET = re.compile(r"\bforget (?:all )?my preferences\b", re.I)
 
 
 class UserPreferences(ContextProvider):
-    """Remembers every “I prefer …” of a user, and tells the model in all their sessions.
+    """Remembers every “I prefer …” of a user, and adds it to the instructions in all their sessions.
 
-    “Forget my preferences” is done, too. In the thread it keeps what was learned in it.
+    “Forget my preferences” erases them. The thread keeps what was learned in it.
     """
 
     name = "user_preferences"
@@ -43,7 +43,7 @@ class UserPreferences(ContextProvider):
             return None
         listed = "\n".join(f"- {each.text}" for each in known)
         return Context(
-            instructions=f"What the user prefers, as told earlier; the later counts more:\n{listed}"
+            instructions=f"What the user prefers, from earlier messages; later ones count more:\n{listed}"
         )
 
     async def invoked(
@@ -62,7 +62,7 @@ class UserPreferences(ContextProvider):
 # --- facts ----------------------------------------------------------------------------------------
 
 _SENTENCES = re.compile(r"[^.!?\n]+[.!?]?")
-#: how people speak of themselves, and how they ask for something to be kept
+#: how users speak about themselves, and ask for something to be remembered
 _ABOUT = re.compile(
     r"\b(?:remember(?: that)?|my \w+(?: \w+)? (?:is|are|was)|I am|I'm|I was born|I live|I work|I have|I like"
     r"|I love|I hate|I need|I use|call me)\b",
@@ -79,20 +79,20 @@ _COMMON = frozenset(
 
 
 class FactsOptions(ProviderOptions):
-    #: how many facts the model is told by itself
+    #: how many facts are added to the instructions
     top_k: int = 5
     #: characters of one fact
     max_characters: int = 300
-    #: the model may look for facts, and note some, by tools
+    #: whether the model gets tools to search for facts and to note them
     tools: bool = True
 
 
 class Facts(ContextProvider):
     """Remembers what users say about themselves, and finds what bears on what they ask.
 
-    A sentence such as “My cat is called Tom.” or “Remember that …” is kept as it was said. The model is told
-    the facts that share words with the new message, or the latest where none does; it can search for others,
-    and note some by itself.
+    A sentence such as “My cat is called Tom.” or “Remember that …” is kept as it was said. The instructions
+    get the facts that share words with the new message, or the latest where none does; with tools the model
+    searches for others, and notes some.
     """
 
     Options: ClassVar = FactsOptions
@@ -105,9 +105,9 @@ class Facts(ContextProvider):
     async def invoking(self, invocation: Invocation) -> Context | None:
         known = [each for each in await invocation.memory.recall() if each.task_id != invocation.task_id]
         found = search(known, invocation.text, self._own.top_k) or known[-self._own.top_k :]
-        listed = "\n".join(f"- {told(each, invocation.messages[0].created_at)}" for each in found)
+        listed = "\n".join(f"- {phrased(each, invocation.messages[0].created_at)}" for each in found)
         return Context(
-            instructions=f"Facts the user has told in earlier conversations:\n{listed}" if found else "",
+            instructions=f"Facts from earlier conversations with the user:\n{listed}" if found else "",
             tools=tools_of(invocation.memory, self._own) if self._own.tools else (),
         )
 
@@ -121,12 +121,12 @@ class Facts(ContextProvider):
 
 
 def statements(text: str) -> list[str]:
-    """The sentences in which somebody speaks of themselves; questions are none."""
+    """The sentences in which users speak about themselves, without questions."""
     sentences = (sentence.strip() for sentence in _SENTENCES.findall(text))
     return [each for each in sentences if _ABOUT.search(each) and not each.endswith("?")]
 
 
-#: how what somebody says of themselves is said of them
+#: from the first person to the third
 _OF_THE_USER = [
     (re.compile(r"^\W*remember(?: that)?\b", re.I), "the user asked to remember that"),
     (re.compile(r"\b(?:I am|I'm)\b", re.I), "the user is"),
@@ -138,8 +138,8 @@ _OF_THE_USER = [
 ]
 
 
-def told(fact: Remembered, now: datetime) -> str:
-    """A fact for the model: of the user, who may not be the one it talks about as I; and how old it is."""
+def phrased(fact: Remembered, now: datetime) -> str:
+    """A fact for the model: in the third person, since it speaks as I itself, and with its age."""
     text = fact.text
     for own, of_the_user in _OF_THE_USER:
         text = own.sub(of_the_user, text)
@@ -162,13 +162,13 @@ def search(facts: Sequence[Remembered], query: str, most: int) -> list[Remembere
 
 
 def _terms(text: str) -> list[str]:
-    """Words without their endings, the most common ones left out."""
+    """Words without their endings, and without the most common ones."""
     words = (word for word in _WORDS.findall(text.lower()) if word not in _COMMON)
     return [re.sub(r"(?:ies|es|s|ing|ed|e)$", "", word) if len(word) > 4 else word for word in words]
 
 
 class FactTool:
-    """One of the tools with which the model uses the memory of the user it serves."""
+    """A tool with which the model uses the memory of the user it serves."""
 
     def __init__(self, spec: ToolSpec, memory: UserMemory, options: FactsOptions) -> None:
         self.spec = spec
@@ -185,7 +185,7 @@ class FactTool:
             return "Noted."
         found = search(await self._memory.recall(), text, max(10, self._options.top_k))
         now = datetime.now(UTC)
-        return "\n".join(told(each, now) for each in found) or "Nothing is known of that."
+        return "\n".join(phrased(each, now) for each in found) or "No facts found."
 
 
 def _spec(name: str, description: str, argument: str, meaning: str) -> ToolSpec:
@@ -203,9 +203,9 @@ def _spec(name: str, description: str, argument: str, meaning: str) -> ToolSpec:
 
 _SEARCH = _spec(
     "facts-search",
-    "Look for facts that the user told in earlier conversations.",
+    "Search the facts from earlier conversations with the user.",
     "query",
-    "Words to look for",
+    "Words to search for",
 )
 _REMEMBER = _spec(
     "facts-remember",

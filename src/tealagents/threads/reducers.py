@@ -1,19 +1,19 @@
-"""Reducers: what shortens a view. Each is a callable of the shape `views.Reducer`, in a list.
+"""Reducers: the steps that shorten a view. Each is a callable of the shape `views.Reducer`.
 
 ====================  ====================================================================================
 `message_count`       the last `max_messages` messages
-`sliding_window`      the last `max_rounds` rounds: a user's message and all that followed from it
+`sliding_window`      the last `max_rounds` rounds: a user's message and all that followed
 `token_budget`        as many messages as fit into the model's window, or into `max_tokens`
-`trim_tool_results`   long results of tools, cut; all but the last few
-`summarize`           what lies further back, in the model's own words
+`trim_tool_results`   tool results, the long ones shortened, except the last few
+`summarize`           a summary of older messages, written by the model
 ====================  ====================================================================================
 
-All count what is sent in any case, too: the round now running, and (tokens) system prompt, notes and tools.
-The first three end the reading, so that put last they bound what is read; `summarize` belongs first, so
-that it sees what the others leave out.
+All count what is always sent, too: the running round, and (tokens) system prompt, notes and tools. The first
+three end the reading: in the last place they bound what is read. `summarize` belongs in the first place,
+where it receives what the others leave out.
 
-Third parties bring their own by the entry-point group `tealagents.reducers`, or as `module:Class` (made
-with its `Options`) or `module:function`.
+Third parties add others by the entry-point group `tealagents.reducers`, or as `module:Class` (made with its
+`Options`) or `module:function`.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -52,7 +52,7 @@ from tealagents.threads.views import (
 
 
 class ReducerOptions(BaseModel):
-    """What every reducer can be told."""
+    """The options of every reducer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +66,7 @@ class MessageCountOptions(ReducerOptions):
 
 
 class MessageCount:
-    """Shows the last messages, as many as there is room for besides the running round."""
+    """Shows the last messages, as many as fit beside the running round."""
 
     Options: ClassVar = MessageCountOptions
     name = "message_count"
@@ -92,7 +92,7 @@ class SlidingWindowOptions(ReducerOptions):
 
 
 class SlidingWindow:
-    """Shows whole rounds only: each begins with what the user said."""
+    """Shows whole rounds only: each begins with a user's message."""
 
     Options: ClassVar = SlidingWindowOptions
     name = "sliding_window"
@@ -117,24 +117,24 @@ class TokenBudgetOptions(ReducerOptions):
     max_tokens: int | None = Field(default=None, ge=1)
     #: tokens of the window, or of `max_tokens`, that are kept free for the answer
     reserve: int = Field(default=0, ge=0)
-    #: windows of models that the built-in table lacks or has otherwise, by the beginning of their names
+    #: windows of models, by the beginning of their names; they win over the built-in table
     windows: dict[str, int] = {}
     #: `o200k_base`, `cl100k_base`, `estimate` or `module:function`; None: the model's
     tokenizer: str | None = None
-    #: what an image is taken for; services count by its size
+    #: tokens of an image; services count by its size
     image_tokens: int = Field(default=1200, ge=0)
 
     @model_validator(mode="before")
     @classmethod
     def _reserve_of_a_window(cls, data: Any) -> Any:
-        """Of a model's whole window something must be left for the answer."""
+        """A model's whole window must leave room for the answer."""
         if isinstance(data, dict) and data.get("max_tokens") is None and "reserve" not in data:
             return data | {"reserve": 4096}
         return data
 
 
 class TokenBudget:
-    """Shows as many messages as fit, beside all that is sent in any case."""
+    """Shows as many messages as fit beside what is always sent."""
 
     Options: ClassVar = TokenBudgetOptions
     name = "token_budget"
@@ -163,7 +163,7 @@ class TokenBudget:
     async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
         if self._budget is None:
             self.prepare(upcoming.model.name)
-        room = (self._budget or 0) - self._in_any_case(upcoming)
+        room = (self._budget or 0) - self._always_sent(upcoming)
         async for part in parts:
             room -= self.weigh(part)
             if part.messages and room < 0:
@@ -171,7 +171,7 @@ class TokenBudget:
             yield part
 
     def weigh(self, part: Part) -> int:
-        """The tokens of a part; counted once."""
+        """The tokens of a part, counted once."""
         name = self._counter.name
         known = part.weights.get(name)
         if known is None:
@@ -182,13 +182,13 @@ class TokenBudget:
             part.weights[name] = known
         return known
 
-    def _in_any_case(self, upcoming: Upcoming) -> int:
+    def _always_sent(self, upcoming: Upcoming) -> int:
         tokens = sum(self.weigh(part) for part in upcoming.running)
         tokens += sum(MESSAGE_TOKENS + self._fixed_tokens(text) for text in upcoming.system)
         return tokens + self._fixed_tokens(upcoming.tools)
 
     def _fixed_tokens(self, text: str | bytes) -> int:
-        """What is the same from call to call: prompts and tools. The latest few are remembered."""
+        """The tokens of prompts and tools, which rarely change. The latest few counts are cached."""
         known = self._fixed.get(text)
         if known is None:
             known = self._counter.count(text.decode() if isinstance(text, bytes) else text)
@@ -199,14 +199,14 @@ class TokenBudget:
 
 
 class TrimToolResultsOptions(ReducerOptions):
-    #: characters that are left of a result, the remark on what was cut not counted
+    #: characters that are left of a result, without the remark on what was cut
     max_characters: int = Field(default=500, ge=0)
     #: results, counted from the newest, that are shown whole; those of the running round always are
     keep_last: int = Field(default=0, ge=0)
 
 
 class TrimToolResults:
-    """Cuts long results of tools; the call and the beginning of its result stay."""
+    """Shortens long tool results; the call and the beginning of its result stay."""
 
     Options: ClassVar = TrimToolResultsOptions
     name = "trim_tool_results"
@@ -248,27 +248,27 @@ def _results(part: Part) -> int:
 # --- summaries ------------------------------------------------------------------------------------
 
 _INSTRUCTIONS = (
-    "Summarise the conversation for the assistant who goes on with it. Keep names, numbers, decisions, "
+    "Summarise the conversation for the assistant who continues it. Keep names, numbers, decisions, "
     "preferences, open questions and what tools have done. Use at most {max_words} words."
 )
 
 _REQUEST = "Summarise the conversation above."
 
-_TOLD = "Summary of the earlier conversation, which is not shown:\n"
+_SUMMARY = "Summary of the earlier conversation, which is not shown:\n"
 
 
 class SummarizeOptions(ReducerOptions):
     #: messages since the last summary beyond which a new one is made
     max_messages: int = Field(default=40, ge=2)
-    #: messages that are then left as they are: at least so many, in whole rounds
+    #: messages that are not summarised: at least so many, in whole rounds
     keep_messages: int = Field(default=10, ge=0)
-    #: what the model is told to do
+    #: the instructions for the model
     instructions: str = _INSTRUCTIONS
-    #: words it is asked to keep to; may stand in `instructions` as `{max_words}`
+    #: longest summary, in words; `{max_words}` in `instructions`
     max_words: int = Field(default=200, ge=1)
-    #: characters of one message that it is shown
+    #: characters of one message that the model is sent
     max_characters: int = Field(default=4000, ge=1)
-    #: messages that are read for one summary; what lies further back is not in it
+    #: messages that are read for one summary; older ones are not in it
     max_read: int = Field(default=400, ge=2)
 
     @model_validator(mode="after")
@@ -279,11 +279,11 @@ class SummarizeOptions(ReducerOptions):
 
 
 class Summarize:
-    """Puts a summary in the place of what lies further back.
+    """Replaces older messages by a summary.
 
-    It is made when `max_messages` have come together since the last one, of that one and what came after,
-    but for the last `keep_messages`; it is kept with the checkpoint and reused until then. Where the model
-    cannot make one, the messages stay, and it is tried again the next time.
+    A summary is made once there are `max_messages` since the last one: of that one and the messages since,
+    except the last `keep_messages`. It is kept with the checkpoint and reused until the next one. Where the
+    model fails to make one, the messages stay, and the next call tries again.
     """
 
     Options: ClassVar = SummarizeOptions
@@ -308,12 +308,12 @@ class Summarize:
                     upcoming.memory[self.name] = known
                     fresh = fresh[:cut]
         if known:
-            yield Part(standing=_TOLD + str(known["text"]))
+            yield Part(standing=_SUMMARY + str(known["text"]))
         for part in fresh:
             yield part
 
     async def _since(self, parts: AsyncIterator[Part], upto: int | None) -> tuple[list[Part], list[Part]]:
-        """The parts that no summary covers, newest first, and standing ones."""
+        """The parts since the last summary, newest first, and standing ones."""
         fresh: list[Part] = []
         standing: list[Part] = []
         count = 0
@@ -330,7 +330,7 @@ class Summarize:
         return fresh, standing
 
     def _cut(self, fresh: Sequence[Part]) -> int:
-        """Where the newest whole rounds end that have at least `keep_messages`."""
+        """The number of the newest parts, in whole rounds, that have at least `keep_messages`."""
         kept = 0
         for n, part in enumerate(fresh):
             if kept >= self._options.keep_messages and (n == 0 or fresh[n - 1].turn != part.turn):
@@ -339,7 +339,7 @@ class Summarize:
         return len(fresh)
 
     async def _summary(self, older: Sequence[Part], before: str, upcoming: Upcoming) -> str | None:
-        """In the model's words, or None where it has none; told to the trace either way."""
+        """The model's summary, or None where it fails; a step of the trace either way."""
         options, watch = self._options, Stopwatch()
         messages = [message for part in reversed(older) for message in part.messages]
         lines = [_line(message, options.max_characters) for message in messages]
@@ -349,7 +349,7 @@ class Summarize:
         usage = Usage()
         try:
             text, usage = await ask(upcoming.model, instructions, "\n".join(lines), _REQUEST)
-            failed = "" if text else "the model said nothing"
+            failed = "" if text else "the model returned no text"
         except TealError as error:
             text, failed = "", error.detail
         upcoming.reports.append(
@@ -380,18 +380,18 @@ def _line(message: Message, most: int) -> str:
 
 
 async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, Usage]:
-    """One question to the model, outside of any conversation: what is told, and what is asked of it."""
-    told = (model.encode(_text_message("user", text)) for text in texts)
-    call = ModelCall(prompt=(model.encode_system(instructions), *told))
-    said: list[str] = []
+    """One call of the model, outside of any conversation, and its usage."""
+    messages = (model.encode(_text_message("user", text)) for text in texts)
+    call = ModelCall(prompt=(model.encode_system(instructions), *messages))
+    answer: list[str] = []
     usage = Usage()
     async with aclosing(model.stream(call)) as events:
         async for event in events:
             if isinstance(event, ModelDone):
                 usage = event.usage
             else:
-                said.append(event.text)
-    return "".join(said).strip(), usage
+                answer.append(event.text)
+    return "".join(answer).strip(), usage
 
 
 def _text_message(role: Any, text: str) -> Message:
@@ -422,8 +422,7 @@ REDUCERS = Registry(
 
 
 def open_view(components: Sequence[Component], model: str) -> View | None:
-    """The view of a config's reducers, or None where there are none. `ThreadConfigError` says what is wrong
-    with which."""
+    """The view of a config's reducers; None without any. `ThreadConfigError` for a wrong one."""
     reducers = [open_reducer(name, options) for name, options in components]
     for reducer in reducers:
         if isinstance(reducer, Prepared):

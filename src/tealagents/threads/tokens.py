@@ -1,9 +1,8 @@
 """Counting tokens, and how many a model can be sent. Nothing is ever fetched.
 
 The tokenizers of OpenAI's models come with the package `rs-bpe` (extra `tokens`), tables included. Where
-it is not installed, and for whoever prefers it, `estimate` counts by rules that were made to err on the
-side of too many. Other vendors' tokenizers differ by some percent: leave a reserve, or bring a counter of
-your own as `module:function`.
+it is not installed, or where a config chooses it, `estimate` counts by rules that overestimate. Other
+vendors' tokenizers differ by some percent: leave a reserve, or name a function as `module:function`.
 """
 
 import re
@@ -30,7 +29,7 @@ class Counter(Struct, frozen=True):
 
 
 class TokensUnknown(ValueError):
-    """A tokenizer, or a model's window, that is not known. The text says what to do."""
+    """An unknown tokenizer, or a model whose window is unknown. The text says what to do."""
 
 
 # --- tokenizers -----------------------------------------------------------------------------------
@@ -100,11 +99,11 @@ _PIECES = re.compile(r"[A-Za-z]+|\d{1,3}|\n+|[^\sA-Za-z\d]")
 
 
 def estimate(text: str) -> int:
-    """How many tokens a text may have, without a tokenizer. The same everywhere and for ever.
+    """An estimate of the tokens of a text, without a tokenizer. It is the same on every machine.
 
-    A word counts one for every four letters begun, up to three digits count one, and so does any other
-    character, or two where it lies beyond the basic plane (emoji). It errs on the side of too many, by
-    about a third in English prose, but is no bound: random letters have more.
+    One for every four letters of a word or part of four, one for up to three digits, one for any other
+    character, and two for one beyond the basic plane (emoji). It overestimates English prose by about a
+    third, but is no upper bound: random letters have more.
     """
     return sum(
         (len(piece) + 3) // 4 if piece.isascii() else 1 + (piece > "\uffff")
@@ -113,7 +112,7 @@ def estimate(text: str) -> int:
 
 
 def message_tokens(message: Message, count: Count, image_tokens: int) -> int:
-    """What a message takes of the window, what the service adds around it included."""
+    """The tokens of a message, including those that the service adds around it."""
     tokens = MESSAGE_TOKENS
     for item in message.items:
         tokens += image_tokens if item.content_type == "image" else count(item.content)

@@ -1,13 +1,13 @@
-"""Views: what of a conversation the model is sent. What is stored is never touched.
+"""Views: the part of a conversation that the model is sent. What is stored is never changed.
 
-A conversation is taken apart into *parts*: what must stay together. A view hands the earlier parts,
-newest first, through its reducers; each is an async generator that passes some of them on. Whoever
-stops asking ends the reading, so that what is not shown is not read from the log either::
+A conversation is split into *parts*: messages that must stay together. A view passes the earlier parts,
+newest first, through its reducers; each is an async generator that yields some of them. A reducer that
+returns ends the reading, so that what is not shown is not read from the log either::
 
     log ──► newest part, the one before, … ──► reducer ──► reducer ──► shown
 
-The round now running never passes through a reducer: it is always sent whole. So a tool call can only be
-left out together with its results, and the system prompt not at all.
+The running round never passes through a reducer: it is always sent whole. So a tool call can only be left
+out together with its results, and the system prompt not at all.
 """
 
 import time
@@ -22,26 +22,26 @@ from tealagents.domain.errors import TealError, ViewFailed
 from tealagents.domain.models import Json, Message, Usage
 from tealagents.domain.ports import Model
 
-#: when a reducer does its work: as messages are added, or as they are read for a call of the model
+#: when a reducer works: as messages are added, or as they are read for a call of the model
 Trigger = Literal["before_retrieval", "after_message_added"]
 
 
 class Part(Struct, kw_only=True, eq=False):
     """One message, or an assistant's tool calls with all their results, or a standing text.
 
-    A standing text (a summary) is no message: it is told to the model after the system prompt. Reducers
-    see it before all messages, and pass it on.
+    A standing text (a summary) is no message: it is sent after the system prompt. Reducers receive it before
+    all messages, and yield it.
     """
 
     messages: tuple[Message, ...] = ()
-    #: which round it belongs to: rises by one a round, from any beginning
+    #: the number of its round: rises by one a round, from any first number
     turn: int = 0
     #: the first of its round
     begins: bool = False
     standing: str = ""
     #: nothing older is known to exist
     first: bool = False
-    #: what was counted or encoded of it before, by whoever did; a changed part begins without
+    #: cached counts (by tokenizer) and encodings; a changed part begins without
     weights: dict[str, int] = {}
     encoded: tuple[bytes, ...] = ()
 
@@ -51,7 +51,7 @@ class Part(Struct, kw_only=True, eq=False):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """Something that was done to what the model is sent, for the trace."""
+    """A step of the trace: something that changed what the model is sent."""
 
     kind: Literal["reduction", "context"] = "reduction"
     name: str
@@ -67,13 +67,13 @@ class Upcoming(Struct, kw_only=True):
     """The call of the model that a view is made for."""
 
     model: Model
-    #: what is told besides the conversation: system prompt, instructions, notes
+    #: texts besides the conversation: system prompt, instructions, notes
     system: Sequence[str] = ()
     #: the tools' description, as it is sent
     tools: bytes = b""
-    #: the round now running, in parts, oldest first; empty after it has ended
+    #: the running round, in parts, oldest first; empty after it has ended
     running: Sequence[Part] = ()
-    #: what reducers remember of this conversation, by their names; kept with the checkpoint that follows
+    #: the state of reducers in this conversation, by their names; kept with the next checkpoint
     memory: dict[str, Json] = {}
     moment: Trigger = "before_retrieval"
     reports: list[Report] = []
@@ -82,13 +82,12 @@ class Upcoming(Struct, kw_only=True):
 class Reducer(Protocol):
     """A step of a view: any callable of this shape.
 
-    It is given the earlier parts newest first, standing ones before them, and passes on those to show, in
-    the same order. It may leave parts out, pass on `part.changed(…)`, and add standing ones at the front.
-    When it returns, nothing older is read. The parts of `upcoming.running` are sent in any case, and
-    count.
+    It receives the earlier parts newest first, standing ones before them, and yields those to show, in the
+    same order. It may leave parts out, yield `part.changed(…)`, and add standing ones at the front. When it
+    returns, nothing older is read. The parts of `upcoming.running` are always sent, and count.
 
-    Three attributes are optional: `name`; `trigger`, when it works; and `bounds`: it works once more behind
-    all others, so that what they made of parts is bounded as well.
+    Three attributes are optional: `name`; `trigger`, when it works; and `bounds`: it works once more after
+    all others, so that parts they enlarged are bounded as well.
     """
 
     def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming, /) -> AsyncIterator[Part]: ...
@@ -96,7 +95,7 @@ class Reducer(Protocol):
 
 @runtime_checkable
 class Prepared(Protocol):
-    """A reducer that must know the model; it is told once, at start, and may refuse it."""
+    """A reducer that depends on the model: it gets the name once, at start, and may reject it."""
 
     def prepare(self, model: str, /) -> None: ...
 
@@ -109,9 +108,9 @@ class Shown(Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     #: something older than the first part is not shown
     cut: bool
-    #: ids of messages behind the first part that are not shown, newest first
+    #: ids of messages after the first part that are not shown, newest first
     left_out: tuple[str, ...] = ()
-    #: ids of messages that are shown otherwise than they are stored
+    #: ids of messages that are shown other than they are stored
     altered: tuple[str, ...] = ()
 
     @property
@@ -177,7 +176,7 @@ class View:
 
 
 class _Counted:
-    """Counts the parts that are asked for, so that what was left out can be told."""
+    """Counts the parts that are read, to report what was left out."""
 
     def __init__(self, parts: AsyncIterator[Part]) -> None:
         self._parts = parts
@@ -209,7 +208,7 @@ class _Counted:
 
 
 def check_whole(part: Part) -> None:
-    """Refuses a part whose calls and results do not match: the model service would, for ever after."""
+    """Rejects a part whose calls and results do not match: the model service would, in every later turn."""
     called = [call.id for message in part.messages for call in message.tool_calls]
     answered = [message.tool_call_id for message in part.messages if message.role == "tool"]
     if sorted(called) != sorted(str(call_id) for call_id in answered):
@@ -217,7 +216,7 @@ def check_whole(part: Part) -> None:
 
 
 def name_of(reducer: object) -> str:
-    """What a reducer is called in the trace."""
+    """The name of a reducer in the trace."""
     return str(getattr(reducer, "name", None) or getattr(reducer, "__name__", type(reducer).__name__))
 
 
@@ -230,8 +229,8 @@ def trigger_of(reducer: object) -> Trigger:
 
 
 def parts_of(messages: Sequence[Message], turn: int = 0) -> list[Part]:
-    """A round's messages in parts, oldest first. Calls without a result, and results without a call, which
-    no model service takes, are passed over."""
+    """A round's messages in parts, oldest first, without calls that have no result and results that have no
+    call, which no model service accepts."""
     parts: list[Part] = []
     position = 0
     while position < len(messages):
@@ -262,7 +261,7 @@ def _answered(message: Message, results: Sequence[Message]) -> tuple[Message, li
 
 
 async def newest_first(parts: Sequence[Part]) -> AsyncIterator[Part]:
-    """All the parts there are, which are in memory already."""
+    """All parts, from memory."""
     if parts:
         parts[0].first = True
     for part in reversed(parts):
@@ -270,7 +269,7 @@ async def newest_first(parts: Sequence[Part]) -> AsyncIterator[Part]:
 
 
 class Stopwatch:
-    """When something began, and how long it took."""
+    """The start of something, and its duration."""
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.started_at = now()

@@ -1,8 +1,8 @@
 """The newest rounds of tasks, as far back as their views reach.
 
-A window is what a process remembers of a task between two turns: it grows by the turns that run here,
-and shrinks to what the view looked at. Where the view asks for more, the log is read on from there,
-backwards. So a turn costs what its view shows, however long the task is.
+A window is what a process keeps of a task between two turns: it grows by the turns that run here, and
+shrinks to what the view read. Where the view asks for more, the log is read backwards from there. So a turn
+costs what its view shows, however long the task is.
 """
 
 from collections import OrderedDict, deque
@@ -18,13 +18,13 @@ from tealagents.state.history import History, Round
 from tealagents.state.records import RecordStore
 from tealagents.threads.views import Part, parts_of
 
-#: bytes of messages one process remembers
+#: bytes of messages that one process keeps
 KEPT_BYTES = 64 * 1024 * 1024
 #: how many of the last batches are read again with every turn
 WITNESSES = 4
-#: rounds made elsewhere that are added to a window; with more, it is made anew
+#: rounds of other processes that are added to a window; with more, it is read anew
 CAUGHT_UP = 16
-#: what a message costs besides its text
+#: bytes of a message besides its text
 OVERHEAD = 400
 
 
@@ -38,7 +38,7 @@ class KnownRound(Struct):
 
 
 class Window:
-    """The newest rounds of one path, and what its checkpoint remembers."""
+    """The newest rounds of one path, and the context of its checkpoint."""
 
     def __init__(self, head: Head, context: Json) -> None:
         self.task_id = head.task_id
@@ -64,7 +64,7 @@ class Window:
         self.size += known.size
 
     def shrink(self) -> None:
-        """Forgets what the view has not looked at since the last time."""
+        """Drops what the view has not read since the last time."""
         while len(self.rounds) > self._reached:
             self.size -= self.rounds.popleft().size
             self.complete = False
@@ -75,12 +75,12 @@ class Window:
 
     @property
     def below(self) -> int:
-        """The number below which nothing is in the window."""
+        """The sequence number of the oldest entry in the window."""
         return self.rounds[0].first_seq if self.rounds else self.path[-1][1] + 1
 
 
 class Windows:
-    """The windows of the tasks last used, in a bounded space."""
+    """The windows of the tasks last used, within `KEPT_BYTES`."""
 
     def __init__(self, history: History, records: RecordStore) -> None:
         self._history = history
@@ -89,7 +89,7 @@ class Windows:
         self._size = 0
 
     async def load(self, partition: str, head: Head) -> Window:
-        """The window on the head's path. Nothing is read of the log that nobody has asked for yet."""
+        """The window on the head's path. Only what a view asks for is read from the log."""
         kept = self._kept.get(head.task_id)
         if kept is not None and kept.log_id != head.log_id:
             kept = None
@@ -98,7 +98,7 @@ class Windows:
             return kept
         window = Window(head, {})
         if kept is not None and continues(kept.path, head.path):
-            # what is kept may grow while this reads: it goes on from what it is now
+            # what is kept may grow while this reads: it continues from the present state
             known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
             await self._catch_up(partition, window, known, floor, complete=complete)
         window.context = await self.context_of(partition, head)
@@ -121,7 +121,7 @@ class Windows:
                     yield part
 
     async def _older(self, partition: str, window: Window) -> AsyncGenerator[KnownRound]:
-        """Rounds from below the window, each added to it as it is read."""
+        """Rounds older than the window, each added to it as it is read."""
         if window.complete:
             return
         path = between(window.path, 0, window.below)
@@ -137,7 +137,7 @@ class Windows:
     async def _catch_up(
         self, partition: str, window: Window, known: Sequence[KnownRound], floor: int, *, complete: bool
     ) -> None:
-        """Takes over the rounds known up to number `floor`, if few were added behind them."""
+        """Takes over the rounds known up to number `floor`, if few were added after them."""
         newer: list[KnownRound] = []
         path = between(window.path, floor, window.path[-1][1] + 1)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
@@ -150,7 +150,7 @@ class Windows:
         window.complete = complete
 
     async def context_of(self, partition: str, head: Head) -> Json:
-        """What the current checkpoint remembers."""
+        """The context of the current checkpoint."""
         if head.checkpoint_id is None:
             return {}
         found = await self._records.get(partition, keys.request(head.checkpoint_id), RequestRecord)
@@ -160,7 +160,7 @@ class Windows:
         """The request whose entries begin at `first_seq` has ended and left `head`; it need not be read.
 
         Without messages it had none, and shows only in the path. A window grows only where it lacks just
-        this request: whoever came between its commit and this call has read it already.
+        this request: a reader between its commit and this call has added it already.
         """
         window = self._kept.get(head.task_id)
         if window is None or (window.log_id == head.log_id and window.path == head.path):
@@ -180,12 +180,12 @@ class Windows:
         self._shrink()
 
     def recheck_keys(self, task_id: str) -> tuple[str, tuple[int, ...]]:
-        """The batches whose records a turn that builds on a window reads again, and whose log they are of."""
+        """The batches whose records a turn on a window reads again, and the log that they belong to."""
         kept = self._kept.get(task_id)
         return (kept.log_id, kept.batches) if kept is not None else ("", ())
 
     def shrink(self, window: Window) -> None:
-        """Forgets what the view of a turn has not looked at."""
+        """Drops what the view of a turn has not read."""
         before = window.size
         window.shrink()
         if self._kept.get(window.task_id) is window:
@@ -230,7 +230,7 @@ def between(path: Path, above: int, below: int) -> Path:
 
 
 def continues(old: Path, new: Path) -> bool:
-    """Whether `new` is `old` with entries added behind it."""
+    """Whether `new` is `old` with entries added at its end."""
     if not old or len(new) < len(old) or new[: len(old) - 1] != old[:-1]:
         return False
     first, last = new[len(old) - 1]
