@@ -191,15 +191,15 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
 @contextlib.contextmanager
 def _metrics_of_workers(config: ServiceConfig) -> Iterator[None]:
     """Answers Prometheus for all workers, where there is a port for it."""
-    told = config.telemetry
-    if told.metrics_port is None:
+    options = config.telemetry
+    if options.metrics_port is None:
         yield
         return
     from tealagents.telemetry.scraping import gathered
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(gathered(told.metrics_host, told.metrics_port))
+            stack.enter_context(gathered(options.metrics_host, options.metrics_port))
         except OSError as error:
             raise fail(str(error)) from None
         yield

@@ -85,7 +85,7 @@ class Observer:
         """An HTTP request was answered with a problem."""
 
     def loaded(self, load: Callable[[], Load]) -> None:
-        """`load` tells at any time, on any thread, how busy the process is."""
+        """`load` reports how busy the process is; it may be called at any time, on any thread."""
 
     def watch_request(self, request: RequestRecord) -> RequestWatch:
         return RequestWatch()

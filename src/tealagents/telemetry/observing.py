@@ -125,13 +125,13 @@ class OpenTelemetryObserver(LoggedRequests):
     def loaded(self, load: Callable[[], Load]) -> None:
         meter = metrics.get_meter("tealagents")
 
-        def told(name: str) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
+        def reported(name: str) -> list[Callable[[CallbackOptions], Iterable[Observation]]]:
             return [lambda _: [Observation(getattr(load(), name))]]
 
         for name, field, unit, about in _GAUGES:
-            meter.create_observable_gauge(name, told(field), unit, about)
+            meter.create_observable_gauge(name, reported(field), unit, about)
         meter.create_observable_counter(
-            "tealagents.leases.lost", told("leases_lost"), "{lease}", "How often the lease was lost."
+            "tealagents.leases.lost", reported("leases_lost"), "{lease}", "How often the lease was lost."
         )
 
     def model_call(self, model: str, provider: str, *, streamed: bool) -> ModelWatch:

@@ -64,7 +64,7 @@ class _Bounded(socketserver.ThreadingMixIn):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), OSError):  # readers may leave when they like
-            log.warning("metrics could not be told", exc_info=True)
+            log.warning("a scrape of the metrics failed", exc_info=True)
 
 
 class _HttpServer(_Bounded, ThreadingHTTPServer):
@@ -177,7 +177,7 @@ class _Workers(Collector):
                     for sample in family.samples
                 ]
         yield from families.values()
-        yield GaugeMetricFamily("tealagents_workers", "Workers that told their metrics.", answered)
+        yield GaugeMetricFamily("tealagents_workers", "Workers that answered the last scrape.", answered)
 
 
 def _empty(family: Metric) -> Metric:
@@ -185,18 +185,18 @@ def _empty(family: Metric) -> Metric:
 
 
 def _read(path: Path) -> str | None:
-    """What one worker tells; None where it does not. What a dead one has left is removed."""
-    told = bytearray()
+    """The metrics of one worker; None where it does not answer. The socket of a dead one is removed."""
+    received = bytearray()
     with socket.socket(socket.AF_UNIX) as reader:
         reader.settimeout(SILENCE_SECONDS)
         try:
             reader.connect(str(path))
             while piece := reader.recv(65536):
-                told += piece
+                received += piece
         except ConnectionRefusedError:
             with suppress(FileNotFoundError):
                 path.unlink()
             return None
         except OSError:
             return None
-    return told.decode()
+    return received.decode()
