@@ -11,6 +11,7 @@ from tealagents import __version__
 
 #: name → where its function is, or its group of commands; in the order of the help
 COMMANDS: Mapping[str, str] = {
+    "new": "tealagents.cli.new:new_command",
     "serve": "tealagents.cli.serve:serve_command",
     "check": "tealagents.cli.check:check_command",
     "schema": "tealagents.cli.check:schema_command",
