@@ -516,7 +516,7 @@ def test_problems_by_whoever_wrote_them() -> None:
     html = problem_from_body(b"<html>\n <b>Bad</b> \xff gateway</html>", status=502)
     assert (html.code, html.status) == (None, 502)
     assert "<b>Bad</b>" in html.detail
-    assert "nothing" in str(problem_from_body(b"", status=500))
+    assert "no body" in str(problem_from_body(b"", status=500))
     assert problem_from_body(b"[1]", status=400).raw == {}
 
 

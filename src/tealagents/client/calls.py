@@ -19,7 +19,7 @@ class MessageOptions(TypedDict, total=False):
     session_id: str | None
     #: continue this task; a new one begins where none is given
     task_id: str | None
-    #: told to the model in this request only
+    #: sent to the model in this request only
     user_context: Mapping[str, str] | None
     #: kept with a new task
     metadata: Mapping[str, Any] | None
@@ -32,7 +32,7 @@ class MessageOptions(TypedDict, total=False):
 class DecisionOptions(TypedDict, total=False):
     """What goes with approving or rejecting."""
 
-    #: told to the model where calls are rejected, and kept in the trace
+    #: sent to the model for rejected calls, and kept in the trace
     reason: str | None
     #: for single calls; the others take the action
     decisions: Sequence[Decision] | None
@@ -72,7 +72,7 @@ def resume(of: str | Approval, action: Action, options: DecisionOptions) -> Call
         "reason": options.get("reason"),
         "decisions": [decision.as_json() for decision in decisions] if decisions else None,
     }
-    # the same decision made again is answered with what came of the first, so that it may be repeated
+    # a repeated decision is answered with the outcome of the first, so that repeating it is safe
     return Call(
         method="POST",
         path=f"/requests/{segment(request_id)}/resume",

@@ -1,7 +1,7 @@
-"""What the service answers, as frozen values.
+"""The documents that the service returns, as frozen values.
 
-Made to outlive a version of the service: a field this client does not know stays readable in `raw`,
-one that is absent is None or empty. Times are aware.
+They outlive a version of the service: a field that this client does not know is in `raw`, one that is absent
+is None or empty. Times have a timezone.
 """
 
 import json
@@ -38,7 +38,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authorization:
-    """What a tool needs the user to grant, and the address where it is granted."""
+    """An authorization that a tool needs from the user, and the address to grant it at."""
 
     server: str
     url: str
@@ -56,7 +56,7 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCall:
-    """A tool call that waits for a decision. `arguments` is the JSON text the model wrote."""
+    """A tool call that waits for a decision. `arguments` is the JSON text that the model wrote."""
 
     id: str
     plugin_name: str
@@ -80,7 +80,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
-    """A pause: the calls that wait, and what to call them by when deciding."""
+    """A pause: the tool calls that wait for a decision."""
 
     approval_id: str
     request_id: str
@@ -122,7 +122,7 @@ class Answer:
     usage: Usage
     approval: Approval | None = None
     source: str | None = None
-    #: what tools have added
+    #: what tools added
     extra_data: Any = None
     raw: Json = field(repr=False, compare=False, default_factory=dict)
 
@@ -133,7 +133,7 @@ class Answer:
 
     @classmethod
     def parse(cls, document: Json) -> "Answer":
-        """Raises `UnexpectedAnswer` where the ids are missing: then nothing else can be trusted either."""
+        """`UnexpectedAnswer` where the ids are missing: then it is no answer of an agent."""
         content = _object(document, "content")
         ids = three_ids(document)
         if not all(ids.values()):
@@ -183,7 +183,7 @@ class RequestDocument:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     usage: Usage = Usage()
-    #: the answer's content, the pause, or what there was of an answer when it failed
+    #: the answer's content, the pause, or the incomplete answer of a failure
     content: Json | None = None
     #: why it failed or was canceled
     error: ProblemError | None = None
@@ -195,12 +195,12 @@ class RequestDocument:
 
     @property
     def output(self) -> str | None:
-        """The text of the answer, or what there was of one."""
+        """The text of the answer, perhaps incomplete."""
         output = (self.content or {}).get("output")
         return output if isinstance(output, str) else None
 
     def answer(self) -> Answer:
-        """What the message was, or would have been, answered with.
+        """The answer to the message.
 
         Raises:
             ProblemError: the request failed or was canceled.
@@ -405,7 +405,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How the service is, by its own account."""
+    """The state of the service."""
 
     status: str
     version: str = ""

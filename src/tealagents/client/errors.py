@@ -4,7 +4,7 @@
 
     ClientError
     ├── ConnectionLost              the network gave out, and so did the budget for trying again
-    ├── StillRunning                waited as long as was allowed; the request goes on
+    ├── StillRunning                the time for waiting is over; the request continues
     ├── UnexpectedAnswer            what came is not what this service says
     └── ProblemError                the service said no, or the request failed: status, code, detail, ids
         ├── InvalidRequest          ├── IdempotencyKeyReused    ├── TooLarge
@@ -17,8 +17,7 @@
         ├── RemoteThreadLost        ├── RequestTimeout          ├── Interrupted
         └── CorruptState            └── PersistenceUnavailable
 
-A code that this version does not know is a plain `ProblemError`; so is an answer of something that
-stands between, a gateway for example, which has no code at all.
+An unknown code is a plain `ProblemError`. So is an error of a gateway in between, which has no code.
 """
 
 import json
@@ -27,14 +26,14 @@ from typing import Any, ClassVar
 
 
 class ClientError(Exception):
-    """Base of all."""
+    """Base of all errors."""
 
 
 class ConnectionLost(ClientError):
-    """Neither an answer nor a refusal, after as many attempts as the `Retry` allows.
+    """No answer after as many attempts as the `Retry` allows.
 
-    What is known is here, so that it can be taken up later: `request_id` and `last_event_id` for
-    `follow`, `idempotency_key` for sending the same message again without doing it twice.
+    To continue later: `request_id` and `last_event_id` are for `follow`; `idempotency_key` is for sending the
+    same message again, which executes it once.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class ConnectionLost(ClientError):
 
 
 class StillRunning(ClientError, TimeoutError):
-    """The request had not ended when the time for waiting was over. Nothing was canceled."""
+    """The request has not ended in the time to wait. It is not canceled."""
 
     def __init__(self, request_id: str, seconds: float) -> None:
         super().__init__(f"request {request_id} still runs after {seconds:g} seconds of waiting")
@@ -60,13 +59,13 @@ class StillRunning(ClientError, TimeoutError):
 
 
 class UnexpectedAnswer(ClientError):
-    """An answer that is not of the contract: another service, or a proxy that speaks for it."""
+    """An answer outside of the contract: from another service, or a proxy."""
 
 
 class ProblemError(ClientError):
     """A problem document (RFC 9457), or an error answer without one; then `code` is None."""
 
-    #: the code that a class stands for; None where it stands for any
+    #: the code of the class; None for any
     stands_for: ClassVar[str | None] = None
 
     def __init__(
@@ -89,11 +88,11 @@ class ProblemError(ClientError):
         self.status = status
         self.code = code
         self.title = title
-        #: seconds after which trying again can help, or None
+        #: seconds after which a repetition can succeed, or None
         self.retry_after = retry_after
         self.session_id = session_id
         self.task_id = task_id
-        #: `task_busy`: the request that runs; `approval_pending`: the one to decide; else the failed one
+        #: `task_busy`: the running request; `approval_pending`: the one to decide; else the failed one
         self.request_id = request_id
         self.approval_id = approval_id
         #: the recorded outcome of an earlier request under the same idempotency key
@@ -220,9 +219,9 @@ def problem_from_document(
     retry_after: float | None = None,
     replayed: bool = False,
 ) -> ProblemError:
-    """The error that a problem document stands for. `status` is that of the answer, where there was one."""
-    told = document.get("status")
-    status = status or (told if isinstance(told, int) else 500)
+    """The error of a problem document. `status` is that of the HTTP answer, if there was one."""
+    stated = document.get("status")
+    status = status or (stated if isinstance(stated, int) else 500)
     code = _text(document, "code")
     title = _text(document, "title")
     return _BY_CODE.get(code, ProblemError)(
@@ -243,7 +242,7 @@ def problem_from_document(
 def problem_from_body(
     body: bytes, *, status: int, retry_after: float | None = None, replayed: bool = False
 ) -> ProblemError:
-    """The error that an answer of 3xx, 4xx or 5xx stands for, whoever wrote its body."""
+    """The error of a 3xx, 4xx or 5xx answer, with any body."""
     try:
         document = json.loads(body)
     except ValueError:
@@ -251,8 +250,7 @@ def problem_from_body(
     if isinstance(document, dict):
         return problem_from_document(document, status=status, retry_after=retry_after, replayed=replayed)
     excerpt = " ".join(body[:400].decode("utf-8", "replace").split())[:200]
-    said = f"and said: {excerpt}" if excerpt else "and said nothing"
-    detail = f"something answered with HTTP {status} {said}"
+    detail = f"HTTP {status} without a problem document, {f'body: {excerpt}' if excerpt else 'no body'}"
     return ProblemError(detail, status=status, retry_after=retry_after, replayed=replayed)
 
 

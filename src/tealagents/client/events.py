@@ -1,4 +1,4 @@
-"""What a stream tells, as frozen values.
+"""The events of a stream, as frozen values.
 
 A stream is `Request`, then any of `Piece`, `ToolCall` and `ToolResult`, then exactly one of
 `ApprovalRequired`, `Final` and `Failed`. `id` is the event's number within its request; it is None

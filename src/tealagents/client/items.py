@@ -31,7 +31,7 @@ class Image:
 
     @classmethod
     def of_file(cls, path: str | PathLike[str]) -> "Image":
-        """Reads the file now; its name tells the media type."""
+        """Reads the file now; the media type follows from its name."""
         media_type, _ = mimetypes.guess_type(path)
         if media_type is None or not media_type.startswith("image/"):
             raise ValueError(f"{path}: the name does not say which kind of image it is; use Image.of_bytes")

@@ -1,4 +1,4 @@
-"""How often, and how soon, to try again."""
+"""How often, and how soon, to repeat."""
 
 import random
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Bounds on trying again. With the defaults a service that is away is asked for about half a minute."""
+    """Bounds of repetition. With the defaults a call to an absent service is repeated for half a minute."""
 
-    #: failures in a row, without any progress between them, after which to give up
+    #: failures in a row, without progress between them, after which to give up
     attempts: int = 10
     #: seconds before the first repetition; each further one waits twice as long
     first_delay: float = 0.2
@@ -18,7 +18,7 @@ class Retry:
     longest_wait: float = 60.0
 
 
-#: for those who would rather see each failure themselves
+#: every failure is raised
 NO_RETRY = Retry(attempts=0)
 
 
@@ -32,7 +32,7 @@ class Budget:
 
     @property
     def used(self) -> bool:
-        """Something has failed since the beginning, or since there was progress."""
+        """Whether something has failed since the beginning, or since the last progress."""
         return self._failures > 0
 
     def renew(self) -> None:
@@ -40,10 +40,10 @@ class Budget:
         self._failures = 0
 
     def delay(self, retry_after: float | None = None) -> float | None:
-        """Seconds to wait before trying again; None when it is time to give up.
+        """Seconds to wait before the next attempt; None when it is time to give up.
 
-        Between half and all of a ceiling that doubles, so that those who failed together do not come
-        back together; after what the service asked for, if it asked.
+        Between half and all of a ceiling that doubles, so that clients that failed together do not come back
+        together; added to the service's `Retry-After`, if there was one.
         """
         ceiling = min(self._retry.longest_delay, self._retry.first_delay * 2.0**self._failures)
         self._failures += 1

@@ -1,8 +1,7 @@
-"""The rules of talking to the service: what an answer means, and when to ask again. No I/O.
+"""The rules of the conversation with the service: what an answer means, when to repeat a call. No I/O.
 
 Each method of `Rules` is a flow (see `wire`), which the two drivers, `aio` and `sync`, carry out.
-`Cursor` is how far a stream has been read: it decides what an event, or the end of a connection,
-means.
+`Cursor` is the position in a stream: it decides what an event, or the end of a connection, means.
 """
 
 import random
@@ -51,20 +50,20 @@ from tealagents.client.wire import (
 
 T = TypeVar("T")
 
-#: why a call, or a connection, has to be made again
+#: why a call, or a connection, has to be repeated
 Trouble = Lost | ProblemError
 
-#: refused before anything happened, so that any call may be made again
+#: rejected before anything happened, so that any call can be repeated
 REFUSED = frozenset({"overloaded", "draining", "auth_unavailable"})
-#: how a gateway says that the service is away
+#: what a gateway answers while the service is away
 GATEWAY = frozenset({502, 503, 504})
-GOING_ON = frozenset({"Running", "Queued"})
+UNFINISHED = frozenset({"Running", "Queued"})
 
 FIRST_POLL, LONGEST_POLL = 0.1, 2.0
 
 
 class Identified(Protocol):
-    """Whatever carries ids, some of them perhaps unknown."""
+    """Anything that has ids, some of them perhaps unknown."""
 
     @property
     def session_id(self) -> str | None: ...
@@ -76,17 +75,17 @@ class Identified(Protocol):
 
 @dataclass(kw_only=True)
 class Cursor:
-    """How far a stream has been read."""
+    """The position in a stream."""
 
     session_id: str | None = None
     task_id: str | None = None
     request_id: str | None = None
-    #: the highest event id handed on
+    #: the highest event id so far
     last_event_id: int = 0
-    #: the service is known to have the message, so that its events can be followed
+    #: the service is known to have the message: its events can be followed
     located: bool = False
     ended: bool = False
-    #: a pause that ends the stream, unless more follows because it has been decided meanwhile
+    #: a pause that ends the stream, unless it has been decided in the meantime and events follow
     _pause: ApprovalRequired | None = None
 
     def locate(self, found: Identified) -> None:
@@ -96,7 +95,7 @@ class Cursor:
         self.located = self.request_id is not None
 
     def take(self, message: ServerSentEvent) -> StreamEvent | None:
-        """The event to hand on, if any: nothing unknown, nothing twice, no pause before its end is sure."""
+        """The event to yield, if any: none unknown, none twice, no pause before it is known to be the end."""
         number = event_number(message)
         if number is not None and number <= self.last_event_id:
             return None
@@ -109,14 +108,14 @@ class Cursor:
         return event
 
     def close(self) -> StreamEvent | None:
-        """The connection was closed in good order: a pause that came last is the end."""
+        """The connection was closed cleanly: a pause that came last is the end."""
         pause, self._pause = self._pause, None
         if pause is not None:
             self._pass(pause.id, pause)
         return pause
 
     def lose(self) -> None:
-        """The connection broke: whether a pause came last is not known, so it is read again."""
+        """The connection broke: whether a pause came last is unknown, so it is read again."""
         self._pause = None
 
     def _pass(self, number: int | None, event: StreamEvent | None) -> None:
@@ -136,13 +135,13 @@ class Rules:
     # --- one answer -----------------------------------------------------------------------------------
 
     def answer(self, call: Call) -> Flow[Answer]:
-        """The answer to a message or a decision, however long the way to it is."""
+        """The answer to a message or a decision."""
         budget = self._budget()
         while True:
             reply = yield from self._exchange(call, budget)
             if reply.ok:
                 answer = Answer.parse(reply.document())
-                if answer.status not in GOING_ON:
+                if answer.status not in UNFINISHED:
                     return answer
                 return (yield from self.waited(answer.request_id, self.timeouts.answer))
             problem = reply.problem()
@@ -153,7 +152,7 @@ class Rules:
             yield from self._hold_on(problem, budget, call)
 
     def accepted(self, call: Call) -> Flow[Accepted]:
-        """The ids of a request that runs, or has run, under the call's idempotency key."""
+        """The ids of the request under the call's idempotency key."""
         reply = yield from self._exchange(call)
         if reply.ok:
             return Accepted.parse(reply.document())
@@ -168,11 +167,11 @@ class Rules:
         )
 
     def waited(self, request_id: str, timeout: float | None) -> Flow[Answer]:
-        """Ask for the request until it has ended or paused."""
+        """Poll the request until it has ended or paused."""
         started, pause = self.clock(), FIRST_POLL
         while True:
             request = yield from self.found(request_id)
-            if request.status not in GOING_ON:
+            if request.status not in UNFINISHED:
                 return request.answer()
             if timeout is not None and self.clock() - started + pause > timeout:
                 raise StillRunning(request_id, timeout)
@@ -195,12 +194,12 @@ class Rules:
         if reply.ok:
             return
         problem = reply.problem()
-        # the answer to an earlier attempt was lost, and that attempt did it
+        # an earlier attempt deleted it, and its answer was lost
         if not (isinstance(problem, NotFound) and budget.used):
             raise problem
 
     def described(self, parse: Callable[[Json], T]) -> Flow[T]:
-        """As it is now: one attempt, and an answer of 503 that describes itself is an answer."""
+        """The state of the service: one attempt, where a 503 with a state is an answer, too."""
         call = calls.read("/health")
         outcome = yield from fetch(call)
         if isinstance(outcome, Lost):
@@ -224,7 +223,7 @@ class Rules:
             if following is None:
                 return
             if following == cursor:
-                raise UnexpectedAnswer(f"the list {path} names the same page as its next one")
+                raise UnexpectedAnswer(f"the list {path} names the same page as the next one")
             cursor = following
 
     # --- streams --------------------------------------------------------------------------------------
@@ -232,8 +231,8 @@ class Rules:
     def followed(self, start: Call, cursor: Cursor) -> Stream[StreamEvent, None]:
         """Events to the end, through any number of connections.
 
-        `start` is made until the service is known to have it; from then on the request's log is
-        followed from where reading ended.
+        `start` is repeated until the service is known to have it; after that the request's log is followed
+        from the last event on.
         """
         budget = self._budget()
         while not cursor.ended:
@@ -249,7 +248,7 @@ class Rules:
                 yield from self._hold_on(trouble, budget, start, cursor)
 
     def _read(self, cursor: Cursor, budget: Budget) -> Stream[StreamEvent, Trouble | None]:
-        """Hand on what the open connection brings. None: the stream has ended; else why it broke."""
+        """Yield the events of the open connection. None: the stream has ended; else why it broke."""
         parser, opened = EventParser(), self.clock()
         while True:
             chunk = yield from receive()
@@ -260,7 +259,7 @@ class Rules:
                     cursor.ended = False
                     return event.error
                 budget.renew()
-                yield from _tell(event, cursor)
+                yield from _emitted(event, cursor)
                 if cursor.ended:
                     return None
         if self.clock() - opened > self.retry.longest_delay:
@@ -272,19 +271,19 @@ class Rules:
         pause = cursor.close()
         if pause is None:
             return Lost(EOFError("the stream broke off before its last event"))
-        yield from _tell(pause, cursor)
+        yield from _emitted(pause, cursor)
         return None
 
     def _without_stream(
         self, call: Call, reply: Reply, cursor: Cursor
     ) -> Stream[StreamEvent, ProblemError | None]:
-        """What an answer means that is no stream. None: go on, or the end has been told."""
+        """Handle an answer that is no stream. None: connect again, unless the stream has ended."""
         if reply.status == 204:
             return (yield from self._settle(cursor))
         if reply.ok:
             answer = Answer.parse(reply.document())
             cursor.locate(answer)
-            if answer.status not in GOING_ON:
+            if answer.status not in UNFINISHED:
                 yield from _end(ending(answer), cursor)
             return None
         problem = reply.problem()
@@ -298,20 +297,20 @@ class Rules:
         raise problem
 
     def _settle(self, cursor: Cursor) -> Stream[StreamEvent, ProblemError | None]:
-        """The log has nothing more to say: the request itself tells its end."""
+        """The log has no more events: the end is read from the request itself."""
         request = yield from self.found(cursor.request_id or "")
-        if request.status in GOING_ON:
-            return RequestInProgress("the request goes on, and its log says nothing", status=409)
+        if request.status in UNFINISHED:
+            return RequestInProgress("the request runs, and its log has no more events", status=409)
         if request.error is not None:
             yield from _end(failure(None, request.error.raw), cursor)
         else:
             yield from _end(ending(request.answer()), cursor)
         return None
 
-    # --- trying again ---------------------------------------------------------------------------------
+    # --- repeating ---------------------------------------------------------------------------------
 
     def _exchange(self, call: Call, budget: Budget | None = None) -> Flow[Reply]:
-        """The service's answer to `call`, made again while that is safe and the budget lasts."""
+        """The service's answer to `call`, repeated while that is safe and the budget lasts."""
         budget = budget or self._budget()
         while True:
             outcome = yield from fetch(call)
@@ -327,7 +326,7 @@ class Rules:
     def _hold_on(
         self, trouble: Trouble, budget: Budget, call: Call, cursor: Cursor | None = None
     ) -> Flow[None]:
-        """Wait before the next attempt; raises the trouble when there is none left."""
+        """Wait before the next attempt; raise the trouble when none is left."""
         delay = budget.delay(trouble.retry_after if isinstance(trouble, ProblemError) else None)
         if delay is not None:
             yield from sleep(delay)
@@ -337,10 +336,10 @@ class Rules:
             raise self._given_up(trouble, call, cursor) from trouble.error
 
     def _given_up(self, lost: Lost, call: Call, cursor: Cursor | None = None) -> ConnectionLost:
-        said = str(lost.error) or type(lost.error).__name__
+        reason = str(lost.error) or type(lost.error).__name__
         cursor = cursor or Cursor()
         return ConnectionLost(
-            f"no answer from the service: {said}",
+            f"no answer from the service: {reason}",
             request_id=cursor.request_id,
             last_event_id=cursor.last_event_id,
             idempotency_key=call.headers.get(calls.IDEMPOTENCY_KEY),
@@ -351,12 +350,12 @@ class Rules:
 
 
 def may_repeat(call: Call, trouble: Trouble) -> bool:
-    """Whether making the call again can help, and cannot do its work twice."""
+    """Whether repeating the call can succeed, and cannot execute it twice."""
     if isinstance(trouble, Lost):
         return call.repeatable or not trouble.sent
     if trouble.status == 503 and trouble.code in REFUSED:
         return True
-    # a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
+    # a replayed failure is the outcome of the request, and stays so; `interrupted` is one, too
     if not call.repeatable or trouble.replayed or trouble.code == "interrupted":
         return False
     return trouble.status == 503 or (trouble.code is None and trouble.status in GATEWAY)
@@ -377,7 +376,7 @@ def _of_the_way(event: StreamEvent) -> TypeGuard[Failed]:
     return isinstance(event, Failed) and event.id is None and event.error.status == 503
 
 
-def _tell(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
+def _emitted(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
     if cursor.ended:
         # before the last event is handed on, since many a caller asks for nothing after it
         yield Close()
@@ -386,7 +385,7 @@ def _tell(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
 
 def _end(event: StreamEvent, cursor: Cursor) -> Stream[StreamEvent, None]:
     cursor.ended = True
-    yield from _tell(event, cursor)
+    yield from _emitted(event, cursor)
 
 
 def _page(document: Json) -> tuple[tuple[Json, ...], str | None]:

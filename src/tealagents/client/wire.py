@@ -1,7 +1,7 @@
 """Between the rules, which do no I/O, and the two drivers, which do nothing else.
 
-A *flow* is a generator that yields effects and is sent their outcomes. Each effect is a request to
-the driver in one word; the functions below yield it and give its outcome the right type.
+A *flow* is a generator that yields effects and is sent their outcomes. Each effect is an instruction for the
+driver; the functions below yield it and return its outcome with the right type.
 
 =========  =====================================================  ======================
 effect     the driver                                             outcome
@@ -11,7 +11,7 @@ effect     the driver                                             outcome
 `Receive`  waits for the next bytes of the open stream            bytes (none: its end) or `Lost`
 `Close`    closes the open stream, if there is one                nothing
 `Sleep`    waits                                                  nothing
-`Emit`     hands one item to the caller                           nothing
+`Emit`     returns one item to the caller                           nothing
 =========  =====================================================  ======================
 """
 
@@ -31,8 +31,8 @@ T = TypeVar("T")
 E = TypeVar("E")
 
 EVENT_STREAM = "text/event-stream"
-#: as many streams at once as the caller opens; idle connections are left before a server that drops
-#: them after five seconds, as many do, can do so under a call
+#: any number of streams at once; idle connections are closed before a server that drops them after five
+#: seconds, as many do, can do so during a call
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -45,14 +45,14 @@ class Timeouts:
     connect: float = 5.0
     #: for the answer of a read or a small change
     call: float = 30.0
-    #: for the JSON answer of a message, which comes whole when the model is done
+    #: for the JSON answer of a message, which comes when the model is done
     answer: float = 660.0
-    #: how often the service says that a silent stream lives
+    #: the interval of the service's keepalives on a silent stream
     keepalive: float = 15.0
 
     @property
     def silence(self) -> float:
-        """After so long without a byte a stream's connection is dead."""
+        """Seconds without a byte after which a stream's connection counts as dead."""
         return 3 * self.keepalive
 
 
@@ -65,15 +65,15 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    #: which of the timeouts bounds the wait for bytes
+    #: the timeout that bounds the wait for bytes
     deadlines: Literal["call", "answer", "silence"] = "call"
-    #: making it again does no harm even if the first was carried out
+    #: repeating it is harmless even if the first was executed
     repeatable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An HTTP answer. Of an event stream only the head: its body is received."""
+    """An HTTP answer. Of an event stream only the head: its body is read by `Receive`."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -98,11 +98,11 @@ class Reply:
         except ValueError as error:
             raise UnexpectedAnswer(f"HTTP {self.status} with a body that is not JSON") from error
         if not isinstance(document, dict):
-            raise UnexpectedAnswer(f"HTTP {self.status} with a body that is no JSON object")
+            raise UnexpectedAnswer(f"HTTP {self.status} with a body that is not a JSON object")
         return document
 
     def problem(self) -> ProblemError:
-        """The error that an answer outside 2xx stands for."""
+        """The error of an answer outside 2xx."""
         return problem_from_body(
             self.body,
             status=self.status,
@@ -113,7 +113,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer, or no end of one. `sent` is False where the service cannot have seen the call."""
+    """No answer, or an incomplete one. `sent` is False where the service cannot have received the call."""
 
     error: Exception
     sent: bool = True
@@ -153,14 +153,14 @@ class Emit(Generic[E]):
 Effect = Fetch | Open | Receive | Close | Sleep
 Outcome = Reply | Lost | bytes | None
 
-#: rules that come to a result
+#: rules that return a result
 Flow = Generator[Effect, Any, T]
-#: rules that hand items to the caller on their way
+#: rules that yield items to the caller
 Stream = Generator[Effect | Emit[E], Any, T]
 
 
 def advance(flow: Stream[E, None], outcome: Outcome) -> Effect | Emit[E] | None:
-    """Tell a flow what came of its last effect; its next one, or None when it has come to its end."""
+    """Send a flow the outcome of its last effect; the next effect, or None at its end."""
     try:
         return flow.send(outcome)
     except StopIteration:
@@ -196,7 +196,7 @@ def build_request(
     content = None
     if call.body is not None:
         headers["Content-Type"] = "application/json"
-        # ASCII, so that what no UTF-8 can hold reaches the service, which says what is wrong with it
+        # ASCII: lone surrogates, which UTF-8 cannot hold, reach the service, which rejects them with a reason
         content = json.dumps(call.body, separators=(",", ":"), allow_nan=False).encode("ascii")
     return http.build_request(
         call.method,
@@ -211,7 +211,7 @@ def build_request(
 
 
 def lost(error: httpx.RequestError) -> Lost:
-    """What a failed exchange means. Raises it again where it is the caller's mistake, not the network's."""
+    """The meaning of a failed exchange. Raised again where the caller is at fault, not the network."""
     if isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.TooManyRedirects):
         raise error
     unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
@@ -223,7 +223,7 @@ def is_event_stream(headers: Mapping[str, str]) -> bool:
 
 
 def seconds(retry_after: str | None, date: str | None) -> float | None:
-    """What a `Retry-After` means in seconds: it is a number, or a time, measured from the answer's `Date`."""
+    """A `Retry-After` in seconds: it is a number, or a time, relative to the answer's `Date`."""
     if not retry_after:
         return None
     if retry_after.strip().isdigit():
@@ -237,7 +237,7 @@ def seconds(retry_after: str | None, date: str | None) -> float | None:
 
 
 def segment(id: str) -> str:
-    """`id` as one segment of a path; what could be read as more than one is refused."""
+    """`id` as one segment of a path. `ValueError` for anything that could be more than one."""
     if not _ID.fullmatch(id):
         raise ValueError(f"{id!r} is not an id of this service")
     return id
