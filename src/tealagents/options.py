@@ -4,18 +4,19 @@ In the file a number is a number: `"7"` in quotes or `true` is a mistake. What a
 `TA_LIMITS__…` or as `${NAME}`, is text by nature and is read as what the key wants.
 
 The text below each field of an `Options` is its documentation, there, in the docs and in editors.
-Imports nothing of the project; every package that has options may import it.
+Imports nothing of the project but how addresses are read; every package that has options may import it.
 """
 
 import os
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from tealagents.outbound.addresses import is_loopback
 
 
 class Options(BaseModel):
@@ -91,17 +92,6 @@ def _http_url(text: str) -> str:
     if not valid or re.search(r"\s", text):
         raise ValueError("must be an http:// or https:// URL")
     return text
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the URL's host is this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _authority(text: str) -> str:

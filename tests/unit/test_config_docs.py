@@ -22,8 +22,7 @@ from tealagents.config.problems import key_text
 from tealagents.config.settings import Settings, variables
 from tealagents.limits import Limits
 from tealagents.plugins import Plugin
-from tealagents.tools.catalogue import GovernanceOverride
-from tealagents.tools.options import MCPServerOptions
+from tealagents.tools.options import GovernanceOverride, MCPServerOptions
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -249,6 +249,7 @@ def test_mcp_servers_are_opened_with_what_the_config_gives(tmp_path: Path) -> No
           - name: a
             url: https://a.example.com/mcp
             scopes: [read, write]
+            auth_server: https://login.example.com
             oauth_client_secret: ${S}
             tool_governance_overrides: {drop: {requires_hitl: true}}
             user_id_header: X-User

@@ -14,9 +14,9 @@ from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import Sources, ToolsetError, open_toolsets
-from tealagents.tools.catalogue import Catalogue, GovernanceOverride, GovernedToolset, govern, report
+from tealagents.tools.catalogue import Catalogue, GovernedToolset, govern, report
 from tealagents.tools.naming import tool_names
-from tealagents.tools.options import MCPServerOptions
+from tealagents.tools.options import GovernanceOverride, MCPServerOptions
 
 Json = dict[str, Any]
 

@@ -371,9 +371,9 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
     ("metadata", "told"),
     [
         ({"issuer": "https://other.example"}, "names another issuer"),
-        ({"token_endpoint": "http://evil.example/token"}, "is not used for authorization: it is not https"),
-        ({"authorization_endpoint": "javascript:alert(1)"}, "is not used for authorization"),
-        ({"token_endpoint": "https://user:pw@x.example/"}, "is not used for authorization"),
+        ({"token_endpoint": "http://evil.example/token"}, "cannot be used for authorization"),
+        ({"authorization_endpoint": "javascript:alert(1)"}, "cannot be used for authorization"),
+        ({"token_endpoint": "https://user:pw@x.example/"}, "cannot be used for authorization"),
     ],
 )
 async def test_metadata_that_lies_is_not_believed(pretender: Pretender, metadata: Json, told: str) -> None:
@@ -401,7 +401,7 @@ async def test_missing_metadata_and_dead_servers_are_told(pretender: Pretender) 
     """An authorization server without metadata, or without an answer, is named."""
     with pytest.raises(ToolFailed, match="publishes no metadata"):
         await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
-    with pytest.raises(ToolFailed, match="cannot be reached: ConnectError"):
+    with pytest.raises(ToolFailed, match="cannot be used for authorization"):
         await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer="http://127.0.0.1:1"))
 
 
@@ -413,7 +413,7 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
     server = ProtectedServer(
         name="x", resource="http://127.0.0.1:1/mcp", issuer=pretender.url, client_id="me"
     )
-    with pytest.raises(ToolFailed, match="cannot be reached"):
+    with pytest.raises(ToolFailed, match="cannot be used for authorization"):
         await consents.ask(Context(), server)
     plain = ProtectedServer(name="x", issuer=pretender.url, scopes=("a",), client_id="me")
     asked = await consents.ask(Context(), plain)

@@ -654,4 +654,4 @@ async def test_secrets_in_urls_are_not_told(server: str) -> None:
         options = RemotePluginOptions(plugin_name="A", openapi_json_path=place, server_url=server)
         with pytest.raises(ToolsetError) as told:
             await OpenAPIPlugin(options).__aenter__()
-    assert str(told.value) == f"The OpenAPI document {url}/spec.json cannot be read: 403 Forbidden"
+    assert str(told.value) == f"The OpenAPI document {url}/spec.json cannot be read: 403 Forbidden."

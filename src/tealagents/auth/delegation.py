@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
-import httpx
+import httpx2
 import orjson
 from msal.exceptions import MsalError
 
@@ -98,7 +98,7 @@ class EntraDelegation:
         await asyncio.gather(*asking, return_exceptions=True)
         self._kept.clear()
         if self._transport is not None:
-            self._transport.close()
+            await self._transport.aclose()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -148,7 +148,7 @@ class EntraDelegation:
             answer, url = await loop.run_in_executor(
                 self._threads, self._exchange, user.tid, assertion, scopes
             )
-        except (httpx.HTTPError, MsalError, ValueError) as error:
+        except (httpx2.HTTPError, MsalError, ValueError) as error:
             # Not chained, and not quoted: what msal says may hold what it was given.
             log.warning("The authority did not answer an on-behalf-of request: %s", type(error).__name__)
             raise ToolFailed("The authority did not answer when asked for a token for the user.") from None

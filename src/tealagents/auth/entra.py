@@ -18,15 +18,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
-import httpx
+import httpx2
 from jwt.algorithms import RSAAlgorithm
 
 from tealagents.auth.compact import CompactToken, Malformed, take_apart
-from tealagents.auth.jwks import KeySet, PublishedKeys, SigningKey
-from tealagents.auth.options import GRAPH_AUDIENCES, UUID, EntraOptions, is_loopback
+from tealagents.auth.jwks import MAX_BYTES, READ_SECONDS, KeySet, PublishedKeys, SigningKey
+from tealagents.auth.options import GRAPH_AUDIENCES, UUID, EntraOptions
 from tealagents.domain.errors import InsufficientScope, Unauthenticated
 from tealagents.domain.models import Caller, Json, User
 from tealagents.domain.ports import Clock
+from tealagents.outbound.reading import Client
 
 __all__ = ["MAX_LIFETIME_SECONDS", "EntraAuthenticator", "EntraOptions"]
 
@@ -80,7 +81,7 @@ class EntraAuthenticator:
         self._clients = frozenset(options.allowed_clients)
         self._scopes = frozenset(options.scopes)
         self._app_roles = frozenset(options.app_roles)
-        self._client: httpx.AsyncClient | None = None
+        self._client: Client | None = None
         self._published: dict[str, PublishedKeys] = {}
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
 
@@ -254,13 +255,13 @@ class EntraAuthenticator:
         }
 
 
-def _http_client(authority: str) -> httpx.AsyncClient:
-    """A client for the authority. It follows no redirect, and on loopback it goes through no proxy."""
-    return httpx.AsyncClient(
-        timeout=httpx.Timeout(5.0, connect=2.0),
-        limits=httpx.Limits(max_connections=4, keepalive_expiry=30),
-        trust_env=not is_loopback(authority),
-        follow_redirects=False,
+def _http_client(authority: str) -> Client:
+    return Client(
+        authority,
+        seconds=READ_SECONDS,
+        limit=MAX_BYTES,
+        timeout=httpx2.Timeout(READ_SECONDS, connect=2.0),
+        limits=httpx2.Limits(max_connections=4, keepalive_expiry=30),
     )
 
 

@@ -10,22 +10,22 @@ the authority is not one of this service. They are read
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt.algorithms import RSAAlgorithm
 from jwt.exceptions import InvalidKeyError
 
-from tealagents.auth.options import is_loopback
 from tealagents.domain.errors import AuthUnavailable
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Clock
+from tealagents.outbound.addresses import is_loopback
+from tealagents.outbound.reading import Client, fetch, json_object
 
 __all__ = ["KeySet", "KeysUnreadable", "PublishedKeys", "SigningKey", "read_key_set"]
 
@@ -40,7 +40,8 @@ FIRST_RETRY_SECONDS = 2.0
 
 #: seconds that reading metadata and keys may take together
 READ_SECONDS = 5.0
-_MAX_BYTES = 256 * 1024
+#: bytes of metadata, and of a key set
+MAX_BYTES = 256 * 1024
 _MAX_KEYS = 100
 _KEY_BITS = range(2048, 8192 + 1)
 
@@ -68,7 +69,7 @@ class KeysUnreadable(Exception):
 class PublishedKeys:
     """The newest key set of one metadata document."""
 
-    def __init__(self, client: httpx.AsyncClient, metadata_url: str, clock: Clock) -> None:
+    def __init__(self, client: Client, metadata_url: str, clock: Clock) -> None:
         self._client = client
         self._url = metadata_url
         self._clock = clock
@@ -151,9 +152,7 @@ def _unavailable(seconds: float) -> AuthUnavailable:
     )
 
 
-async def read_key_set(
-    client: httpx.AsyncClient, metadata_url: str, *, seconds: float = READ_SECONDS
-) -> KeySet:
+async def read_key_set(client: Client, metadata_url: str, *, seconds: float = READ_SECONDS) -> KeySet:
     """The issuer that the metadata names, and the keys of its `jwks_uri`. KeysUnreadable otherwise."""
     try:
         async with asyncio.timeout(seconds):
@@ -166,7 +165,7 @@ async def read_key_set(
             document = await _get_object(client, keys_url)
     except TimeoutError:
         raise KeysUnreadable(f"no whole answer within {seconds:g} seconds") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise KeysUnreadable(f"{type(error).__name__}: {error}") from error
     return KeySet(issuer, _signing_keys(document))
 
@@ -181,21 +180,12 @@ def _as_safe_as(metadata_url: str, keys_url: str) -> bool:
     return scheme == "https" or (scheme == "http" and both_here)
 
 
-async def _get_object(client: httpx.AsyncClient, url: str) -> Json:
-    # Asked for as it is and read raw, so that a small body cannot unfold into a large one.
-    async with client.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
-        if response.status_code != 200:
-            raise KeysUnreadable(f"{url} answered {response.status_code}")
-        body = bytearray()
-        async for piece in response.aiter_raw():
-            body += piece
-            if len(body) > _MAX_BYTES:
-                raise KeysUnreadable(f"{url} answered more than {_MAX_BYTES} bytes")
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise KeysUnreadable(f"{url} did not answer JSON") from None
-    if not isinstance(value, dict):
+async def _get_object(client: Client, url: str) -> Json:
+    answer = await fetch(client, "GET", url)
+    if answer.status != 200:
+        raise KeysUnreadable(f"{url} answered {answer.status}")
+    value = json_object(answer.content)
+    if value is None:
         raise KeysUnreadable(f"{url} did not answer a JSON object")
     return value
 

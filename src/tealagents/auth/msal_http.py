@@ -8,27 +8,27 @@ msal insists on https. An authority on a loopback address may be plain http: for
 stands between the two, in both directions.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 import msal
 
-from tealagents.auth.options import AuthConfigError, EntraOptions, is_loopback
+from tealagents.auth.options import AuthConfigError, EntraOptions
+from tealagents.outbound.reading import Client, FromThread, json_object
 
-__all__ = ["Answer", "Forgetful", "NoTokenCache", "Transport", "application", "credential"]
+__all__ = ["Forgetful", "NoTokenCache", "Reply", "Transport", "application", "credential"]
 
-_MAX_BYTES = 256 * 1024
-_SECONDS = 10.0
+MAX_BYTES = 256 * 1024
+SECONDS = 10.0
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.+?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-class Answer:
+class Reply:
     """What msal reads of an answer."""
 
     def __init__(self, status_code: int, headers: Mapping[str, str], text: str) -> None:
@@ -38,26 +38,26 @@ class Answer:
 
     def raise_for_status(self) -> None:
         if self.status_code >= 400:
-            raise httpx.HTTPError(f"the authority answered {self.status_code}")
+            raise httpx2.HTTPError(f"the authority answered {self.status_code}")
 
 
 class Transport:
-    """An HTTP client of the shape that msal asks for. Raises httpx.HTTPError; thread-safe."""
+    """An HTTP client of the shape that msal asks for: called in threads, it sends from the event loop.
+
+    Raises httpx2.HTTPError. To be made in the event loop.
+    """
 
     def __init__(self, authority: str) -> None:
         parts = urlsplit(authority)
         self._translated = parts.scheme == "http"
         self._plain = f"http://{parts.netloc}"
         self._secure = f"https://{parts.netloc}"
-        self._client = httpx.Client(
-            timeout=httpx.Timeout(_SECONDS, connect=5.0),
-            trust_env=not is_loopback(authority),
-            follow_redirects=False,
-        )
+        self._client = Client(authority, seconds=SECONDS, limit=MAX_BYTES)
+        self._http = FromThread(self._client)
 
     def get(
         self, url: str, *, params: Any = None, headers: Mapping[str, str] | None = None, **_: Any
-    ) -> Answer:
+    ) -> Reply:
         return self._ask("GET", url, params=params, headers=headers)
 
     def post(
@@ -68,36 +68,26 @@ class Transport:
         data: Any = None,
         headers: Mapping[str, str] | None = None,
         **_: Any,
-    ) -> Answer:
-        # httpx would write bytes, which msal's assertions are, as Python shows them.
+    ) -> Reply:
+        # msal's assertions are bytes, which would be written as Python shows them.
         form = {name: _text(value) for name, value in data.items()} if isinstance(data, dict) else data
         return self._ask("POST", url, params=params, headers=headers, data=form)
 
-    def _ask(
-        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, **content: Any
-    ) -> Answer:
+    def _ask(self, method: str, url: str, **content: Any) -> Reply:
         if self._translated:
             url = url.replace(self._secure, self._plain, 1)
-        sent = {**(headers or {}), "accept-encoding": "identity"}
-        with self._client.stream(method, url, headers=sent, **content) as response:
-            body = bytearray()
-            for piece in response.iter_raw():
-                body += piece
-                if len(body) > _MAX_BYTES:
-                    raise httpx.HTTPError(f"the authority answered more than {_MAX_BYTES} bytes")
-        return Answer(response.status_code, response.headers, self._text(bytes(body)))
+        answer = self._http.request(method, url, **content)
+        return Reply(answer.status_code, answer.headers, self._text(answer.content))
 
     def _text(self, body: bytes) -> str:
         # msal writes an answer that is no JSON into the log, whatever it may hold.
-        try:
-            json.loads(body)
-        except (ValueError, RecursionError):
-            raise httpx.HTTPError("the authority did not answer JSON") from None
+        if json_object(body) is None:
+            raise httpx2.HTTPError("the authority did not answer JSON")
         text = body.decode("utf-8")
         return text.replace(f'"{self._plain}/', f'"{self._secure}/') if self._translated else text
 
-    def close(self) -> None:
-        self._client.close()
+    async def aclose(self) -> None:
+        await self._client.aclose()
 
 
 def _text(value: Any) -> Any:

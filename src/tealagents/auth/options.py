@@ -16,7 +16,6 @@ from tealagents.options import (
     TenantIds,
     Text,
     Words,
-    is_loopback,
 )
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "AuthConfigError",
     "EntraOptions",
     "MockOptions",
-    "is_loopback",
 ]
 
 #: names that stand for many tenants; the metadata under them has `{tenantid}` for an issuer's tenant

@@ -26,8 +26,7 @@ _EMPTY = {"type": "null"}
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a config file as it is written, before `${NAME}` is expanded."""
-    from tealagents.tools.catalogue import GovernanceOverride
-    from tealagents.tools.options import MCPServerOptions
+    from tealagents.tools.options import GovernanceOverride, MCPServerOptions
 
     schema = ConfigFile.model_json_schema()
     sections = schema["$defs"]

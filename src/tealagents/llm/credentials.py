@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -33,6 +33,10 @@ from pydantic_core import ErrorDetails
 
 from tealagents.domain.errors import ModelFailed
 from tealagents.llm.failures import quoted
+from tealagents.outbound.addresses import is_loopback
+
+if TYPE_CHECKING:
+    from tealagents.outbound.reading import FromThread
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +49,8 @@ RENEW_BEFORE = 300.0
 RETRY_AFTER = 30.0
 #: seconds that one request to the authority may take
 TIMEOUT = 20.0
+#: bytes of its answer
+MAX_ANSWER = 256_000
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
@@ -88,9 +94,8 @@ class AzureCredentialOptions(BaseModel):
     @field_validator("authority")
     @classmethod
     def _trusted_authority(cls, url: str) -> str:
-        parts = urlsplit(url)
-        loopback = parts.hostname in {"127.0.0.1", "::1", "localhost"}
-        if parts.scheme != "https" and not (parts.scheme == "http" and loopback):
+        scheme = urlsplit(url).scheme
+        if scheme != "https" and not (scheme == "http" and is_loopback(url)):
             raise ValueError("must be an https:// URL (plain http only to loopback)")
         return url.rstrip("/")
 
@@ -207,7 +212,7 @@ def _report(renewal: "asyncio.Task[None]") -> None:
 
 def _acquirer(options: AzureCredentialOptions) -> Acquire:
     if options.kind == "managed_identity":
-        return lambda: asyncio.to_thread(_managed_identity_token, options)
+        return lambda: _managed_identity_token(options)
     return lambda: _client_credentials_token(options)
 
 
@@ -215,7 +220,9 @@ def _acquirer(options: AzureCredentialOptions) -> Acquire:
 
 
 async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
-    import httpx
+    import httpx2
+
+    from tealagents.outbound.reading import Client, fetch, json_object
 
     endpoint = f"{options.authority}/{options.tenant_id}/oauth2/v2.0/token"
     form: dict[str, str | None] = {
@@ -228,17 +235,15 @@ async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
     except (OSError, ValueError) as failure:
         raise TokenRefused(f"the credential cannot be read ({failure}).") from None
     try:
-        async with httpx.AsyncClient(timeout=TIMEOUT) as client:
-            answer = await client.post(endpoint, data=form, headers={"accept": "application/json"})
-            said = answer.json()
-    except httpx.HTTPError as failure:
+        async with Client(endpoint, seconds=TIMEOUT, limit=MAX_ANSWER) as client:
+            answer = await fetch(client, "POST", endpoint, data=form, headers={"accept": "application/json"})
+    except httpx2.HTTPError as failure:
         raise TokenRefused(
             f"{options.authority} cannot be reached ({type(failure).__name__}: {failure})."
         ) from None
-    except ValueError:
-        raise TokenRefused(
-            f"{options.authority} answered {answer.status_code} with something other than JSON."
-        ) from None
+    said = json_object(answer.content)
+    if said is None:
+        raise TokenRefused(f"{options.authority} answered {answer.status} with something other than JSON.")
     return _token_of(said, options)
 
 
@@ -287,9 +292,23 @@ def _certificate_assertion(options: AzureCredentialOptions, endpoint: str) -> st
 # --- managed identity -------------------------------------------------------------------------------
 
 
-def _managed_identity_token(options: AzureCredentialOptions) -> Token:
-    """Asks the machine we run on: a virtual machine, App Service, Functions, Arc, … (blocking)."""
-    import httpx
+async def _managed_identity_token(options: AzureCredentialOptions) -> Token:
+    """Asks the machine we run on: a virtual machine, App Service, Functions, Arc, …"""
+    import httpx2
+
+    from tealagents.outbound.reading import Client, FromThread
+
+    # the endpoint is on this machine, whatever proxies the environment names
+    async with Client("http://localhost", seconds=TIMEOUT, limit=MAX_ANSWER) as client:
+        http = FromThread(client)
+        try:
+            said = await asyncio.to_thread(_ask_machine, options, http)
+        except (httpx2.HTTPError, ValueError, RecursionError) as failure:
+            raise TokenRefused(f"the managed identity's endpoint does not answer ({failure}).") from None
+    return _token_of(said, options)
+
+
+def _ask_machine(options: AzureCredentialOptions, http: "FromThread") -> Any:
     import msal
 
     identity = (
@@ -297,14 +316,8 @@ def _managed_identity_token(options: AzureCredentialOptions) -> Token:
         if options.client_id
         else msal.SystemAssignedManagedIdentity()
     )
-    # the endpoint is on this machine, whatever proxies the environment names
-    with httpx.Client(timeout=TIMEOUT, trust_env=False) as http:
-        client = msal.ManagedIdentityClient(identity, http_client=http)
-        try:
-            said = client.acquire_token_for_client(resource=options.scope.removesuffix("/.default"))
-        except (httpx.HTTPError, ValueError) as failure:
-            raise TokenRefused(f"the managed identity's endpoint does not answer ({failure}).") from None
-    return _token_of(said, options)
+    client = msal.ManagedIdentityClient(identity, http_client=http)
+    return client.acquire_token_for_client(resource=options.scope.removesuffix("/.default"))
 
 
 # --- what the authority says --------------------------------------------------------------------------

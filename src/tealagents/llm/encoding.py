@@ -11,6 +11,9 @@ from tealagents.domain.models import Json, Message, ToolCall
 
 Shape = TypeVar("Shape")
 
+#: parts of an answer that is read a second time, more slowly and into more memory
+MAX_PARTS = 100_000
+
 
 def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
     """A function that reads JSON into `shape`; `ValueError` for what is no JSON or has another shape."""
@@ -19,10 +22,16 @@ def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
     def read(data: bytes) -> Shape:
         try:
             return decode(data)
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
         except msgspec.DecodeError:
-            # services that cut text by UTF-16 units send half characters, which only the standard
-            # library reads
+            if data.count(b",") > MAX_PARTS:
+                raise
+        # services that cut text by UTF-16 units send half characters, which only the standard library reads
+        try:
             return msgspec.convert(_whole_characters(json.loads(data)), shape, strict=False)
+        except RecursionError:
+            raise ValueError("is nested too deeply") from None
 
     return read
 

@@ -18,6 +18,8 @@ from tealagents.llm.retries import PASSING, PASSING_CODES, can_help
 
 #: of what is quoted; a longer message is cut
 MAX_QUOTE = 500
+#: of a text that is searched for what looks like a secret, and of a page for its title
+MAX_SEARCHED, MAX_PAGE = 4 * MAX_QUOTE, 16 * 1024
 
 _MASK = "***"
 _SECRETS = (
@@ -29,7 +31,6 @@ _SECRETS = (
     ),
 )
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s]+")
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 
 
 class AttemptFailed(Exception):
@@ -84,7 +85,7 @@ def complaint_of_body(body: bytes, *, status: int, content_type: str, request_id
     """The complaint in the body of a refusal, whatever it is made of."""
     try:
         said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Complaint(status=status, message=_unparsed(body, content_type), request_id=request_id)
     return complaint(said, status=status, request_id=request_id, fallback=_compact(said))
 
@@ -102,14 +103,16 @@ def is_html(body: bytes, content_type: str) -> bool:
 
 def page(text: str) -> str:
     """A page of HTML by its title."""
-    title = _TITLE.search(text)
-    return f"an HTML page titled {unescape(title[1]).strip()!r}" if title else "an HTML page"
+    _, _, rest = text[:MAX_PAGE].partition("<title")
+    title = rest.partition(">")[2].partition("</title")[0]
+    return f"an HTML page titled {unescape(title).strip()!r}" if title else "an HTML page"
 
 
 def quoted(text: str, secrets: Iterable[str] = ()) -> str:
     """The text on one line, cut, and without secrets."""
     for secret in secrets:
         text = text.replace(secret, _MASK)
+    text = text[:MAX_SEARCHED]
     for pattern in _SECRETS:
         text = pattern.sub(_MASK, text)
     text = _UNPRINTABLE.sub(" ", text).strip()
@@ -170,6 +173,11 @@ def cut(what: str) -> AttemptFailed:
         ModelFailed(f"The model service's answer was cut: {what}. What came of it is no answer; try again."),
         passing=True,
     )
+
+
+def too_much(what: str) -> AttemptFailed:
+    """The answer is longer than any model's, and is given up."""
+    return AttemptFailed(ModelFailed(f"The model service's answer was given up: {what}."))
 
 
 def unusable(what: str, body: bytes, secrets: Iterable[str] = ()) -> AttemptFailed:

@@ -5,7 +5,7 @@ Only `data` matters to us: the services repeat the event's name in their JSON.
 """
 
 #: far above any answer's event; bounds what a service that never ends one can make us keep
-MAX_FRAME_BYTES = 32 * 1024 * 1024
+MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 

@@ -12,9 +12,9 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, ToolCall, Usage
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
-from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, unusable
+from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
-from tealagents.llm.service import Question, Service
+from tealagents.llm.service import MAX_CALLS, Question, Service
 
 #: models that reason refuse `max_tokens` and want `max_completion_tokens`
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
@@ -280,6 +280,8 @@ class ChatReading:
                 if names_another and fragment.id and call.id and fragment.id != call.id:
                     break
                 return call
+        if len(self._calls) > MAX_CALLS:
+            raise too_much(f"it calls more than {MAX_CALLS:,} tools")
         self._calls.append(_Assembled(index))
         return self._calls[-1]
 

@@ -3,9 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from tealagents.outbound.addresses import is_loopback
 
 #: gives a bearer token that is valid now; raises `ModelFailed`
 TokenProvider = Callable[[], Awaitable[str]]
@@ -20,8 +21,6 @@ _AZURE_HOSTS = (
     ".cognitiveservices.azure.com",
     ".services.ai.azure.com",
 )
-
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -120,28 +119,6 @@ class OpenAIOptions(ModelOptions):
         return tuple(secret for secret in (key, *self.headers.values()) if len(secret) >= 8)
 
 
-def proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for the URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, …).
-
-    Never one for loopback. `ValueError` for a kind that we cannot speak to.
-    """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host in _LOOPBACK or proxy_bypass(host):
-        return None
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy:
-        return None
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
-    if urlsplit(proxy).scheme not in {"http", "https"}:
-        raise ValueError(
-            f"the proxy for {parts.scheme}:// URLs must be an HTTP proxy, not {urlsplit(proxy).scheme}"
-        )
-    return proxy
-
-
 def has_private_way(url: str) -> bool:
     """Whether what is sent there cannot be read on the way: over TLS, or within this machine."""
-    parts = urlsplit(url)
-    return parts.scheme == "https" or parts.hostname in _LOOPBACK
+    return urlsplit(url).scheme == "https" or is_loopback(url)

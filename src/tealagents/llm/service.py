@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.llm.deadlines import Deadlines
-from tealagents.llm.failures import AttemptFailed, Complaint, is_html, page, quoted
-from tealagents.llm.options import OpenAIOptions, has_private_way, proxy_for
+from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
+from tealagents.llm.options import OpenAIOptions, has_private_way
 from tealagents.llm.retries import Retries, RetryBudget
+from tealagents.outbound.addresses import proxy_for
 
 if TYPE_CHECKING:
     from tealagents.llm.wire import Answer, Connection
@@ -26,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: what ends a stream of chat completions
 _END = b"[DONE]"
-#: of a page that came instead of an answer, to find its title in
-MAX_PAGE_BYTES = 16 * 1024
+#: characters of an answer, and tool calls in one
+MAX_TEXT, MAX_CALLS = 4_000_000, 1_000
 
 
 class Question(NamedTuple):
@@ -126,13 +127,18 @@ class Service:
         self, connection: "Connection", question: Question, reading: Reading, deadlines: Deadlines
     ) -> AsyncGenerator[ModelEvent, None]:
         answer = await connection.ask(question.path, question.body, question.headers, deadlines)
+        text = 0
         try:
             if answer.is_stream(asked=question.stream):
                 while frames := await _next(answer, reading):
                     for data in frames:
                         if data != _END:
                             for event in reading.take(data):
+                                if not isinstance(event, ModelDone):
+                                    text += len(event.text)
                                 yield event
+                    if text > MAX_TEXT:
+                        raise too_much(f"it is longer than {MAX_TEXT:,} characters")
                     deadlines.begun = reading.begun
                     if frames[-1] == _END:
                         break
@@ -140,7 +146,10 @@ class Service:
             else:
                 for event in reading.whole(await self._json(answer)):
                     yield event
-            yield reading.done()
+            done = reading.done()
+            if len(done.tool_calls) > MAX_CALLS:
+                raise too_much(f"it calls more than {MAX_CALLS:,} tools")
+            yield done
         finally:
             deadlines.begun = reading.begun
             answer.close()
@@ -162,7 +171,7 @@ class Service:
         """The body of an answer that came in one; a page of HTML is told apart from broken JSON."""
         body = await answer.whole()
         if is_html(body, answer.content_type):
-            what = quoted(page(body[:MAX_PAGE_BYTES].decode("utf-8", "replace")), self._secrets)
+            what = quoted(page(body[:MAX_PAGE].decode("utf-8", "replace")), self._secrets)
             raise AttemptFailed(
                 ModelFailed(
                     f"The model service at {self._options.base_url} answered with {what} instead of JSON; "

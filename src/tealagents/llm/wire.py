@@ -32,15 +32,18 @@ from yarl import URL
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout
 from tealagents.llm.deadlines import Deadlines
-from tealagents.llm.failures import AttemptFailed, complaint_of_body, cut, quoted, refused
+from tealagents.llm.failures import AttemptFailed, complaint_of_body, cut, quoted, refused, too_much
 from tealagents.llm.frames import EventFrames, FrameTooLong
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.retries import seconds_of
+from tealagents.outbound.reading import refusal
 
 _log = logging.getLogger(__name__)
 
 #: of an answer that is asked for whole; far above any model's
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+#: of a stream, in which each piece of text comes in some 300 bytes of JSON
+MAX_STREAM_BYTES = 64 * 1024 * 1024
 #: of the body of a refusal
 MAX_REFUSAL_BYTES = 64 * 1024
 #: seconds to wait for the end of a response whose last event has come, so that its connection can be reused
@@ -68,8 +71,10 @@ class Wire(httpx2.AsyncClient):
             # how many calls run at once is the engine's to limit
             connector=aiohttp.TCPConnector(limit=0, ssl=tls),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # a compressor on the way would hold pieces back until it has enough of them
+            # a compressor on the way would hold pieces back until it has enough of them, and what it packs
+            # is not unpacked: a few bytes may stand for gigabytes
             headers={"accept-encoding": "identity"},
+            auto_decompress=False,
             timeout=_NO_TIMEOUTS,
             proxy=proxy,
         )
@@ -100,9 +105,12 @@ class Wire(httpx2.AsyncClient):
             )
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             raise self._unreachable(failure) from None
-        if response.status < 300:
+        unreadable = refusal(response.raw_headers, response.headers.getall("content-encoding", ()))
+        if response.status < 300 and unreadable is None:
             return response
         try:
+            if unreadable is not None:
+                raise AttemptFailed(ModelFailed(f"The model service at {self._root}: {unreadable}."))
             raise await self._refusal(response)
         finally:
             response.close()
@@ -165,6 +173,7 @@ class Answer:
         self._response = response
         self._deadlines = deadlines
         self._frames = EventFrames()
+        self._received = 0
         self._loop = asyncio.get_running_loop()
         #: when the reader began to wait for what is next; None while nobody waits
         self._waiting_since: float | None = None
@@ -186,6 +195,9 @@ class Answer:
         self._wait()
         try:
             while data := await self._read():
+                self._received += len(data)
+                if self._received > MAX_STREAM_BYTES:
+                    raise too_much(f"its stream is longer than {MAX_STREAM_BYTES:,} bytes")
                 if frames := self._frames.feed(data):
                     return frames
             return []
@@ -203,9 +215,7 @@ class Answer:
             parts.append(data)
             size += len(data)
             if size > MAX_ANSWER_BYTES:
-                raise AttemptFailed(
-                    ModelFailed(f"The model's answer is larger than {MAX_ANSWER_BYTES} bytes.")
-                )
+                raise too_much(f"it is larger than {MAX_ANSWER_BYTES:,} bytes")
         return b"".join(parts)
 
     async def linger(self) -> None:

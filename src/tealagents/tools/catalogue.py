@@ -14,13 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, Toolset, ToolSpec
-from tealagents.options import Flag, Options
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 from tealagents.tools.oauth import Consents, authorized
-
-Cost = Literal["low", "medium", "high"]
-Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
+from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity
 
 
 class GovernanceEntry(BaseModel):
@@ -36,20 +33,6 @@ class GovernanceEntry(BaseModel):
         return Governance(
             requires_hitl=self.requires_hitl, cost=self.cost, data_sensitivity=self.data_sensitivity
         )
-
-
-class GovernanceOverride(Options):
-    """Part of a tool's governance, as an MCP server's entry in the config says it; the rest stays."""
-
-    requires_hitl: Flag | None = None
-    """Whether a human approves each call."""
-    cost: Cost | None = None
-    """What a call costs."""
-    data_sensitivity: Sensitivity | None = None
-    """The most sensitive data that a call may touch."""
-
-    def over(self, governance: Governance) -> Governance:
-        return replace(governance, **self.model_dump(exclude_none=True))
 
 
 class OAuthEntry(BaseModel):

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 from tealagents.domain.errors import Authorization, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.tools.catalogue import GovernanceOverride
+from tealagents.outbound.addresses import is_http_url, shown
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_connection import Connection, Unreachable, described
 from tealagents.tools.mcp_results import result_text
@@ -36,7 +36,7 @@ from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LO
 from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
 from tealagents.tools.oauth import Consents, owner_key
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer
-from tealagents.tools.options import MCPServerOptions, TrustLevel, is_http_url, shown
+from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
 from tealagents.tools.results import bounded
 
 logger = logging.getLogger(__name__)

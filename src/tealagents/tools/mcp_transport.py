@@ -1,4 +1,4 @@
-"""The two ways to reach an MCP server: a child process on a leash, and HTTP that tells what went wrong."""
+"""The two ways to reach an MCP server: a guarded child process, and HTTP that reports what went wrong."""
 
 import logging
 import os
@@ -16,7 +16,9 @@ from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from tealagents.outbound.reading import Client, Unacceptable
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.oauth_servers import MAX_CHALLENGE
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -33,11 +35,13 @@ UNAUTHORIZED = 4504
 #: the server does not know our session (any more)
 SESSION_LOST = 4505
 
-#: bytes of one answer
-MAX_ANSWER = 32_000_000
+#: bytes of one answer, and of one event of a stream
+MAX_ANSWER = 4_000_000
+#: values in one of them: four megabytes of `{},` would take half a gigabyte
+MAX_MARKS = 500_000
 #: characters of an HTTP error's body that are told
 MAX_REASON = 2_000
-_LEASH = Path(__file__).with_name("process_guard.py")
+_GUARD = Path(__file__).with_name("process_guard.py")
 
 
 # --- HTTP ----------------------------------------------------------------------------------------
@@ -52,66 +56,99 @@ class Bearer:
 
 @asynccontextmanager
 async def http_transport(options: MCPServerOptions, bearer: Bearer) -> AsyncGenerator[TransportStreams]:
-    read = max(options.sse_read_timeout, options.request_timeout or 0)
-    client = _TellingClient(
-        bearer,
-        headers=options.headers,
-        timeout=httpx2.Timeout(options.timeout, read=read),
-        verify=options.verify_ssl,
-    )
+    url = options.url or ""
     async with (
-        client,
-        streamable_http_client(
-            options.url or "", http_client=client, max_sse_event_size=MAX_ANSWER
-        ) as streams,
+        ReportingClient(options, bearer) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER) as streams,
     ):
         yield streams
 
 
-class _TellingClient(httpx2.AsyncClient):
+class ReportingClient(Client):
     """Answers each failed request with a JSON-RPC error that says what is known of it.
 
     Otherwise one failed request would end the session with all its other calls, and an HTTP status
     would be lost on the way.
     """
 
-    def __init__(self, bearer: Bearer, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, options: MCPServerOptions, bearer: Bearer) -> None:
+        read = max(options.sse_read_timeout, options.request_timeout or 0)
+        super().__init__(
+            options.url or "",
+            seconds=read,
+            limit=MAX_ANSWER,
+            streams=True,
+            headers=options.headers,
+            timeout=httpx2.Timeout(options.timeout, read=read),
+            verify=options.verify_ssl,
+        )
         self._bearer = bearer
 
-    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         if self._bearer.token is not None:
             request.headers["Authorization"] = f"Bearer {self._bearer.token}"
         try:
-            response = await super().send(request, **options)
+            response = await super().send(request, stream=True, **options)
+            if _is_stream(response):
+                response.stream = _Sparse(response.stream)
+            else:
+                # read here, so that an answer that is refused midway is reported as well
+                _check_marks(_marks(await response.aread()))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
-            return _told(request, NOT_SENT, _reason(error))
-        except httpx2.TransportError as error:
-            return _told(request, OUTCOME_UNKNOWN, _reason(error))
-        if response.status_code >= 400:
-            return await _refused(request, response)
-        if response.headers.get("content-type", "").startswith("application/json"):
-            response.stream = _Bounded(response)
-        return response
+            return _reported(request, NOT_SENT, _reason(error))
+        except (httpx2.TransportError, httpx2.StreamError) as error:
+            return _reported(request, OUTCOME_UNKNOWN, _reason(error))
+        return _refused(request, response) if response.status_code >= 400 else response
 
 
-async def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+def _marks(content: bytes) -> int:
+    """What separates values in JSON: each may cost a hundred times its own byte."""
+    return content.count(b",") + content.count(b"[") + content.count(b"{")
+
+
+def _check_marks(marks: int) -> None:
+    if marks > MAX_MARKS:
+        raise httpx2.SSEError(f"the answer holds more than {MAX_MARKS:,} values")
+
+
+class _Sparse(httpx2.AsyncByteStream):
+    """The body of a stream none of whose events holds too many values."""
+
+    def __init__(self, body: Any) -> None:
+        self._body: httpx2.AsyncByteStream = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        marks = 0
+        async for piece in self._body:
+            # an event ends in an empty line; one that ends elsewhere is counted together with the next
+            ended, _, rest = piece.replace(b"\r\n", b"\n").rpartition(b"\n\n")
+            _check_marks(marks + _marks(ended))
+            marks = _marks(rest) if ended else marks + _marks(rest)
+            _check_marks(marks)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    kind: str = response.headers.get("content-type", "")
+    return response.status_code < 300 and kind.lower().startswith("text/event-stream")
+
+
+def _refused(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
     status = f"{response.status_code} {response.reason_phrase}".strip()
-    challenge = response.headers.get("www-authenticate", "")
+    challenge = response.headers.get("www-authenticate", "")[:MAX_CHALLENGE]
     if response.status_code == 401 or (response.status_code == 403 and "insufficient_scope" in challenge):
-        await response.aclose()
-        return _told(request, UNAUTHORIZED, status, challenge=challenge)
-    if response.headers.get("content-type", "").startswith("application/json"):
-        response.stream = _Bounded(response)
-    body = await response.aread()
-    text = body.decode(errors="replace")
+        return _reported(request, UNAUTHORIZED, status, challenge=challenge)
+    text = response.content.decode(errors="replace")
     if "mcp-session-id" in request.headers and _is_lost_session(response.status_code, text):
-        return _told(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
+        return _reported(request, SESSION_LOST, f"{status}: {text[:MAX_REASON]}")
     if response.headers.get("content-type", "").startswith("application/json") and '"jsonrpc"' in text:
         return response
     # these three also come when the call has reached the server and its answer has not come back
     code = OUTCOME_UNKNOWN if response.status_code in (500, 502, 504) else REFUSED
-    return _told(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
+    return _reported(request, code, f"{status}: {text[:MAX_REASON]}".strip(": "))
 
 
 def _is_lost_session(status: int, body: str) -> bool:
@@ -119,34 +156,15 @@ def _is_lost_session(status: int, body: str) -> bool:
     return status == 404 or (status == 400 and "session" in body.lower())
 
 
-def _told(request: httpx2.Request, code: int, message: str, **data: str) -> httpx2.Response:
+def _reported(request: httpx2.Request, code: int, message: str, **data: str) -> httpx2.Response:
     error = {"code": code, "message": message, "data": data}
     return httpx2.Response(400, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, Unacceptable | httpx2.SSEError):
+        return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response, up to `MAX_ANSWER` bytes."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        self._stream = response.stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        if not isinstance(self._stream, httpx2.AsyncByteStream):
-            raise TypeError("the response has been read already")
-        async for piece in self._stream:
-            size += len(piece)
-            if size > MAX_ANSWER:
-                raise httpx2.StreamError(f"the answer is larger than {MAX_ANSWER:,} bytes")
-            yield piece
-
-    async def aclose(self) -> None:
-        if isinstance(self._stream, httpx2.AsyncByteStream):
-            await self._stream.aclose()
 
 
 # --- stdio ---------------------------------------------------------------------------------------
@@ -183,7 +201,7 @@ async def stdio_transport(
 
 
 def _found(options: MCPServerOptions) -> list[str]:
-    """The command line, behind the leash where there can be one."""
+    """The command line, behind the process guard where there can be one."""
     command = options.command or ""
     path = options.env.get("PATH") or get_default_environment().get("PATH")
     located = Path(options.cwd or ".", command) if os.sep in command else None
@@ -195,12 +213,13 @@ def _found(options: MCPServerOptions) -> list[str]:
     if os.name != "posix" or not sys.executable:
         # on Windows the SDK's job object does the same
         return [command, *options.args]
-    return [sys.executable, "-I", "-S", str(_LEASH), command, *options.args]
+    return [sys.executable, "-I", "-S", str(_GUARD), str(MAX_ANSWER), str(MAX_MARKS), command, *options.args]
 
 
 def _log_lines(descriptor: int, name: str, last_words: deque[str]) -> None:
     with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            text = line.rstrip()[:MAX_REASON]
+        # a line without an end is cut into several
+        for line in iter(lambda: lines.readline(MAX_REASON), ""):
+            text = line.rstrip()
             last_words.append(text)
             logger.debug("MCP server %s: %s", name, text)

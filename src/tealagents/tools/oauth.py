@@ -32,10 +32,11 @@ from tealagents.domain.models import Json, User
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_servers import (
     Challenge,
+    Endpoints,
+    Issuer,
     OAuthClient,
     ProtectedServer,
-    checked_url,
-    json_request,
+    issuer_of,
     resource_metadata,
     same_issuer,
     scopes_to_ask,
@@ -76,10 +77,7 @@ class SecretStore(Protocol):
 class _Grant(Struct, frozen=True, kw_only=True):
     """What is needed to renew a user's access token."""
 
-    issuer: str
-    token_endpoint: str
-    client: OAuthClient
-    resource: str | None
+    at: Endpoints
     scopes: tuple[str, ...]
     refresh_token: str
 
@@ -91,10 +89,7 @@ class _Pending(Struct, frozen=True, kw_only=True):
     request_id: str
     server_name: str
     server_key: str
-    issuer: str
-    token_endpoint: str
-    client: OAuthClient
-    resource: str | None
+    at: Endpoints
     scopes: tuple[str, ...]
     verifier: str
     expires_at: float
@@ -168,18 +163,18 @@ class Consents:
             return None
         grant = msgspec.json.decode(stored, type=_Grant)
         # the configuration may have changed since: a token never goes to another authorization server
-        if server.issuer is not None and not same_issuer(server.issuer, grant.issuer):
+        if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
         return grant if _covers(grant.scopes, server) else None
 
     async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
-        status, answer = await token_request(grant.token_endpoint, grant.client, form, grant.resource)
+        status, answer = await token_request(grant.at, form)
         if status != 200 or "access_token" not in answer:
-            logger.info("%s did not renew a user's token: %s", grant.issuer, answer.get("error", status))
+            logger.info("%s did not renew a user's token: %s", grant.at.issuer, answer.get("error", status))
             if answer.get("error") not in ("invalid_grant", "invalid_client", "unauthorized_client"):
                 raise ToolFailed(
-                    f"{grant.issuer} did not renew the user's authorization now. Try again later."
+                    f"{grant.at.issuer} did not renew the user's authorization now. Try again later."
                 )
             newer = await self._grant(user_key, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
@@ -187,15 +182,16 @@ class Consents:
             if self._secrets:
                 await self._secrets.delete(user_key, server.key)
             return None
-        scopes = tuple(str(answer["scope"]).split()) if answer.get("scope") else grant.scopes
-        grant = msgspec.structs.replace(
-            grant, refresh_token=answer.get("refresh_token") or grant.refresh_token, scopes=scopes
+        grant = _Grant(
+            at=grant.at,
+            refresh_token=answer.get("refresh_token") or grant.refresh_token,
+            scopes=_granted(answer, grant.scopes),
         )
         return await self._keep(user_key, server.key, answer, grant)
 
     async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> str:
-        token = str(answer["access_token"])
-        lifetime = float(answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS)
+        token: str = answer["access_token"]
+        lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
         self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
@@ -240,8 +236,9 @@ class Consents:
         self, context: ToolContext, server: ProtectedServer, challenge: Challenge
     ) -> tuple[str, _Pending, str]:
         resource = await resource_metadata(server, challenge)
-        metadata = await server_metadata(server, resource)
-        client = await self._client(server, metadata)
+        issuer = issuer_of(server, resource)
+        metadata = await server_metadata(server, issuer)
+        client = await self._client(server, issuer, metadata)
         scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
         pending = _Pending(
@@ -249,10 +246,13 @@ class Consents:
             request_id=context.request_id,
             server_name=server.name,
             server_key=server.key,
-            issuer=metadata["issuer"],
-            token_endpoint=metadata["token_endpoint"],
-            client=client,
-            resource=resource.get("resource") or server.resource,
+            at=Endpoints(
+                issuer=metadata["issuer"],
+                token_endpoint=metadata["token_endpoint"],
+                client=client,
+                resource=resource.get("resource") or server.resource,
+                named=issuer.named,
+            ),
             scopes=scopes,
             verifier=verifier,
             expires_at=self._now() + self._pending_seconds,
@@ -264,7 +264,7 @@ class Consents:
         challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=")
         query = {
             "response_type": "code",
-            "client_id": pending.client.id,
+            "client_id": pending.at.client.id,
             "redirect_uri": self._callback_url,
             "state": state,
             "code_challenge": challenge.decode(),
@@ -275,12 +275,14 @@ class Consents:
         if "offline_access" in pending.scopes:
             # OpenID Connect Core, section 11
             query["prompt"] = "consent"
-        if pending.resource:
-            query["resource"] = pending.resource
+        if pending.at.resource:
+            query["resource"] = pending.at.resource
         return endpoint + ("&" if "?" in endpoint else "?") + urlencode(query)
 
-    async def _client(self, server: ProtectedServer, metadata: Json) -> OAuthClient:
+    async def _client(self, server: ProtectedServer, asked: Issuer, metadata: Json) -> OAuthClient:
         if server.client_id:
+            if server.client_secret and server.issuer is None:
+                raise ToolFailed(f"{server.name}: a client secret is only sent to a configured auth_server.")
             method = secret_method(metadata) if server.client_secret else "none"
             return OAuthClient(server.client_id, server.client_secret, method)
         issuer = metadata["issuer"]
@@ -292,10 +294,10 @@ class Consents:
                         f"{server.name} needs the user's authorization at {issuer}, where this service is "
                         "not known. Its operator has to register it and set oauth_client_id."
                     )
-                self._registered[issuer] = await self._register(str(endpoint))
+                self._registered[issuer] = await self._register(asked, str(endpoint))
             return self._registered[issuer]
 
-    async def _register(self, endpoint: str) -> OAuthClient:
+    async def _register(self, issuer: Issuer, endpoint: str) -> OAuthClient:
         body = {
             "client_name": "tealagents",
             "redirect_uris": [self._callback_url],
@@ -304,7 +306,7 @@ class Consents:
             "token_endpoint_auth_method": "none",
             "application_type": "web",
         }
-        status, answer = await json_request("POST", checked_url(endpoint), json=body)
+        status, answer = await issuer.call("POST", endpoint, json=body)
         if status not in (200, 201) or not isinstance(answer.get("client_id"), str):
             raise ToolFailed(f"{endpoint} did not register this service as a client (status {status}).")
         secret = answer.get("client_secret")
@@ -323,8 +325,10 @@ class Consents:
         """
         pending = await self._taken(state)
         if iss is None and pending.must_name_issuer:
-            raise InvalidRequest("iss", f"{pending.issuer} has to name itself in this callback and did not")
-        if iss is not None and iss != pending.issuer:
+            raise InvalidRequest(
+                "iss", f"{pending.at.issuer} has to name itself in this callback and did not"
+            )
+        if iss is not None and iss != pending.at.issuer:
             raise InvalidRequest("iss", "this answer comes from another authorization server than was asked")
         form = {
             "grant_type": "authorization_code",
@@ -333,23 +337,17 @@ class Consents:
             "code_verifier": pending.verifier,
         }
         try:
-            status, answer = await token_request(
-                pending.token_endpoint, pending.client, form, pending.resource
-            )
+            status, answer = await token_request(pending.at, form)
         except ToolFailed as error:
             raise InvalidRequest("code", f"{error} Resume the request for a new link.") from error
-        if status not in (200, 201) or not isinstance(answer.get("access_token"), str):
+        if status not in (200, 201) or not answer.get("access_token"):
             reason = answer.get("error_description") or answer.get("error") or f"status {status}"
             raise InvalidRequest(
-                "code", f"{pending.issuer} refused it ({reason}). Resume the request for a new link."
+                "code", f"{pending.at.issuer} refused it ({reason}). Resume the request for a new link."
             )
-        granted = tuple(str(answer["scope"]).split()) if answer.get("scope") else pending.scopes
         grant = _Grant(
-            issuer=pending.issuer,
-            token_endpoint=pending.token_endpoint,
-            client=pending.client,
-            resource=pending.resource,
-            scopes=granted,
+            at=pending.at,
+            scopes=_granted(answer, pending.scopes),
             refresh_token=answer.get("refresh_token") or "",
         )
         await self._keep(pending.user_key, pending.server_key, answer, grant)
@@ -393,6 +391,11 @@ def owner_key(context: ToolContext) -> str:
 
 def _digest(state: str) -> str:
     return hashlib.sha256(state.encode()).hexdigest()
+
+
+def _granted(answer: Json, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The scopes of a token: those the answer names, else those that were asked for (RFC 6749, 5.1)."""
+    return tuple(answer["scope"].split()) or asked if "scope" in answer else asked
 
 
 def _covers(scopes: Sequence[str], server: ProtectedServer) -> bool:

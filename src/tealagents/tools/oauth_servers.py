@@ -1,25 +1,33 @@
 """What is asked of resource and authorization servers, and what of their answers is believed.
 
-Metadata is asked for at a server's own origin only, over https (plain http on loopback), following no
-redirect and reading no more than `MAX_ANSWER` bytes: what a server says must not make us call others.
+What a server says must not make us call others. Metadata of a resource is asked for at its own origin. An
+authorization server that the config does not name may be anyone's: it is called at public addresses only.
+All is https; plain http is for a server on loopback that the config names, and what it names there.
 """
 
-import asyncio
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-import httpx
-import msgspec
+import httpx2
 from msgspec import Struct
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
+from tealagents.outbound.addresses import is_loopback, public_address, same_origin, shown
+from tealagents.outbound.reading import Client, fetch, json_object
 
-#: bytes of a metadata document or token answer
-MAX_ANSWER = 1_000_000
+logger = logging.getLogger(__name__)
+
+#: bytes of a metadata document or token answer, and seconds until it has come
+MAX_ANSWER, ANSWER_SECONDS = 256_000, 20.0
+#: characters of a token, or of another text in a token answer
+MAX_TOKEN = 32_768
+#: characters of a challenge that are looked at
+MAX_CHALLENGE = 8_192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +62,17 @@ class Challenge:
 
     @classmethod
     def of(cls, header: str) -> "Challenge":
-        fields = {name.lower(): quoted or plain for name, quoted, plain in _CHALLENGE_FIELD.findall(header)}
+        fields = {
+            name.lower(): quoted or plain
+            for name, quoted, plain in _CHALLENGE_FIELD.findall(header[:MAX_CHALLENGE])
+        }
         return cls(
             resource_metadata=fields.get("resource_metadata"), scopes=tuple(fields.get("scope", "").split())
         )
 
 
-_CHALLENGE_FIELD = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|([^\s,"]+))')
+# a name is tried from its beginning only: a long text without `=` is looked at once
+_CHALLENGE_FIELD = re.compile(r'(?<![A-Za-z_])([A-Za-z_]++)=(?:"([^"]*+)"|([^\s,"]++))')
 
 
 class OAuthClient(Struct, frozen=True):
@@ -72,6 +84,69 @@ class OAuthClient(Struct, frozen=True):
     method: str = "none"
 
 
+class Endpoints(Struct, frozen=True, kw_only=True):
+    """Where a user's tokens come from: kept with what was granted, so that it is renewed there and nowhere
+    else."""
+
+    issuer: str
+    token_endpoint: str
+    client: OAuthClient
+    #: what the tokens are for (RFC 8707)
+    resource: str | None
+    #: the config names the issuer; else only public addresses are called
+    named: bool
+
+
+class Issuer(NamedTuple):
+    """An authorization server, and what its metadata may make us call."""
+
+    url: str
+    #: the config names it, or the resource that it is part of
+    named: bool
+
+    async def call(self, method: str, url: str, **body: Any) -> tuple[int, Json]:
+        """Status and JSON object (empty where it is none) of one of its endpoints. `ToolFailed`.
+
+        An address that is refused and one that does not answer are the same to who asks: what cannot be
+        told apart cannot be used to look around.
+        """
+        self.check(url)
+        target, extensions = httpx2.URL(url), dict[str, Any]()
+        headers = {"accept": "application/json"}
+        if not self.named:
+            address = await public_address(url)
+            if address is None:
+                raise unusable(url, "its address is not public, and the config does not name it")
+            headers["host"] = target.netloc.decode("ascii")
+            extensions["sni_hostname"] = target.host
+            target = target.copy_with(host=address)
+        try:
+            async with Client(url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers) as client:
+                answer = await fetch(client, method, target, extensions=extensions, **body)
+        except httpx2.HTTPError as error:
+            raise unusable(url, f"{type(error).__name__}: {error}") from error
+        return answer.status, json_object(answer.content) or {}
+
+    def check(self, url: str) -> None:
+        """`ToolFailed` for what is no https URL, or plain http beyond a named server on loopback."""
+        try:
+            parts = urlsplit(url)
+            plain_is_fine = self.named and is_loopback(self.url) and is_loopback(url)
+            fine = parts.scheme == "https" or (parts.scheme == "http" and plain_is_fine)
+            if not fine or not parts.hostname or "@" in parts.netloc or parts.port == 0:
+                raise unusable(url, "it is not https")
+            httpx2.URL(url)
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise unusable(url, "it is no URL") from error
+
+
+def unusable(url: str, reason: str) -> ToolFailed:
+    """The reason is for the operator's log."""
+    place = shown(url)[:200] or "An empty URL"
+    logger.warning("%r is not used for authorization: %s", place, reason)
+    return ToolFailed(f"{place} cannot be used for authorization. The service's log says why.")
+
+
 async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Json:
     """The protected resource's own document (RFC 9728), or nothing where it has none.
 
@@ -79,15 +154,15 @@ async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Js
     """
     if server.resource is None:
         return {}
-    parts = urlsplit(server.resource)
-    origin = f"{parts.scheme}://{parts.netloc}"
-    places = [f"{origin}/.well-known/oauth-protected-resource"]
-    if parts.path.strip("/"):
-        places.insert(0, places[0] + parts.path)
-    if challenge.resource_metadata and _origin(challenge.resource_metadata) == _origin(server.resource):
+    here = Issuer(_origin(server.resource), named=True)
+    path = urlsplit(server.resource).path
+    places = [f"{here.url}/.well-known/oauth-protected-resource"]
+    if path.strip("/"):
+        places.insert(0, places[0] + path)
+    if challenge.resource_metadata and same_origin(challenge.resource_metadata, server.resource):
         places.insert(0, challenge.resource_metadata)
     for place in dict.fromkeys(places):
-        status, document = await json_request("GET", checked_url(place))
+        status, document = await here.call("GET", place)
         if status == 200 and document:
             if not _is_part_of(server.resource, str(document.get("resource", ""))):
                 raise ToolFailed(f"{server.name}: the metadata at {place} is that of another resource.")
@@ -95,26 +170,31 @@ async def resource_metadata(server: ProtectedServer, challenge: Challenge) -> Js
     return {}
 
 
-async def server_metadata(server: ProtectedServer, resource: Json) -> Json:
-    """The authorization server's document (RFC 8414, or OpenID Connect's), its issuer checked."""
+def issuer_of(server: ProtectedServer, resource: Json) -> Issuer:
+    """The authorization server: the configured one, else the one that the resource names, else itself."""
+    if server.issuer is not None:
+        return Issuer(server.issuer, named=True)
+    if server.resource is None:
+        raise ToolFailed(f"{server.name}: no authorization server is configured.")
     offered = resource.get("authorization_servers")
-    issuer = server.issuer or (str(offered[0]) if isinstance(offered, list) and offered else None)
-    if issuer is None:
-        if server.resource is None:
-            raise ToolFailed(f"{server.name}: no authorization server is configured.")
-        parts = urlsplit(server.resource)
-        issuer = f"{parts.scheme}://{parts.netloc}"
-    loopback = server.resource is None or _is_loopback(server.resource)
-    for place in _metadata_places(checked_url(issuer, loopback=loopback)):
-        status, document = await json_request("GET", place)
+    url = str(offered[0]) if isinstance(offered, list) and offered else _origin(server.resource)
+    return Issuer(url, named=same_origin(url, server.resource))
+
+
+async def server_metadata(server: ProtectedServer, issuer: Issuer) -> Json:
+    """The authorization server's document (RFC 8414, or OpenID Connect's), its issuer checked."""
+    issuer.check(issuer.url)
+    for place in _metadata_places(issuer.url):
+        status, document = await issuer.call("GET", place)
         if status != 200 or not document:
             continue
-        if not same_issuer(str(document.get("issuer")), issuer):
-            raise ToolFailed(f"{place} names another issuer than {issuer}: it is not believed.")
-        for endpoint in ("authorization_endpoint", "token_endpoint"):
-            checked_url(str(document.get(endpoint, "")), loopback=loopback)
+        if not same_issuer(str(document.get("issuer")), issuer.url):
+            raise ToolFailed(f"{place} names another issuer than {issuer.url}: it is not believed.")
+        for endpoint in ("authorization_endpoint", "token_endpoint", "registration_endpoint"):
+            if endpoint in document or endpoint != "registration_endpoint":
+                issuer.check(str(document.get(endpoint, "")))
         return document
-    raise ToolFailed(f"{server.name}: the authorization server {issuer} publishes no metadata.")
+    raise ToolFailed(f"{server.name}: the authorization server {issuer.url} publishes no metadata.")
 
 
 def _metadata_places(issuer: str) -> list[str]:
@@ -147,73 +227,39 @@ def secret_method(metadata: Json) -> str:
     return "client_secret_basic" if "client_secret_basic" in methods else "client_secret_post"
 
 
-async def token_request(
-    endpoint: str, client: OAuthClient, form: Mapping[str, str], resource: str | None
-) -> tuple[int, Json]:
-    body = {**form, "client_id": client.id}
-    if resource:
-        body["resource"] = resource
+async def token_request(at: Endpoints, form: Mapping[str, str]) -> tuple[int, Json]:
+    """Status and answer of the token endpoint; of a success the token is a text of a sane length."""
+    client, body = at.client, {**form, "client_id": at.client.id}
+    if at.resource:
+        body["resource"] = at.resource
     auth = None
     if client.secret and client.method == "client_secret_post":
         body["client_secret"] = client.secret
     elif client.secret:
         # RFC 6749, section 2.3.1: form-encoded before they are joined
-        auth = httpx.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
-    return await json_request("POST", endpoint, data=body, auth=auth)
+        auth = httpx2.BasicAuth(_form_encoded(client.id), _form_encoded(client.secret))
+    issuer = Issuer(at.issuer, at.named)
+    status, answer = await issuer.call("POST", at.token_endpoint, data=body, auth=auth)
+    return status, {name: value for name, value in answer.items() if _is_usable(name, value)}
+
+
+def _is_usable(name: str, value: object) -> bool:
+    if name == "expires_in":
+        return isinstance(value, int | float) and 0 < value < 2**31
+    return isinstance(value, str) and len(value) <= MAX_TOKEN
 
 
 def _form_encoded(text: str) -> str:
     return urlencode({"": text})[1:]
 
 
-async def json_request(method: str, url: str, **body: Any) -> tuple[int, Json]:
-    """Status and JSON object (empty if it is none). Follows no redirect and reads no more than it must."""
-    timeout = httpx.Timeout(10.0)
-    try:
-        async with (
-            httpx.AsyncClient(timeout=timeout, headers={"Accept": "application/json"}) as client,
-            asyncio.timeout(20.0),
-            client.stream(method, url, follow_redirects=False, **body) as response,
-        ):
-            content = b""
-            async for piece in response.aiter_bytes():
-                content += piece
-                if len(content) > MAX_ANSWER:
-                    raise ToolFailed(f"{_without_query(url)} answered with more than {MAX_ANSWER:,} bytes.")
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-        raise ToolFailed(f"{_without_query(url)} cannot be reached: {type(error).__name__}.") from error
-    try:
-        document = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        document = None
-    return response.status_code, document if isinstance(document, dict) else {}
-
-
-def checked_url(url: str, *, loopback: bool = True) -> str:
-    """The URL, if it may be called: https, or plain http on loopback (where that is allowed)."""
+def _origin(url: str) -> str:
     parts = urlsplit(url)
-    if parts.hostname and not parts.username:
-        if parts.scheme == "https":
-            return url
-        if parts.scheme == "http" and loopback and _is_loopback(url):
-            return url
-    raise ToolFailed(
-        f"{_without_query(url) or 'An empty URL'} is not used for authorization: it is not https."
-    )
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme.lower(), parts.netloc.lower()
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _is_part_of(resource: str, whole: str) -> bool:
-    if _origin(resource) != _origin(whole):
+    if not same_origin(resource, whole):
         return False
     return (urlsplit(resource).path.rstrip("/") + "/").startswith(urlsplit(whole).path.rstrip("/") + "/")
 
@@ -221,7 +267,3 @@ def _is_part_of(resource: str, whole: str) -> bool:
 def same_issuer(one: str, other: str) -> bool:
     """Exactly the same, but for the slash that ends a bare origin."""
     return one == other or (one.rstrip("/") == other.rstrip("/") and urlsplit(one).path in ("", "/"))
-
-
-def _without_query(url: str) -> str:
-    return url.partition("?")[0]

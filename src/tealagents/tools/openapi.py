@@ -1,7 +1,8 @@
 """OpenAPI plugins: each operation of a service's document is a tool.
 
-Requests go to the plugin's `server_url` and nowhere else: no argument can name another host, redirects to
-other origins are not followed, cookies are not kept (they would be one user's on another's request).
+Requests go to the plugin's `server_url` and nowhere else: neither the document nor an argument can name
+another host, redirects to other origins are not followed, cookies are not kept (they would be one user's on
+another's request).
 """
 
 import asyncio
@@ -12,17 +13,26 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Self
 
-import httpx
+import httpx2
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.outbound.addresses import is_http_url, same_origin, shown
+from tealagents.outbound.reading import Answer, Client, fetch
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import plugin_of, suggestion, tool_names
 from tealagents.tools.oauth import AuthorizedContext
-from tealagents.tools.openapi_document import Operation, operations, parsed, server_of
+from tealagents.tools.openapi_document import (
+    MAX_OPERATIONS,
+    Operation,
+    leaves_base,
+    operations,
+    parsed,
+    server_of,
+)
 from tealagents.tools.openapi_request import Request, request_of
-from tealagents.tools.options import RemotePluginOptions, is_http_url, shown
+from tealagents.tools.options import RemotePluginOptions
 from tealagents.tools.results import bounded, described
 
 logger = logging.getLogger(__name__)
@@ -62,12 +72,10 @@ class OpenAPIPlugin:
         document = await asyncio.to_thread(parsed, content, where)
         found = await asyncio.to_thread(operations, document, where)
         chosen = _chosen(found, self._options, where)
-        server = self._options.server_url or server_of(document)
-        if server is None:
-            raise ToolsetError(f"{where} names no absolute server URL. Set server_url.")
+        server = _server(self._options, document, where)
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(_client(self._options))
-            service = _Service(self._options, server.rstrip("/"), client)
+            client = await stack.enter_async_context(_client(self._options, server))
+            service = RemoteApi(self._options, server, client)
             names = tool_names(self._options.plugin_name, [one.function for one in chosen])
             self._tools = tuple(
                 OpenAPITool(service, operation, name) for operation, name in zip(chosen, names, strict=True)
@@ -82,7 +90,7 @@ class OpenAPIPlugin:
 class OpenAPITool:
     """One operation."""
 
-    def __init__(self, service: "_Service", operation: Operation, name: str) -> None:
+    def __init__(self, service: "RemoteApi", operation: Operation, name: str) -> None:
         self._service = service
         self._operation = operation
         description = operation.description or f"{operation.method} {operation.path}"
@@ -104,10 +112,10 @@ class OpenAPITool:
         return await self._service.answer(context, self._operation, request)
 
 
-class _Service:
+class RemoteApi:
     """Sends requests to one server."""
 
-    def __init__(self, options: RemotePluginOptions, url: str, client: httpx.AsyncClient) -> None:
+    def __init__(self, options: RemotePluginOptions, url: str, client: Client) -> None:
         self.options = options
         self._url = url
         self._client = client
@@ -116,18 +124,31 @@ class _Service:
         """The answer's text. `ToolFailed` for every other end."""
         authorization = await self._authorization(context)
         headers = _one_of_each(request.headers, authorization, self.options.headers)
-        url = httpx.URL(self._url + request.target)
         place = f"{operation.method} {operation.path}"
+        url = self._target(request, place)
         try:
             async with asyncio.timeout(self.options.timeout):
                 return await self._sent(operation.method, url, headers, request, place)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
             raise ToolFailed(
                 f"{shown(self._url)} cannot be reached: {error or type(error).__name__}. Nothing was done."
             ) from error
-        except (httpx.HTTPError, TimeoutError) as error:
+        except (httpx2.HTTPError, TimeoutError) as error:
             unknown = operation.method not in _SAFE
             raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error
+
+    def _target(self, request: Request, place: str) -> httpx2.URL:
+        """The URL of a request; it has the server's origin, and lies within its base."""
+        base = httpx2.URL(self._url)
+        try:
+            url = httpx2.URL(self._url + request.target)
+        except httpx2.InvalidURL as error:
+            raise ToolFailed(f"{place} cannot be called: {error}. Nothing was done.") from error
+        same_origin = (url.scheme, url.userinfo, url.netloc) == (base.scheme, base.userinfo, base.netloc)
+        within = url.path.startswith(base.path.rstrip("/") + "/") and not leaves_base(request.target)
+        if not (same_origin and within):
+            raise ToolFailed(f"{place} cannot be called: its path would leave {shown(self._url)}.")
+        return url
 
     async def _authorization(self, context: ToolContext) -> dict[str, str]:
         """The user's token, only where the plugin's entry, or the catalogue, says so."""
@@ -142,19 +163,19 @@ class _Service:
         return {"authorization": f"Bearer {token}"}
 
     async def _sent(
-        self, method: str, url: httpx.URL, headers: dict[str, str], request: Request, place: str
+        self, method: str, url: httpx2.URL, headers: dict[str, str], request: Request, place: str
     ) -> str:
         for _ in range(MAX_REDIRECTS):
-            async with self._client.stream(method, url, headers=headers, **request.body) as response:
-                if not response.has_redirect_location:
-                    return await _answer_text(response, place)
-                url = _next(response, method, place)
+            answer = await fetch(self._client, method, url, cut=True, headers=headers, **request.body)
+            if not _is_redirect(answer):
+                return _answer_text(answer, place)
+            url = _next(url, answer, method, place)
         raise ToolFailed(f"{place} was redirected more than {MAX_REDIRECTS} times.")
 
     def _lost(self, method: str, place: str, error: Exception) -> str:
         reason = (
             f"no answer within {self.options.timeout:g} s"
-            if isinstance(error, TimeoutError | httpx.TimeoutException)
+            if isinstance(error, TimeoutError | httpx2.TimeoutException)
             else str(error) or type(error).__name__
         )
         if method in _SAFE:
@@ -167,65 +188,73 @@ def _one_of_each(*sources: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for source in sources for name, value in source.items()}
 
 
-def _next(response: httpx.Response, method: str, place: str) -> httpx.URL:
+def _is_redirect(answer: Answer) -> bool:
+    return answer.status in (301, 302, 303, 307, 308) and "location" in answer.headers
+
+
+def _next(url: httpx2.URL, answer: Answer, method: str, place: str) -> httpx2.URL:
     """Where a redirect within the origin leads."""
-    target = response.url.join(response.headers["location"])
-    same_origin = (target.scheme, target.host, target.port) == (
-        response.url.scheme,
-        response.url.host,
-        response.url.port,
-    )
-    keeps_method = method in ("GET", "HEAD") or response.status_code in (307, 308)
-    if not same_origin or not keeps_method:
+    location = answer.headers["location"]
+    try:
+        target = url.join(location)
+    except httpx2.InvalidURL:
+        raise ToolFailed(f"{place} was redirected to what is no URL: not followed.") from None
+    same_origin = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
+    keeps_method = method in ("GET", "HEAD") or answer.status in (307, 308)
+    if not same_origin or target.userinfo or not keeps_method:
         raise ToolFailed(f"{place} was redirected to {shown(str(target))}: not followed.")
     return target
 
 
-async def _answer_text(response: httpx.Response, place: str) -> str:
-    content, _ = await _read(response, MAX_ANSWER)
-    status = f"{response.status_code} {response.reason_phrase}".strip()
-    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status_code >= 400:
+def _answer_text(answer: Answer, place: str) -> str:
+    status, content = f"{answer.status} {answer.reason}".strip(), answer.content
+    if answer.status >= 400:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
         raise ToolFailed(f"{place} answered {status}: {reason}")
     if not content:
         return f"Done ({status}); the answer has no content."
-    text = _decoded(content, media_type, response.charset_encoding)
+    text = _decoded(content, answer.media_type, answer.charset)
     if text is None:
-        return described(content, media_type or "application/octet-stream")
+        return described(content, answer.media_type or "application/octet-stream")
     return bounded(text)
 
 
-def _decoded(content: bytes, media_type: str, charset: str | None) -> str | None:
+def _decoded(content: bytes, media_type: str, charset: str) -> str | None:
     """The content as text, None where it is none."""
     if media_type.startswith("text/") or media_type.endswith(_TEXTUAL) or not media_type:
         try:
-            return content.decode(charset or "utf-8", "replace" if media_type else "strict")
+            return content.decode(charset, "replace" if media_type else "strict")
         except (LookupError, UnicodeDecodeError):
             return None
     return None
 
 
-async def _read(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
-    """Up to `limit` bytes, and whether there were more."""
-    content = bytearray()
-    async for piece in response.aiter_bytes():
-        content += piece
-        if len(content) > limit:
-            return bytes(content[:limit]), True
-    return bytes(content), False
-
-
-def _client(options: RemotePluginOptions) -> httpx.AsyncClient:
-    no_cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
-    return httpx.AsyncClient(
+def _client(options: RemotePluginOptions, url: str) -> Client:
+    return Client(
+        url,
+        seconds=options.timeout,
+        limit=MAX_ANSWER,
         headers={"Accept": "application/json, text/*;q=0.9, */*;q=0.5"},
-        timeout=options.timeout,
         verify=options.verify_ssl,
-        cookies=no_cookies,
-        follow_redirects=False,
-        limits=httpx.Limits(max_connections=100, max_keepalive_connections=20),
+        cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
+        limits=httpx2.Limits(max_connections=100, max_keepalive_connections=20),
     )
+
+
+def _server(options: RemotePluginOptions, document: Json, where: str) -> str:
+    """Where requests go. A document that was fetched names its own origin; none chooses who gets secrets."""
+    if options.server_url is not None:
+        return options.server_url.rstrip("/")
+    named = server_of(document)
+    if named is None:
+        raise ToolsetError(f"{where} names no absolute server URL. Set server_url.")
+    secret = options.headers or options.pass_user_token or options.on_behalf_of_scopes
+    if is_http_url(options.openapi_json_path):
+        if not same_origin(named, options.openapi_json_path):
+            raise ToolsetError(f"{where} names a server elsewhere, {shown(named)}. Set server_url to use it.")
+    elif secret:
+        raise ToolsetError(f"{where} must not choose who is sent credentials. Set server_url.")
+    return named.rstrip("/")
 
 
 def _chosen(found: list[Operation], options: RemotePluginOptions, where: str) -> list[Operation]:
@@ -239,6 +268,8 @@ def _chosen(found: list[Operation], options: RemotePluginOptions, where: str) ->
         chosen = [there[name] for name in options.operations]
     if not chosen:
         raise ToolsetError(f"{where} has no operation.")
+    if len(chosen) > MAX_OPERATIONS:
+        raise ToolsetError(f"{where} has more than {MAX_OPERATIONS:,} operations. Choose with `operations`.")
     return chosen
 
 
@@ -247,31 +278,29 @@ def _chosen(found: list[Operation], options: RemotePluginOptions, where: str) ->
 
 async def _content(place: str) -> bytes:
     """The document's bytes: of a file, or fetched once."""
+    if not is_http_url(place):
+        return await asyncio.to_thread(_file_content, Path(place))
     try:
-        if not is_http_url(place):
-            return await asyncio.to_thread(_file_content, Path(place))
-        async with (
-            asyncio.timeout(DOCUMENT_TIMEOUT),
-            httpx.AsyncClient(follow_redirects=True, max_redirects=MAX_REDIRECTS) as client,
-            client.stream("GET", place) as response,
-        ):
-            response.raise_for_status()
-            content, cut = await _read(response, MAX_DOCUMENT)
-    except (OSError, httpx.HTTPError) as error:
-        raise ToolsetError(f"The OpenAPI document {shown(place)} cannot be read: {_reason(error)}") from error
-    if cut:
-        raise ToolsetError(f"The OpenAPI document {shown(place)} is larger than {MAX_DOCUMENT:,} bytes.")
-    return content
-
-
-def _reason(error: Exception) -> str:
-    """An HTTP status in words of our own: those of the library quote the whole URL."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"{error.response.status_code} {error.response.reason_phrase}".strip()
-    return str(error) or type(error).__name__
+        async with Client(place, seconds=DOCUMENT_TIMEOUT, limit=MAX_DOCUMENT) as client:
+            answer = await fetch(client, "GET", place)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise _unreadable(place, str(error) or type(error).__name__) from error
+    if answer.status != 200:
+        # in words of our own: those of the library quote the whole URL
+        reason = f"{answer.status} {answer.reason}".strip()
+        where = shown(answer.headers["location"]) if _is_redirect(answer) else ""
+        raise _unreadable(place, f"{reason}, to {where}: name that URL" if where else reason)
+    return answer.content
 
 
 def _file_content(path: Path) -> bytes:
-    if path.stat().st_size > MAX_DOCUMENT:
-        raise ToolsetError(f"The OpenAPI document {path} is larger than {MAX_DOCUMENT:,} bytes.")
-    return path.read_bytes()
+    try:
+        if path.stat().st_size > MAX_DOCUMENT:
+            raise _unreadable(str(path), f"it is larger than {MAX_DOCUMENT:,} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(str(path), str(error)) from error
+
+
+def _unreadable(place: str, reason: str) -> ToolsetError:
+    return ToolsetError(f"The OpenAPI document {shown(place)} cannot be read: {reason}.")

@@ -8,17 +8,28 @@ recursive schema does not survive.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.openapi_schema import Schemas, allows_null, resolved
+from tealagents.tools.openapi_schema import OMITTED, Schemas, allows_null, resolved
 from tealagents.tools.options import told
+
+#: values that a document may hold, each alias counted as what it stands for
+MAX_VALUES = 1_000_000
+#: marks between values that a document may hold: what bounds the memory that reading it takes
+MAX_MARKS = 2_500_000
+#: characters of one tool's arguments that the model is told; those beyond it are told as "anything"
+MAX_SCHEMA = 100_000
+#: operations of a document that become tools
+MAX_OPERATIONS = 2_000
 
 Location = Literal["path", "query", "header", "cookie"]
 
@@ -127,8 +138,12 @@ class _Operation(_Part):
 def parsed(content: bytes, where: str) -> Json:
     """The document as JSON. `ToolsetError` where it is none, or none that is understood."""
     try:
-        text = content.decode("utf-8-sig")
-        document = json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)  # noqa: S506
+        document = _value(content)
+        _count(document, {})
+    except _TooManyValues:
+        raise ToolsetError(
+            f"{where} holds more than {MAX_VALUES:,} values, those of aliases included."
+        ) from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ToolsetError(f"{where} is neither JSON nor YAML: {error}") from error
     if not isinstance(document, dict):
@@ -138,6 +153,30 @@ def parsed(content: bytes, where: str) -> Json:
     if not str(document.get("openapi", "")).startswith("3."):
         raise ToolsetError(f"{where} does not say 'openapi: 3.…'; OpenAPI 3.0 and 3.1 are understood.")
     return document
+
+
+class _TooManyValues(Exception):
+    """A document whose values, written out, would fill the memory."""
+
+
+def _value(content: bytes) -> Any:
+    if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
+        raise _TooManyValues
+    text = content.decode("utf-8-sig")
+    return json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)  # noqa: S506
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """How many values a document stands for: aliases of aliases multiply, though they take no memory yet."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MAX_VALUES  # an alias of what it is part of has no end
+        parts = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(part, known) for part in parts)
+    if known[id(value)] > MAX_VALUES:
+        raise _TooManyValues
+    return known[id(value)]
 
 
 class _Yaml(yaml.SafeLoader):
@@ -177,8 +216,22 @@ def operations(document: Json, where: str) -> list[Operation]:
         for method in _METHODS:
             if isinstance(item.get(method), dict):
                 place = f"{where}: {method.upper()} {path}"
+                _check_path(path, place)
                 found.append(_operation(document, schemas, path, method, item, place))
     return found
+
+
+def _check_path(path: str, where: str) -> None:
+    """A path is appended to the server's URL: it must not change whose URL that is, nor leave its base."""
+    if not path.startswith("/") or not path.isprintable() or leaves_base(path):
+        raise ToolsetError(f"{where}: a path begins with / and has no step that leaves the server's URL.")
+
+
+def leaves_base(path: str) -> bool:
+    """Whether a server could read the path as one of another base: it has `.` or `..` for a step."""
+    plain = unquote(re.split(r"[?#]", path, maxsplit=1)[0])
+    steps = (step.partition(";")[0].strip() for step in re.split(r"[/\\]", plain))
+    return any(step in (".", "..") for step in steps)
 
 
 def _operation(document: Json, schemas: Schemas, path: str, method: str, item: Json, where: str) -> Operation:
@@ -227,6 +280,9 @@ class _Arguments:
         self._where = where
         self._properties: Json = {}
         self._required: list[str] = []
+        self._size = 0
+        #: how many arguments have been told apart from another of the same name
+        self._taken: Counter[tuple[str, str]] = Counter()
         self.parameters: list[Parameter] = []
         self.body: Body | None = None
 
@@ -309,6 +365,9 @@ class _Arguments:
         )
 
     def _add(self, argument: str, schema: Any, required: bool, description: str | None) -> None:
+        self._size += len(json.dumps(schema, default=str)) + len(description or "")
+        if self._size > MAX_SCHEMA:
+            schema, description = dict(OMITTED), None
         if description and isinstance(schema, dict) and "description" not in schema:
             schema = {**schema, "description": description}
         self._properties[argument] = schema
@@ -318,10 +377,10 @@ class _Arguments:
     def _free(self, name: str, location: str) -> str:
         """The name as an argument; one that is taken by another place is told apart by its own."""
         plain = argument = _argument_name(name)
-        number = 1
         while argument in self._properties:
+            self._taken[plain, location] += 1
+            number = self._taken[plain, location]
             argument = f"{plain}_{location}" + (str(number) if number > 1 else "")
-            number += 1
         return argument
 
 

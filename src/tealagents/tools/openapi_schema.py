@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -11,6 +12,8 @@ from tealagents.tools.errors import ToolsetError
 
 #: characters of the definitions that one tool may bring along; those beyond it are told as "anything"
 MAX_DEFINITIONS = 60_000
+#: parts that a schema may be put together of (`allOf`), each counted as often as it is named
+MAX_PARTS = 1_000
 #: characters of an example that is shown
 MAX_EXAMPLE = 200
 
@@ -21,7 +24,7 @@ _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
-_OMITTED = {"description": "any value; its schema is too large to be shown"}
+OMITTED = {"description": "any value; its schema is too large to be shown"}
 
 
 class Fields(NamedTuple):
@@ -75,9 +78,13 @@ class Schemas:
     def __init__(self, document: Json, where: str) -> None:
         self._document = document
         self._where = where
-        #: reference → its name among `$defs`
+        #: reference → its name among `$defs`, and back
         self._names: dict[str, str] = {}
+        self._references: dict[str, str] = {}
+        #: how many names have been made of one
+        self._alike: Counter[str] = Counter()
         self._converted: dict[str, Any] = {}
+        self._looks = 0
 
     def converted(self, schema: Any) -> Any:
         """JSON Schema for what OpenAPI (3.0 or 3.1) says; what only the server may set is left out."""
@@ -124,26 +131,28 @@ class Schemas:
         """All that `schema` refers to, however far, nearest first, up to `MAX_DEFINITIONS`."""
         found: Json = {}
         size = 0
-        waiting = list(_references(schema))
+        waiting = deque(_references(schema))
         while waiting:
-            name = waiting.pop(0)
+            name = waiting.popleft()
             if name in found:
                 continue
             definition = self._definition(name)
             size += len(json.dumps(definition, default=str))
-            found[name] = definition if size <= MAX_DEFINITIONS else dict(_OMITTED)
+            found[name] = definition if size <= MAX_DEFINITIONS else dict(OMITTED)
             waiting += _references(found[name])
         return found
 
     def object_fields(self, schema: Any) -> Fields | None:
         """The fields where the schema is an object with known ones and nothing to choose between."""
+        self._looks = 0
         fields = self._fields(schema, ())
         if fields is None or not fields.properties:
             return None
         return fields
 
     def _fields(self, schema: Any, seen: Sequence[str]) -> Fields | None:
-        if not isinstance(schema, dict):
+        self._looks += 1
+        if not isinstance(schema, dict) or self._looks > MAX_PARTS:
             return None
         if "$ref" in schema:
             reference = str(schema["$ref"])
@@ -169,17 +178,18 @@ class Schemas:
 
     def _name(self, reference: str) -> str:
         if reference not in self._names:
-            plain = _FORBIDDEN_IN_NAME.sub("_", unquote(reference).rpartition("/")[2]) or "schema"
-            name, number = plain, 2
-            while name in self._names.values():
-                name, number = f"{plain}_{number}", number + 1
+            plain = name = _FORBIDDEN_IN_NAME.sub("_", unquote(reference).rpartition("/")[2]) or "schema"
+            while name in self._references:
+                self._alike[plain] += 1
+                name = f"{plain}_{self._alike[plain] + 1}"
             self._names[reference] = name
+            self._references[name] = reference
         return self._names[reference]
 
     def _definition(self, name: str) -> Any:
         if name not in self._converted:
-            reference = next(key for key, value in self._names.items() if value == name)
-            self._converted[name] = self.converted(pointed_at(self._document, reference, self._where))
+            target = pointed_at(self._document, self._references[name], self._where)
+            self._converted[name] = self.converted(target)
         return self._converted[name]
 
 

@@ -3,17 +3,34 @@
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
 import yaml
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tealagents.domain.ports import Governance
 from tealagents.options import Flag, HttpUrl, Options, Seconds, Text, Words
-from tealagents.tools.catalogue import GovernanceOverride
+from tealagents.outbound.addresses import is_http_url
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
 
 TrustLevel = Literal["trusted", "sandboxed", "untrusted"]
+Cost = Literal["low", "medium", "high"]
+Sensitivity = Literal["public", "proprietary", "confidential", "sensitive"]
+
+
+class GovernanceOverride(Options):
+    """Part of a tool's governance, as an MCP server's entry in the config says it; the rest stays."""
+
+    requires_hitl: Flag | None = None
+    """Whether a human approves each call."""
+    cost: Cost | None = None
+    """What a call costs."""
+    data_sensitivity: Sensitivity | None = None
+    """The most sensitive data that a call may touch."""
+
+    def over(self, governance: Governance) -> Governance:
+        return replace(governance, **self.model_dump(exclude_none=True))
 
 
 class MCPServerOptions(Options):
@@ -83,6 +100,10 @@ class MCPServerOptions(Options):
         needed = "command" if self.transport == "stdio" else "url"
         if getattr(self, needed) is None:
             raise ValueError(f"transport {self.transport} needs '{needed}'")
+        if self.oauth_client_secret and not self.auth_server:
+            raise ValueError(
+                "oauth_client_secret needs auth_server, or the server would choose who is sent it"
+            )
         if self.transport == "stdio" and self.on_behalf_of_scopes:
             raise ValueError("on_behalf_of_scopes needs transport http: a program has no caller")
         return self
@@ -122,19 +143,6 @@ class RemotePluginOptions(BaseModel):
 
 class _RemotePluginFile(BaseModel):
     remote_plugins: list[RemotePluginOptions]
-
-
-def is_http_url(text: str) -> bool:
-    parts = urlsplit(text)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def shown(place: str) -> str:
-    """A path or URL as texts show it: without what may be secret in a URL, its user, query and fragment."""
-    if not is_http_url(place):
-        return place
-    parts = urlsplit(place)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def remote_plugins(file: Path, names: list[str], environment: Mapping[str, str]) -> list[RemotePluginOptions]:

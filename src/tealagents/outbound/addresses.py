@@ -1,0 +1,122 @@
+"""Addresses: which are this machine's, which are public, and where a proxy is in between."""
+
+import asyncio
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+__all__ = [
+    "host_of",
+    "is_http_url",
+    "is_loopback",
+    "is_loopback_host",
+    "origin",
+    "proxy_for",
+    "public_address",
+    "same_origin",
+    "shown",
+]
+
+Address = IPv4Address | IPv6Address
+
+
+def host_of(url: str) -> str:
+    """The host that a URL names, empty where it names none or cannot be read."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def origin(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port; the port that a scheme implies is written out. `ValueError`."""
+    parts = urlsplit(url)
+    implied = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname or "", parts.port or implied
+
+
+def same_origin(one: str, other: str) -> bool:
+    """Whether two URLs have one origin; False where one of them cannot be read."""
+    try:
+        return origin(one) == origin(other)
+    except ValueError:
+        return False
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the URL's host is this machine."""
+    return is_loopback_host(host_of(url))
+
+
+def is_loopback_host(host: str) -> bool:
+    """`localhost`, or a loopback address. No name counts as one, whatever it begins with."""
+    address = _address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
+
+
+def is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+def shown(place: str) -> str:
+    """A path or URL as texts show it: without what may be secret in a URL, its user, query and fragment."""
+    if not is_http_url(place):
+        return place
+    parts = urlsplit(place)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+async def public_address(url: str) -> str | None:
+    """What to connect to for the URL's host, where all of its addresses are public; else None.
+
+    The address rather than the name: asked again, the name could stand for another one. Behind a proxy,
+    which looks names up itself, it is the name, and only an address written in the URL can be judged.
+    """
+    host = host_of(url)
+    address = _address(host)
+    if address is not None:
+        return host if address.is_global else None
+    if proxy_for(url) is not None:
+        return None if host.lower() == "localhost" else host
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return None
+    texts = [str(entry[4][0]).partition("%")[0] for entry in found]
+    if not all((one := _address(text)) is not None and one.is_global for text in texts):
+        return None
+    return texts[0] if texts else None
+
+
+def _address(host: str) -> Address | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for the URL (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`, …).
+
+    Never one for loopback. `ValueError` for a kind that we cannot speak to.
+    """
+    scheme, host = urlsplit(url).scheme, host_of(url)
+    if is_loopback_host(host) or proxy_bypass(host):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if urlsplit(proxy).scheme not in {"http", "https"}:
+        raise ValueError(
+            f"the proxy for {scheme}:// URLs must be an HTTP proxy, not {urlsplit(proxy).scheme}"
+        )
+    return proxy

@@ -1,0 +1,233 @@
+"""HTTP clients whose answers cannot hurt: bounded in bytes, headers and time, and never unfolded.
+
+Every answer, whatever its status and type:
+
+- is asked for as it is (`Accept-Encoding: identity`), and refused in any other encoding: 3 KB of gzip
+  within gzip are gigabytes;
+- is counted as it comes from the wire, and given up beyond `limit` bytes, or after `seconds`;
+- has at most `MAX_HEADERS` bytes of headers;
+- is read from the server that was asked: no redirect is followed. Loopback is called without a proxy.
+"""
+
+import asyncio
+import codecs
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import httpx2
+import msgspec
+
+from tealagents.domain.models import Json
+from tealagents.outbound.addresses import is_loopback
+
+__all__ = [
+    "MAX_ANSWER",
+    "MAX_HEADERS",
+    "Answer",
+    "Client",
+    "FromThread",
+    "TooLarge",
+    "Unacceptable",
+    "fetch",
+    "json_object",
+    "refusal",
+]
+
+#: bytes of an answer, where a caller does not say less
+MAX_ANSWER = 4_000_000
+#: bytes of an answer's headers
+MAX_HEADERS = 65_536
+
+
+class Unacceptable(httpx2.TransportError):
+    """An answer that is not read, or not read to its end. The text says why, and quotes nothing."""
+
+
+class TooLarge(Unacceptable):
+    """An answer of which `limit` bytes have been read, and that goes on."""
+
+
+class Answer(NamedTuple):
+    """An answer that has been read whole."""
+
+    status: int
+    reason: str
+    headers: httpx2.Headers
+    content: bytes
+
+    @property
+    def media_type(self) -> str:
+        """Lower case, without parameters; empty where the server names none."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def charset(self) -> str:
+        """What the server says that its text is encoded in; UTF-8 where it says nothing that is a charset.
+
+        Python knows codecs that are none, and some of them take hours for a megabyte (`punycode`).
+        """
+        named = _CHARSET.search(self.headers.get("content-type", "")[:500])
+        try:
+            return codecs.lookup(named[1]).name if named and _TEXT.match(named[1]) else "utf-8"
+        except LookupError:
+            return "utf-8"
+
+
+_CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE | re.ASCII)
+_TEXT = re.compile(r"utf|us|ascii|iso|latin|windows|cp|big5|gb|euc|shift|koi8|mac", re.IGNORECASE)
+
+
+def refusal(headers: Iterable[tuple[bytes, bytes]], encodings: Iterable[str]) -> str | None:
+    """Why an answer with these headers, and these content encodings, is not read; None where it is."""
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADERS:
+        return f"the headers of the answer are larger than {MAX_HEADERS:,} bytes"
+    if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
+        return "the answer came in a content encoding, and none was asked for"
+    return None
+
+
+class Client(httpx2.AsyncClient):
+    """A client of the server at `url`.
+
+    - `limit`: bytes of an answer's body
+    - `seconds`: from sending a request to the last byte of its answer
+    - `streams`: bodies of `text/event-stream` go on for as long as they like; who reads them bounds each
+      event
+    """
+
+    def __init__(
+        self, url: str, *, seconds: float, limit: int = MAX_ANSWER, streams: bool = False, **options: Any
+    ) -> None:
+        options.setdefault("timeout", seconds)
+        if options.setdefault("verify", True) is True:
+            options["verify"] = _tls()
+        super().__init__(trust_env=not is_loopback(url), follow_redirects=False, **options)
+        self._seconds = seconds
+        self._limit = limit
+        self._streams = streams
+
+    async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
+        """As `httpx2` does it; raises `Unacceptable` besides."""
+        request.headers["accept-encoding"] = "identity"
+        due = asyncio.get_running_loop().time() + self._seconds
+        try:
+            async with asyncio.timeout_at(due):
+                response = await super().send(request, stream=True, **options)
+        except TimeoutError:
+            raise _too_slow(self._seconds) from None
+        try:
+            _check(response)
+            if not (self._streams and _is_stream(response)):
+                response.stream = _Bounded(response.stream, self._limit, due, self._seconds)
+            if not stream:
+                await response.aread()
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
+
+
+class FromThread:
+    """A client called from threads that may block: it sends from the event loop that this was made in.
+
+    Has the shape that msal asks of an HTTP client.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+
+    def get(self, url: str, **content: Any) -> httpx2.Response:
+        return self.request("GET", url, **content)
+
+    def post(self, url: str, **content: Any) -> httpx2.Response:
+        return self.request("POST", url, **content)
+
+    def request(self, method: str, url: str, **content: Any) -> httpx2.Response:
+        """One answer, read whole. `httpx2.HTTPError`."""
+        sending = self._client.request(method, url, **content)
+        return asyncio.run_coroutine_threadsafe(sending, self._loop).result()
+
+
+async def fetch(
+    client: Client, method: str, url: httpx2.URL | str, *, cut: bool = False, **content: Any
+) -> Answer:
+    """One answer, whole. `httpx2.HTTPError`, of which `Unacceptable` is one; `httpx2.InvalidURL`.
+
+    With `cut`, the beginning of one that is too large is an answer, too.
+    """
+    body = bytearray()
+    async with client.stream(method, url, **content) as response:
+        try:
+            async for piece in response.aiter_raw():
+                body += piece
+        except TooLarge:
+            if not cut:
+                raise
+    return Answer(response.status_code, response.reason_phrase, response.headers, bytes(body))
+
+
+def json_object(content: bytes) -> Json | None:
+    """The JSON object, or None where it is none."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all clients: reading the certificates of the authorities takes 20 ms and more."""
+    return httpx2.create_ssl_context()
+
+
+def _check(response: httpx2.Response) -> None:
+    reason = refusal(response.headers.raw, response.headers.get_list("content-encoding"))
+    if reason is not None:
+        raise Unacceptable(reason)
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    kind: str = response.headers.get("content-type", "")
+    return response.status_code < 300 and kind.lower().startswith("text/event-stream")
+
+
+def _too_slow(seconds: float) -> Unacceptable:
+    return Unacceptable(f"no whole answer within {seconds:g} s")
+
+
+def _counted(size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge(f"the answer is larger than {limit:,} bytes")
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body, up to `limit` bytes, until `due`."""
+
+    def __init__(self, body: Any, limit: int, due: float, seconds: float) -> None:
+        self._body: httpx2.AsyncByteStream = body
+        self._limit = limit
+        self._due = due
+        self._seconds = seconds
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        pieces = aiter(self._body)
+        while True:
+            try:
+                async with asyncio.timeout_at(self._due):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise _too_slow(self._seconds) from None
+            size += len(piece)
+            _counted(size, self._limit)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._body.aclose()

@@ -1,0 +1,242 @@
+"""Everything that reads bytes from outside, against a server that answers as no server should."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx2
+import outbound_places
+import pytest
+from hostile_server import HostileServer
+from outbound_places import PLACES, Ending
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tools_setup import served
+
+import tealagents
+from tealagents.outbound.addresses import is_loopback, public_address
+from tealagents.outbound.reading import MAX_HEADERS, Answer, Client, Unacceptable, fetch
+
+SOURCE = Path(tealagents.__file__).parent
+
+MANNERS = (
+    "nested_gzip",
+    "endless_body",
+    "endless_error",
+    "endless_stream",
+    "dense_json",
+    "deep_json",
+    "huge_header",
+    "redirect",
+    "html",
+)
+SLOW_MANNERS = ("dribble", "dribbled_headers")
+#: how a place may end: with an error that says what happened, of the kind that its callers expect
+REPORTED = {"ToolFailed", "ToolsetError", "InvalidRequest", "KeysUnreadable", "ModelFailed", "ModelTimeout"}
+#: megabytes over the idle process
+MEMORY = 300
+#: seconds in which a busy machine gives every event loop a turn; the probes of old took from 12 to 31
+STALL = 8.0
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[HostileServer]:
+    with HostileServer("html") as server:
+        yield server
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured as Linux tells it")
+@pytest.mark.parametrize(("manners", "how"), [(MANNERS, "apart"), (SLOW_MANNERS, "together")])
+def test_no_place_is_hurt_by_what_it_reads(
+    manners: Sequence[str], how: str, elsewhere: HostileServer
+) -> None:
+    """Each place ends in time, within the memory, with the loop free for others, and says why; nothing goes
+    to where a redirect leads, nor to the proxy that is not for loopback."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(HostileServer(manner, elsewhere.url)) for manner in manners]
+        output = subprocess.run(
+            [sys.executable, outbound_places.__file__, how, *(server.url for server in servers)],
+            env={**os.environ, "NO_PROXY": "", "HTTP_PROXY": elsewhere.url, "http_proxy": elsewhere.url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=300,
+            check=True,
+        ).stdout
+    lines = output.splitlines()
+    for manner, line in zip(manners, lines, strict=True):
+        endings = [Ending(*ending) for ending in json.loads(line)]
+        assert [ending.place for ending in endings] == list(PLACES)
+        hurt = [
+            ending
+            for ending in endings
+            if ending.peak > MEMORY or ending.longest > STALL or not ending.text.strip()
+        ]
+        assert hurt == [], manner
+        # what an operation of a service answers is the model's to read, whatever it is, as far as it goes
+        assert [
+            ending
+            for ending in endings
+            if ending.kind not in REPORTED
+            and (ending.kind, ending.place) not in (("answer", "openapi_get"), ("answer", "openapi_post"))
+        ] == [], manner
+    assert elsewhere.asked == []
+
+
+#: calls that open a way to the outside → what becomes of them
+CLIENTS = {
+    *("httpx.Client", "httpx.AsyncClient", "httpx.get", "httpx.post", "httpx.stream", "httpx.request"),
+    *("httpx2.Client", "httpx2.AsyncClient", "httpx2.get", "httpx2.post", "httpx2.stream", "httpx2.request"),
+    *("aiohttp.ClientSession", "requests.Session", "requests.get", "requests.post", "urlopen"),
+    *("http.client.HTTPConnection", "http.client.HTTPSConnection", "websockets.connect"),
+    *("socket.create_connection", "asyncio.open_connection", "open_connection"),
+    *("streamable_http_client", "sse_client", "stdio_client", "Client", "ReportingClient"),
+    *("openai.AsyncOpenAI", "openai.AsyncAzureOpenAI", "openai.OpenAI"),
+    *("msal.ConfidentialClientApplication", "msal.PublicClientApplication", "msal.ManagedIdentityClient"),
+    *("AsyncMemoryClient", "AsyncMemory.from_config", "MemoryClient", "get_session"),
+    *("OTLPSpanExporter", "OTLPMetricExporter", "OTLPLogExporter", "PyJWKClient"),
+}
+#: modules whose clients are not in the table, and why they need not be
+EXEMPT = {
+    "outbound/reading.py": "the bounded client itself",
+    "tools/mcp_connection.py": "the session on top of the transports that are in the table",
+    "stores/dynamodb_service.py": "the operator's own database",
+    "stores/pool.py": "the operator's own database",
+    "stores/redis_nodes.py": "the operator's own database",
+    "telemetry/exporting.py": "sends to the operator's collector, and reads no more than a status",
+    "threads/mem0.py": "the operator's own memory service, by the library that it comes with",
+    "cli/serve.py": "looks whether its own port answers",
+    "cli/token.py": "a command line's, not the service's",
+    "cli/chat/__init__.py": "a command line's, not the service's",
+    "cli/chat/finding.py": "a command line's, not the service's",
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if not name.startswith(("testing/", "client/", "llm/offline/")):
+            yield name, ast.parse(path.read_text())
+
+
+def test_every_client_in_the_source_is_in_the_table() -> None:
+    """A new way to the outside is either tried against the hostile server, or exempt for a reason; a client
+    that another class is derived from is one, too."""
+    found: set[str] = set()
+    for name, tree in modules():
+        for node in ast.walk(tree):
+            called = [node.func] if isinstance(node, ast.Call) else []
+            derived = node.bases if isinstance(node, ast.ClassDef) else []
+            if CLIENTS & {ast.unparse(one) for one in (*called, *derived)}:
+                found.add(name)
+    tried = {module for module, _ in PLACES.values()}
+    assert found - tried - EXEMPT.keys() == set()
+    assert tried - found == set()
+    assert EXEMPT.keys() & tried == set()
+
+
+def test_no_module_reads_with_a_client_that_is_not_bounded() -> None:
+    """What the service reads from outside goes through `outbound`, or through the model's own wire."""
+    unbounded = {"httpx", "requests", "urllib3", "http.client"}
+    users = set()
+    for name, tree in modules():
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names.append(node.module or "")
+            if unbounded & set(names):
+                users.add(name)
+    assert users <= EXEMPT.keys()
+
+
+# --- the client itself ---------------------------------------------------------------------------
+
+
+async def answered(url: str, **options: object) -> Answer:
+    async with Client(url, seconds=5, **options) as client:  # type: ignore[arg-type]
+        return await fetch(client, "GET", url)
+
+
+async def test_no_encoding_is_asked_for_whatever_the_caller_says() -> None:
+    """The header that would invite a compressed answer is always the same."""
+    asked: list[str] = []
+
+    async def note(request: Request) -> PlainTextResponse:
+        asked.append(request.headers["accept-encoding"])
+        return PlainTextResponse("fine")
+
+    with served(Starlette(routes=[Route("/", note)])) as url:
+        assert (await answered(url, headers={"accept-encoding": "gzip"})).content == b"fine"
+    assert asked == ["identity"]
+
+
+async def test_headers_are_bounded_together() -> None:
+    """Many headers of a common size are refused as one huge header is."""
+
+    async def many(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("", headers={f"x-{n}": "x" * 1000 for n in range(MAX_HEADERS // 1000 + 1)})
+
+    with served(Starlette(routes=[Route("/", many)])) as url, pytest.raises(Unacceptable, match="headers"):
+        await answered(url)
+
+
+@pytest.mark.parametrize(
+    ("named", "read"),
+    [
+        ("text/plain; charset=latin-1", "iso8859-1"),
+        ('text/plain;charset="windows-1252"', "cp1252"),
+        ("text/plain; charset=punycode", "utf-8"),
+        ("text/plain; charset=idna", "utf-8"),
+        ("text/plain; charset=unheard-of", "utf-8"),
+        ("text/plain", "utf-8"),
+        ('text/plain; x="' + ';"' * 30_000, "utf-8"),
+    ],
+)
+def test_only_charsets_are_charsets(named: str, read: str) -> None:
+    """Python has codecs that are none, and take hours for a megabyte."""
+    assert Answer(200, "OK", httpx2.Headers({"content-type": named}), b"").charset == read
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:80/x", True),
+        ("http://127.1.2.3", True),
+        ("http://localhost:1", True),
+        ("http://LOCALHOST", True),
+        ("http://[::1]:80", True),
+        ("http://[::ffff:127.0.0.1]", True),
+        ("http://127.evil.example", False),
+        ("http://127.0.0.1.evil.example", False),
+        ("http://localhost.evil.example", False),
+        ("http://10.0.0.1", False),
+        ("http://[", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_an_address(url: str, here: bool) -> None:
+    """A name that begins like one is another machine's."""
+    assert is_loopback(url) is here
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
+        *("0.0.0.0", "[::1]", "[::]", "[fe80::1]", "[fc00::1]", "[::ffff:10.0.0.1]", "no-such-name.invalid"),
+    ],
+)
+async def test_private_addresses_are_not_public(host: str) -> None:
+    """Nor is a name that stands for one, or for none."""
+    assert await public_address(f"https://{host}/x") is None
+
+
+async def test_public_addresses_are_public() -> None:
+    """An address that is written in a URL is taken as it is."""
+    assert await public_address("https://93.184.215.14/x") == "93.184.215.14"

@@ -1,0 +1,366 @@
+"""Documents and servers that mean harm: where requests go, and what of a text is looked at."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hostile_server import HostileServer
+from oauth_setup import CALLBACK, Pretender, pretending
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tools_setup import Context, by_name, served
+
+from tealagents.domain.errors import ToolFailed
+from tealagents.llm.failures import complaint_of_body, page, told
+from tealagents.outbound import addresses
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.oauth import Consents
+from tealagents.tools.oauth_servers import (
+    Challenge,
+    ProtectedServer,
+    issuer_of,
+    resource_metadata,
+    server_metadata,
+)
+from tealagents.tools.openapi import OpenAPIPlugin
+from tealagents.tools.openapi_document import MAX_SCHEMA, operations, parsed
+from tealagents.tools.options import MCPServerOptions, RemotePluginOptions
+
+Json = dict[str, Any]
+
+
+class Seen:
+    """A service that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.url = ""
+
+    async def answer(self, request: Request) -> PlainTextResponse:
+        self.paths.append(request.scope["raw_path"].decode())
+        return PlainTextResponse("fine")
+
+
+@contextmanager
+def seeing() -> Iterator[Seen]:
+    seen = Seen()
+    with served(Starlette(routes=[Route("/{path:path}", seen.answer, methods=["GET", "POST"])])) as url:
+        seen.url = url
+        yield seen
+
+
+def document(path: str = "/x", **more: Any) -> Json:
+    return {"openapi": "3.0.3", "paths": {path: {"get": {"operationId": "run", **more}}}}
+
+
+async def call(folder: Path, paths: Json, server: str | None, arguments: Json) -> str:
+    """What a tool answers whose document is a file; with a key that must not go astray."""
+    file = folder / "openapi.json"
+    file.write_text(json.dumps(paths))
+    entry = RemotePluginOptions(
+        plugin_name="Api",
+        openapi_json_path=str(file),
+        server_url=server,
+        headers={"x-key": "secret"},
+    )
+    async with OpenAPIPlugin(entry) as plugin:
+        return await by_name(plugin)["Api-run"].call(Context(), arguments)
+
+
+# --- where requests go ---------------------------------------------------------------------------
+
+#: `ELSEWHERE` stands for a listener on another port, `PORT` for that port
+PATHS = (
+    "@ELSEWHERE/x",
+    ":PORT/x",
+    ".evil.example/x",
+    "x",
+    "",
+    "?a=@ELSEWHERE",
+    "#@ELSEWHERE",
+    "http://ELSEWHERE/x",
+    "https:ELSEWHERE",
+    "\\@ELSEWHERE/x",
+    "\t@ELSEWHERE/x",
+    " @ELSEWHERE/x",
+    "%40ELSEWHERE/x",
+    "user:pw@ELSEWHERE/x",
+    "/../../admin",
+    "/..",
+    "/.",
+    "/./x",
+    "/x/../../admin",
+    "/x/..",
+    "/%2e%2e/admin",
+    "/%2E%2e/admin",
+    "/.%2e/admin",
+    "/..%2fadmin",
+    "/..%5cadmin",
+    "/..\\admin",
+    "/\\..\\admin",
+    "/x;a=b/..;/admin",
+    "/..;x=y/admin",
+    "/ .. /admin",
+    "/x\n/../admin",
+    "/x\r\nHost: ELSEWHERE",
+    "/x\0",
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_path_that_leaves_its_server_is_refused_at_start(tmp_path: Path, path: str) -> None:
+    """Neither another origin nor what lies beside the base is ever asked."""
+    with seeing() as here, seeing() as elsewhere:
+        there = elsewhere.url.removeprefix("http://")
+        path = path.replace("ELSEWHERE", there).replace("PORT", there.rpartition(":")[2])
+        with pytest.raises(ToolsetError, match="a path begins with /"):
+            await call(tmp_path, document(path), f"{here.url}/base", {})
+        assert (here.paths, elsewhere.paths) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("//ELSEWHERE/x", "/base//ELSEWHERE/x"),
+        ("/@ELSEWHERE/x", "/base/@ELSEWHERE/x"),
+        ("/x:PORT", "/base/x:PORT"),
+        ("/%2F%2FELSEWHERE", "/base/%2F%2FELSEWHERE"),
+        ("/...", "/base/..."),
+        ("/x..y/z", "/base/x..y/z"),
+    ],
+)
+async def test_a_path_that_only_looks_like_one_stays_there(tmp_path: Path, path: str, asked: str) -> None:
+    """Behind the base, an at sign, a colon and slashes are parts of a path."""
+    with seeing() as here, seeing() as elsewhere:
+        there = elsewhere.url.removeprefix("http://")
+        await call(tmp_path, document(path.replace("ELSEWHERE", there)), f"{here.url}/base", {})
+        assert here.paths == [asked.replace("ELSEWHERE", there)]
+        assert elsewhere.paths == []
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        ("/{a}{b}/x", {"a": ".", "b": "."}),
+        ("/{a}./x", {"a": "."}),
+        ("/.{a}/x", {"a": "."}),
+        ("/%2e{a}/x", {"a": "."}),
+    ],
+)
+async def test_arguments_do_not_make_a_step_together(tmp_path: Path, path: str, arguments: Json) -> None:
+    """A value that is none by itself is looked at where it stands, before anything is sent."""
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in arguments
+    ]
+    with seeing() as here:
+        with pytest.raises(ToolFailed, match="cannot be"):
+            await call(tmp_path, document(path, parameters=parameters), f"{here.url}/base", arguments)
+        assert here.paths == []
+
+
+@pytest.mark.parametrize(
+    "secret", [{"headers": {"x": "y"}}, {"pass_user_token": True}, {"on_behalf_of_scopes": ["s"]}]
+)
+async def test_a_document_does_not_choose_who_is_sent_credentials(tmp_path: Path, secret: Json) -> None:
+    """Where a key or a user's token is sent along, the operator names the server."""
+    with seeing() as elsewhere:
+        file = tmp_path / "openapi.json"
+        file.write_text(json.dumps({**document(), "servers": [{"url": elsewhere.url}]}))
+        entry = RemotePluginOptions(plugin_name="Api", openapi_json_path=str(file), **secret)
+        with pytest.raises(ToolsetError, match="Set server_url"):
+            await OpenAPIPlugin(entry).__aenter__()
+        assert elsewhere.paths == []
+
+
+async def test_a_fetched_document_names_no_server_elsewhere() -> None:
+    """One that a server hands out is believed for that server alone."""
+    with seeing() as elsewhere:
+
+        async def spec(request: Request) -> PlainTextResponse:
+            return PlainTextResponse(json.dumps({**document(), "servers": [{"url": elsewhere.url}]}))
+
+        with served(Starlette(routes=[Route("/spec.json", spec)])) as url:
+            entry = RemotePluginOptions(plugin_name="Api", openapi_json_path=f"{url}/spec.json")
+            with pytest.raises(ToolsetError, match="names a server elsewhere"):
+                await OpenAPIPlugin(entry).__aenter__()
+        assert elsewhere.paths == []
+
+
+# --- documents that grow -------------------------------------------------------------------------
+
+
+def test_aliases_are_counted_as_what_they_stand_for() -> None:
+    """Two kilobytes of aliases of aliases are refused at once."""
+    lines = ["openapi: 3.0.3", "a0: &a0 {type: string}"]
+    lines += [f"a{n}: &a{n} {{anyOf: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 9)]
+    with pytest.raises(ToolsetError, match="more than 1,000,000 values"):
+        parsed("\n".join(lines).encode(), "x.yaml")
+    with pytest.raises(ToolsetError, match="more than 1,000,000 values"):
+        parsed(b"openapi: 3.0.3\na: &a [*a]\n", "x.yaml")
+
+
+def test_schemas_put_together_of_each_other_end() -> None:
+    """Forty levels of `allOf`, each naming the next twice, are a billion parts; reading stops long before."""
+    schemas: Json = {f"S{n}": {"allOf": [{"$ref": f"#/components/schemas/S{n + 1}"}] * 2} for n in range(40)}
+    schemas["S40"] = {"type": "object", "properties": {"a": {"type": "string"}}}
+    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/S0"}}}}
+    whole = {**document(requestBody=body), "components": {"schemas": schemas}}
+    (operation,) = operations(whole, "x")
+    assert list(operation.schema["properties"]) == ["body"]
+
+
+def test_a_tools_arguments_are_bounded() -> None:
+    """What the model is told of one tool with every call stays of a sane size."""
+    parameters = [
+        {"name": f"p{n}", "in": "query", "schema": {"type": "string", "description": "x" * 1000}}
+        for n in range(1000)
+    ]
+    (operation,) = operations(document(parameters=parameters), "x")
+    assert len(json.dumps(operation.schema)) < 2 * MAX_SCHEMA
+    assert len(operation.parameters) == 1000
+
+
+# --- authorization servers -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretender() -> Iterator[Pretender]:
+    with pretending() as pretender:
+        yield pretender
+
+
+def state_of(url: str) -> str:
+    return parse_qs(urlsplit(url).query)["state"][0]
+
+
+def resource_of(pretender: Pretender, issuer: str) -> ProtectedServer:
+    """An MCP server that names its authorization server."""
+    pretender.documents["/.well-known/oauth-protected-resource"] = {
+        "resource": f"{pretender.url}/mcp",
+        "authorization_servers": [issuer],
+    }
+    return ProtectedServer(name="x", resource=f"{pretender.url}/mcp", client_id="me")
+
+
+def test_a_secret_needs_its_authorization_server() -> None:
+    """Otherwise the tool server would name who is sent it: the config is refused."""
+    given = {"name": "a", "url": "https://a.example/mcp", "oauth_client_id": "me", "oauth_client_secret": "s"}
+    with pytest.raises(ValidationError, match="oauth_client_secret needs auth_server"):
+        MCPServerOptions.model_validate(given)
+    MCPServerOptions.model_validate({**given, "auth_server": "https://login.example"})
+
+
+async def test_a_secret_goes_to_no_server_that_was_discovered(pretender: Pretender) -> None:
+    """Whoever opens the connection: without an authorization server in the config nothing is sent."""
+    pretender.publish()
+    server = ProtectedServer(
+        name="x", resource=f"{pretender.url}/mcp", client_id="me", client_secret="s3cret"
+    )
+    with pytest.raises(ToolFailed, match="only sent to a configured auth_server"):
+        await Consents(CALLBACK).ask(Context(), server)
+    assert pretender.forms == []
+
+
+async def test_addresses_within_the_network_are_not_called_for_a_tool_server(pretender: Pretender) -> None:
+    """An authorization server that the config does not name is at a public address, or it is not called; a
+    refused address reads as one that does not answer."""
+    with seeing() as inside:
+        port = urlsplit(inside.url).port
+        said = set()
+        for issuer in (
+            *(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}", f"https://localhost:{port}"),
+            *(f"https://[::ffff:127.0.0.1]:{port}", "https://169.254.169.254", "https://127.0.0.1:1"),
+            *(f"https://0.0.0.0:{port}", f"https://2130706433:{port}", f"https://127.1:{port}"),
+        ):
+            with pytest.raises(ToolFailed, match="cannot be used for authorization") as told:
+                await Consents(CALLBACK).ask(Context(), resource_of(pretender, issuer))
+            said.add(str(told.value).partition(" cannot")[2])
+        assert len(said) == 1
+        assert inside.paths == []
+
+
+@pytest.mark.parametrize("endpoint", ["registration_endpoint", "token_endpoint", "authorization_endpoint"])
+@pytest.mark.parametrize(
+    "url", ["http://127.evil.example/x", "http://localhost.evil.example/x", "ftp://x/y", 5]
+)
+async def test_every_endpoint_is_held_to_one_rule(pretender: Pretender, endpoint: str, url: object) -> None:
+    """A name that begins like loopback is not loopback, for registration as for its siblings."""
+    pretender.publish(**{endpoint: url})
+    with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+        await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
+    assert pretender.forms == []
+
+
+async def test_a_name_is_connected_to_where_it_was_found_to_be(
+    pretender: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that stood for a public address when it was looked at, and now stands for this machine, leads
+    nowhere (DNS rebinding)."""
+    looked_up: list[str] = []
+
+    def rebound(host: Any, port: Any, *more: Any, **options: Any) -> list[Any]:
+        looked_up.append(host)
+        address = "93.184.215.14" if host == "rebinding.example" and len(looked_up) == 1 else "127.0.0.1"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 0))]
+
+    monkeypatch.setattr("tealagents.tools.oauth_servers.ANSWER_SECONDS", 0.2)
+    with seeing() as inside:
+        server = resource_of(pretender, f"https://rebinding.example:{urlsplit(inside.url).port}")
+        resource = await resource_metadata(server, Challenge())
+        monkeypatch.setattr("socket.getaddrinfo", rebound)
+        with pytest.raises(ToolFailed, match="cannot be used for authorization"):
+            await server_metadata(server, issuer_of(server, resource))
+        assert looked_up.count("rebinding.example") == 1
+        assert inside.paths == []
+
+
+async def test_no_proxy_answers_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch, pretender: Pretender
+) -> None:
+    """With `HTTP_PROXY` set, services on loopback are called directly: the proxy would read their keys."""
+    pretender.publish()
+    with HostileServer("html") as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+        asked = await Consents(CALLBACK).ask(Context(), server)
+        assert asked.url.startswith(pretender.url)
+        assert addresses.proxy_for("http://127.0.0.2:1/x") is None
+        assert addresses.proxy_for("http://example.com/x") == proxy.url
+        assert proxy.asked == []
+
+
+# --- patterns that meet foreign text -------------------------------------------------------------
+
+
+def test_no_text_stalls_a_pattern() -> None:
+    """Texts made to be searched again and again from each of their characters take a moment, not minutes."""
+    began = time.process_time()
+    for header in ("a" * 60_000, "_" * 60_000, 'a="' * 20_000, "=" * 60_000, 'a="' + "b" * 60_000):
+        assert Challenge.of(header).scopes == ()
+    assert Challenge.of('Bearer scope="a b", resource_metadata="https://x.example/y"') == Challenge(
+        resource_metadata="https://x.example/y", scopes=("a", "b")
+    )
+    for text in (
+        "<title" * 12_000,
+        "<title>" * 9_000,
+        "-eyJ" * 16_000,
+        "bearer" + " " * 64_000,
+        "sk-" * 20_000,
+    ):
+        body = text.encode()
+        refusal = complaint_of_body(body, status=400, content_type="text/html", request_id="")
+        assert len(told(refusal, (), url="http://x")) < 1_000
+        assert len(page(text)) < 20_000
+    assert time.process_time() - began < 10
