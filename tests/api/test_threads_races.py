@@ -34,7 +34,7 @@ def services(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[list[For
     )
     config = agent_config(
         persistence=url,
-        agent={"client": "tealagents.testing.digest_model:RecountingModel", "model": "recount-5ms"},
+        agent={"client": "tealagents.testing.digest_model:DigestModel", "model": "recount-5ms"},
         thread={"context_providers": [{"name": "facts", "tools": False}]},
     )
     env = {"TA_AUTH": "mock"}

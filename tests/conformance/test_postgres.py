@@ -124,7 +124,7 @@ async def test_keys_are_in_order_whatever_the_collation(
 async def holding(sql: "asyncpg.Connection", url: str, key: str) -> AsyncIterator[None]:
     """Another process's commit that has put `key` and is not through yet, until the block ends."""
     async with sql.transaction():
-        commit = f"SELECT {schema_of(url)}.commit_records('p', $1, '{{}}', '{{}}', $2, $3, $4, '{{}}')"
+        commit = f"SELECT {schema_of(url)}.commit_records('p', $1, '{{}}', '{{}}', $2, $3, $4, '{{}}', false)"
         await sql.execute(commit, "f" * 24, [key], [b"other"], [None])
         yield
 
@@ -184,6 +184,24 @@ async def blocked(sql: "asyncpg.Connection") -> None:
     async with asyncio.timeout(10):
         while not await sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             await asyncio.sleep(0.01)
+
+
+# --- what survives a crash of the server ----------------------------------------------------------
+
+
+async def test_an_unsynced_commit_is_made_safe_by_the_next() -> None:
+    """What is acknowledged after it survives a server that dies at once, and it with that. covers: STATE-4"""
+    with PostgresServer(durable=True) as server:
+        async with store_of(f"{server.url}?schema=s") as store:
+            for n in range(20):
+                puts = {f"begun/{n}": Put(b"1")}
+                await store.commit("p", Commit(operation=operation_id(), put=puts, unsynced=True))
+                assert (await store.read("p", [f"begun/{n}"]))[0] is not None
+                await store.commit("p", put(f"acknowledged/{n}", b"1"))
+            server.kill()
+            server.restart()
+            assert len(await store.scan("p", "begun/")) == 20
+            assert len(await store.scan("p", "acknowledged/")) == 20
 
 
 # --- what expires ---------------------------------------------------------------------------------

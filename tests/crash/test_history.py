@@ -17,7 +17,7 @@ import pytest
 
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.forking import ForkedService, Nursery
-from tealagents.testing.history import Correspondent, History, check
+from tealagents.testing.history import ClientHistory, Correspondent, check
 from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import agent_config
 
@@ -62,7 +62,7 @@ async def prove(
     place: Place, nursery: Nursery, *, tasks: int, messages: int, seconds: float, seed: int
 ) -> None:
     """Sends up to so many messages for up to so long while things break; then nothing is wrong."""
-    rng, history, faults = random.Random(seed), History(), Counter[str]()
+    rng, history, faults = random.Random(seed), ClientHistory(), Counter[str]()
     with running(place, nursery) as services:
         async with clients(history, services, rng) as correspondents:
             made = await asyncio.gather(*map(a_task, correspondents[:tasks]))
@@ -95,7 +95,7 @@ def running(place: Place, nursery: Nursery) -> Iterator[list[ForkedService]]:
     config = agent_config(
         concurrency=CONCURRENCY[place.name],
         limits={"lease_seconds": LEASE, "request_timeout_seconds": 20},
-        agent={"client": "tealagents.testing.digest_model:RecountingModel", "model": "recount-5ms"},
+        agent={"client": "tealagents.testing.digest_model:DigestModel", "model": "recount-5ms"},
     )
     with ExitStack() as stack:
         yield [stack.enter_context(nursery.service(config, place.env)) for _ in range(PROCESSES)]
@@ -103,7 +103,7 @@ def running(place: Place, nursery: Nursery) -> Iterator[list[ForkedService]]:
 
 @asynccontextmanager
 async def clients(
-    history: History, services: Sequence[ForkedService], rng: random.Random
+    history: ClientHistory, services: Sequence[ForkedService], rng: random.Random
 ) -> AsyncIterator[list[Correspondent]]:
     async with AsyncExitStack() as stack:
         yield [

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from tealagents.testing.history import Correspondent, History, Look, Verdict, check
+from tealagents.testing.history import ClientHistory, Correspondent, Look, Verdict, check
 from tealagents.testing.service import ServiceThread, agent_config
 
-MODEL = {"client": "tealagents.testing.digest_model:RecountingModel", "model": "recount"}
+MODEL = {"client": "tealagents.testing.digest_model:DigestModel", "model": "recount"}
 
 
 class World:
     """A service, a client, and what they told each other: two tasks, the first of three messages."""
 
-    def __init__(self, service: ServiceThread, correspondent: Correspondent, history: History) -> None:
+    def __init__(self, service: ServiceThread, correspondent: Correspondent, history: ClientHistory) -> None:
         self.service = service
         self.correspondent = correspondent
         self.history = history
@@ -29,7 +29,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     with ServiceThread(agent_config(agent=MODEL), {"TA_AUTH": "mock"}) as service:
         async with service.async_client() as http:
-            history = History()
+            history = ClientHistory()
             correspondent = Correspondent(history, http, [service.url], random.Random(1))
             first = await correspondent.send(None)
             await correspondent.send(first.task_id, attempts=3)
@@ -119,7 +119,7 @@ async def test_a_task_that_does_not_end_is_stuck(world: World) -> None:
     slow = agent_config(agent={**MODEL, "model": "recount-60000ms"})
     with ServiceThread(slow, {"TA_AUTH": "mock"}) as service:
         async with service.async_client() as http:
-            history = History()
+            history = ClientHistory()
             correspondent = Correspondent(history, http, [service.url], random.Random(1), deadlines=0.2)
             operation = await correspondent.send(None)
             assert operation.outcome == "unknown"

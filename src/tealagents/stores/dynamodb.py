@@ -40,7 +40,15 @@ from tealagents.stores.base import (
     check_scan,
     scan_bounds,
 )
-from tealagents.stores.dynamodb_service import ATTEMPTS, BUSY, Service, codes, may_have_run, pause, reason
+from tealagents.stores.dynamodb_service import (
+    ATTEMPTS,
+    BUSY,
+    DynamoService,
+    codes,
+    may_have_run,
+    pause,
+    reason,
+)
 
 __all__ = ["DynamoOptions", "DynamoStore"]
 
@@ -78,7 +86,7 @@ class DynamoOptions(StoreOptions):
         return {"table": url.netloc}
 
 
-class _Chunks(NamedTuple):
+class _Chunked(NamedTuple):
     """The record that is there now is in chunks: what is to be deleted with it."""
 
     version: str
@@ -97,7 +105,7 @@ class DynamoStore(BaseStore):
     def __init__(self, options: DynamoOptions) -> None:
         super().__init__(options)
         self._table = options.table
-        self._service = Service(
+        self._service = DynamoService(
             options.table,
             self.unavailable,
             region=options.region,
@@ -223,7 +231,7 @@ class DynamoStore(BaseStore):
 
     async def commit(self, partition: str, commit: Commit) -> None:
         check_commit(partition, commit)
-        in_chunks: dict[str, _Chunks] = {}
+        in_chunks: dict[str, _Chunked] = {}
         for attempt in range(1, ATTEMPTS + 1):
             outcome = await self._write(self._actions(partition, commit, in_chunks))
             if outcome == "done":
@@ -233,7 +241,7 @@ class DynamoStore(BaseStore):
             await pause(attempt)
         raise self.unavailable(f"others were in a commit's way {ATTEMPTS} times")
 
-    def _actions(self, partition: str, commit: Commit, in_chunks: Mapping[str, _Chunks]) -> "list[_Action]":
+    def _actions(self, partition: str, commit: Commit, in_chunks: Mapping[str, _Chunked]) -> "list[_Action]":
         """What a commit does, each with its condition. A record not known to be in chunks must not be."""
         actions = []
         now = int(self._service.clock.now() * 1000)
@@ -278,7 +286,7 @@ class DynamoStore(BaseStore):
 
     async def _what_is_there(
         self, partition: str, commit: Commit, failed: Sequence[str]
-    ) -> dict[str, _Chunks]:
+    ) -> dict[str, _Chunked]:
         """Those of a commit's records that are in chunks; Conflict where an expectation does not hold.
 
         Where all expectations hold and nothing is in chunks, things have changed since the conditions
@@ -290,7 +298,7 @@ class DynamoStore(BaseStore):
         if differing := [key for key, version in expected.items() if present.get(key) != version]:
             raise Conflict(*differing)
         return {
-            key: _Chunks(item["v"]["S"], int(item["n"]["N"])) for key, item in items.items() if "n" in item
+            key: _Chunked(item["v"]["S"], int(item["n"]["N"])) for key, item in items.items() if "n" in item
         }
 
 
@@ -325,7 +333,7 @@ class _Condition:
             self._parts.append("v = :v AND (attribute_not_exists(e) OR e > :now)")
             self._values[":v"] = {"S": version}
 
-    def chunks(self, known: _Chunks | None) -> None:
+    def chunks(self, known: _Chunked | None) -> None:
         """That the record is in no chunks, or in those that are known and go with it."""
         if known is None:
             self._parts.append("attribute_not_exists(n)")

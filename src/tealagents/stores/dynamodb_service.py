@@ -26,7 +26,7 @@ from botocore.parsers import ResponseParserError
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.base import StoreConfigError
 
-__all__ = ["ATTEMPTS", "BUSY", "Service", "ServiceClock", "codes", "may_have_run", "pause", "reason"]
+__all__ = ["ATTEMPTS", "BUSY", "DynamoService", "ServiceClock", "codes", "may_have_run", "pause", "reason"]
 
 #: how often something is tried that the service was too busy to do
 ATTEMPTS: Final = 8
@@ -58,7 +58,7 @@ _UNSENT: Final = (
 )
 
 
-class Service:
+class DynamoService:
     """A client of DynamoDB, for one table."""
 
     def __init__(

@@ -4,8 +4,8 @@
 
 The SQL is in `postgres.sql`, the tables and the function that commits in `migrations/postgres`. A commit is
 one statement and so one round trip and one transaction; it is as durable as the server's `synchronous_commit`
-says. The clock is the server's. Through pgbouncer in transaction mode: `statement_cache_size=0`, or a
-pgbouncer of 1.21 or later that keeps prepared statements.
+says, and an unsynced one as the next that is not. The clock is the server's. Through pgbouncer in transaction
+mode: `statement_cache_size=0`, or a pgbouncer of 1.21 or later that keeps prepared statements.
 """
 
 import asyncio
@@ -168,6 +168,7 @@ class PostgresStore(BaseStore):
             [put.value for put in puts.values()],
             [put.ttl for put in puts.values()],
             list(commit.delete),
+            commit.unsynced,
         )
         try:
             await self._commit(arguments)

@@ -2,7 +2,7 @@
 -- The tables and the function that commits are in migrations/postgres.
 
 -- name: commit
-SELECT {schema}.commit_records($1, $2, $3, $4, $5, $6, $7, $8)
+SELECT {schema}.commit_records($1, $2, $3, $4, $5, $6, $7, $8, $9)
 
 -- name: read
 SELECT key, value, version

@@ -103,7 +103,7 @@ class PostgresWatches(LinkedWatches):
             except _LOST as error:
                 raise LinkLost(_reason(error)) from None
             try:
-                yield _Session(connection, listener, self._prefix + self._sender, self._sender)
+                yield _ListeningConnection(connection, listener, self._prefix + self._sender, self._sender)
             except _LOST as error:
                 raise LinkLost(_reason(error)) from None
             finally:
@@ -112,7 +112,7 @@ class PostgresWatches(LinkedWatches):
         return connect
 
 
-class _Session:
+class _ListeningConnection:
     """A connection that listens."""
 
     def __init__(

@@ -44,7 +44,7 @@ class RedisWatches(LinkedWatches):
 
     @asynccontextmanager
     async def _subscribing(self, listener: Listener) -> AsyncIterator[LinkSession]:
-        session = _Session(self._nodes, listener)
+        session = _SubscribedNodes(self._nodes, listener)
         try:
             yield session
         except (RedisError, OSError, TimeoutError, NodeUnreachable, PersistenceUnavailable) as error:
@@ -54,7 +54,7 @@ class RedisWatches(LinkedWatches):
             await session.close()
 
 
-class _Session:
+class _SubscribedNodes:
     """The connections that subscribe: one to each node that serves a slot of some channel."""
 
     def __init__(self, nodes: Nodes, listener: Listener) -> None:

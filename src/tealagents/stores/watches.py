@@ -28,7 +28,7 @@ class Watches:
         self.seconds = seconds
         self.live = live
         self.recheck = recheck
-        self._watches: dict[Topic, set[_Watch]] = {}
+        self._watches: dict[Topic, set[_OpenWatch]] = {}
 
     @property
     def topics(self) -> Collection[Topic]:
@@ -36,9 +36,9 @@ class Watches:
         return self._watches.keys()
 
     @asynccontextmanager
-    async def watch(self, partition: str, topic: str) -> AsyncIterator["_Watch"]:
+    async def watch(self, partition: str, topic: str) -> AsyncIterator["_OpenWatch"]:
         """See `Store.watch`."""
-        watched, watch = (partition, topic), _Watch(self)
+        watched, watch = (partition, topic), _OpenWatch(self)
         self._watches.setdefault(watched, set()).add(watch)
         try:
             await self.subscribe(watched)
@@ -67,7 +67,7 @@ class Watches:
                 watch.wake()
 
 
-class _Watch:
+class _OpenWatch:
     """One watch. Fills `tealagents.domain.ports.Watch`."""
 
     __slots__ = ("_pause", "_waiter", "_watches", "_woken")

@@ -1,6 +1,6 @@
-"""A model that recounts what it was sent, so that any test can tell whether it was sent the right thing.
+"""A model whose answer is a digest of what it was sent, so that a test can check that this was right.
 
-Name it in a config as `client: tealagents.testing.digest_model:RecountingModel`. It runs within the service's
+Name it in a config as `client: tealagents.testing.digest_model:DigestModel`. It runs within the service's
 process and needs no network. To a conversation whose user has said `one`, `two`, `three` it answers::
 
     3 messages, 61d034473102d7dac305902770471fd5 (three)
@@ -22,7 +22,7 @@ from tealagents.domain.models import Message, Usage
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.options import ModelOptions
 
-__all__ = ["RecountingModel", "recount"]
+__all__ = ["DigestModel", "recount"]
 
 _THINKS = re.compile(r"-(\d+)ms$")
 
@@ -33,7 +33,7 @@ def recount(said: Sequence[str]) -> str:
     return f"{len(said)} messages, {digest} ({said[-1] if said else ''})"
 
 
-class RecountingModel:
+class DigestModel:
     """Fills `tealagents.domain.ports.Model`."""
 
     provider = "tealagents.testing"

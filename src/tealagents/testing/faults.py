@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-__all__ = ["KINDS", "Connection", "FaultProxy", "Faults"]
+__all__ = ["KINDS", "FaultProxy", "Faults", "ProxiedConnection"]
 
 Direction = Literal["request", "reply"]
 Kind = Literal["delay", "drop_reply", "reset", "half_close", "cut"]
@@ -65,7 +65,7 @@ class Faults:
 NO_FAULTS: Final = Faults()
 
 
-class Connection:
+class ProxiedConnection:
     """One client's connection through the proxy."""
 
     def __init__(self, proxy: "FaultProxy", client: socket.socket) -> None:
@@ -177,7 +177,7 @@ class FaultProxy:
         self.host = "127.0.0.1"
         self.port = 0
         #: those that are open now
-        self.connections: set[Connection] = set()
+        self.connections: set[ProxiedConnection] = set()
         #: how often each kind of random fault has struck
         self.struck: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._numbers = iter(range(1 << 62))
@@ -204,7 +204,7 @@ class FaultProxy:
 
     def reset_all(self) -> None:
         """Resets every open connection."""
-        self._for_all(Connection.reset)
+        self._for_all(ProxiedConnection.reset)
 
     def half_close_all(self, direction: Direction = "reply") -> None:
         self._for_all(lambda connection: connection.half_close(direction))
@@ -218,7 +218,7 @@ class FaultProxy:
         self._random = None
         self.faults = NO_FAULTS
 
-    async def _random_fault(self, connection: Connection, chunk: bytes, direction: Direction) -> bytes:
+    async def _random_fault(self, connection: ProxiedConnection, chunk: bytes, direction: Direction) -> bytes:
         chance = self._random
         if chance is None or chance.random() >= self._rate:
             return chunk
@@ -270,11 +270,11 @@ class FaultProxy:
             client, _ = await loop.sock_accept(listener)
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(self, client)
+            connection = ProxiedConnection(self, client)
             self.connections.add(connection)
             connection._task.add_done_callback(partial(self._forget, connection))
 
-    def _forget(self, connection: Connection, _: "asyncio.Task[None]") -> None:
+    def _forget(self, connection: ProxiedConnection, _: "asyncio.Task[None]") -> None:
         self.connections.discard(connection)
         # a task canceled before it ran at all has closed nothing
         connection._close()
@@ -289,7 +289,7 @@ class FaultProxy:
         self._thread.end()
         self._thread = None
 
-    def _for_all(self, action: Callable[[Connection], None]) -> None:
+    def _for_all(self, action: Callable[[ProxiedConnection], None]) -> None:
         """Does `action` in the thread of the proxy's loop, and returns when it is done."""
         done = threading.Event()
 

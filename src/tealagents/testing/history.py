@@ -32,7 +32,7 @@ from tealagents.domain.models import Entry
 from tealagents.state.audit_chain import GENESIS, AuditChain
 from tealagents.testing.digest_model import recount
 
-__all__ = ["Correspondent", "History", "Operation", "Verdict", "check"]
+__all__ = ["ClientHistory", "Correspondent", "Operation", "Verdict", "check"]
 
 Outcome = Literal["ok", "failed", "unknown"]
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ class Look:
 
 
 @dataclass
-class History:
+class ClientHistory:
     """What all correspondents did."""
 
     operations: dict[str, Operation] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Correspondent:
 
     def __init__(
         self,
-        history: History,
+        history: ClientHistory,
         http: httpx.AsyncClient,
         replicas: Sequence[str],
         rng: random.Random,
@@ -270,7 +270,7 @@ class Verdict:
         return {name: found for name, found in vars(self).items() if found}
 
 
-async def check(history: History, http: httpx.AsyncClient, replicas: Sequence[str]) -> Verdict:
+async def check(history: ClientHistory, http: httpx.AsyncClient, replicas: Sequence[str]) -> Verdict:
     """Reads every task whole, each from another replica, and compares. The faults must be over by now."""
     verdict = Verdict(wrong=list(history.wrong))
     places: Counter[str] = Counter()
@@ -296,7 +296,7 @@ class _TaskCheck:
     """One task, message by message."""
 
     def __init__(
-        self, history: History, verdict: Verdict, places: Counter[str], read: Read, task_id: str
+        self, history: ClientHistory, verdict: Verdict, places: Counter[str], read: Read, task_id: str
     ) -> None:
         self._history = history
         self._verdict = verdict

@@ -13,7 +13,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.testing.store_steps import put
 
-__all__ = ["Histories"]
+__all__ = ["RandomHistories"]
 
 _KEYS = st.sampled_from(["a", "A", "a/1", "a/10", "a/2", "a_1", "a.1", "b/1", "~"])
 _VALUES = st.sampled_from([b"", b"1", b'{"a": 1}', b"\xff\x00"])
@@ -23,7 +23,7 @@ _VERSIONS = st.sampled_from(["as it is", "as it is", "as it is", "absent", "past
 _EXPECTED = st.dictionaries(_KEYS, _VERSIONS, max_size=4)
 
 
-class Histories(RuleBasedStateMachine):
+class RandomHistories(RuleBasedStateMachine):
     """Commits, reads and scans at random, in a partition of its own, beside a dictionary."""
 
     def __init__(self, store: Store, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:

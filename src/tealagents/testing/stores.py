@@ -27,7 +27,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tealagents.domain.errors import Conflict
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Store
-from tealagents.testing.store_histories import Histories
+from tealagents.testing.store_histories import RandomHistories
 from tealagents.testing.store_steps import (
     OpenStore,
     amount,
@@ -616,7 +616,7 @@ class StoreContract(WatchContract):
         with asyncio.Runner() as runner:
             store = runner.run(open_store().__aenter__())
             try:
-                machine = cast("type[Histories]", partial(Histories, store, runner.run))
+                machine = cast("type[RandomHistories]", partial(RandomHistories, store, runner.run))
                 run_state_machine_as_test(machine, settings=profile)
             finally:
                 runner.run(store.__aexit__(None, None, None))

@@ -29,7 +29,8 @@ CREATE FUNCTION {schema}.commit_records(
     put          text[],    -- keys …
     bodies       bytea[],   -- … their values …
     ttls         float8[],  -- … and the seconds after which each expires, or NULL for never
-    deleted      text[]     -- keys
+    deleted      text[],    -- keys
+    unsynced     boolean    -- whether the next commit that is synced may make this one survive a crash of the server
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     differing text[];
@@ -37,6 +38,11 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION USING MESSAGE = 'commits need the isolation level READ COMMITTED: ALTER ROLE '
             || quote_ident(current_user) || ' SET default_transaction_isolation = ''read committed''';
+    END IF;
+
+    -- the log is one: a later commit that is flushed flushes this one, too
+    IF unsynced THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
 
     PERFORM pg_advisory_xact_lock(lock)
