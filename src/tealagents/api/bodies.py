@@ -1,5 +1,7 @@
 """Request bodies: their size, their JSON, and what no store could keep."""
 
+import base64
+import binascii
 import contextlib
 import json
 import re
@@ -149,6 +151,21 @@ def _check_text(text: str) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise _Unfit("holds a lone surrogate, which is no character") from None
+
+
+_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,(?=.)", re.IGNORECASE | re.ASCII)
+
+
+def image_problem(content: str) -> str | None:
+    """What is wrong with an image, which must come as a data URI; None: nothing."""
+    head = _DATA_URI.match(content[:REPEATED])
+    if head is None:
+        return "must be a data URI, data:image/png;base64,…, with the image in it"
+    try:
+        base64.b64decode(content[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        return "is not valid base64 behind the comma"
+    return None
 
 
 def validated(kind: type[T], value: Any) -> T:

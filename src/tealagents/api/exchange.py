@@ -264,21 +264,29 @@ class Exchange:
         failed: Callable[[TealError], bytes],
         *,
         headers: Mapping[str, str] | None = None,
+        events: AsyncIterator[Sequence[Recorded]] | None = None,
     ) -> Response:
-        """Server-sent events: what `fold` makes of each event; `failed` where the end cannot be told."""
+        """Server-sent events: what `fold` makes of each event; `failed` where the end cannot be told.
+
+        `events` are those that `follow` gives, or a protocol's own choice of them.
+        """
         cancels = self._leaving_cancels(view)
         return sse.EventStream(
-            self._frames(view, fold, failed),
+            self._frames(view, events or self.follow(view), fold, failed),
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
-            on_disconnect=(lambda: self._in_background(self._cancel(view))) if cancels else None,
+            on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,
         )
 
     async def _frames(
-        self, view: RequestView, fold: Fold, failed: Callable[[TealError], bytes]
+        self,
+        view: RequestView,
+        events: AsyncIterator[Sequence[Recorded]],
+        fold: Fold,
+        failed: Callable[[TealError], bytes],
     ) -> AsyncGenerator[bytes, None]:
         try:
-            async for batch in self.follow(view):
+            async for batch in events:
                 yield b"".join(map(fold, batch))
         except TealError as error:
             yield failed(error.with_ids(**view.record.ids))
@@ -302,7 +310,8 @@ class Exchange:
     def _leaving_cancels(self, view: RequestView) -> bool:
         return view.sender and self.agent.on_disconnect == "cancel"
 
-    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Does work to its end, whatever becomes of the connection that asked for it."""
         task = asyncio.ensure_future(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -33,6 +33,7 @@ Build = Callable[[Exchange, str], Served]
 #: name → where it is below the agent's prefix, and `module:function` that builds it
 PROTOCOLS: Mapping[str, tuple[str, str]] = {
     "tealagents/v1alpha1": ("", "tealagents.api.v1alpha1.app:build"),
+    "openai": ("/openai/v1", "tealagents.api.openai.app:build"),
 }
 
 

@@ -363,6 +363,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: added to what the model is told, in this request only
     instructions: str = ""
     client_tools: tuple[ClientTool, ...] = ()
+    #: what the protocol that it came over keeps with it
+    client: Json = {}
     #: a request that waits its turn: its message, or a reference to where it is stored
     waiting: Json | None = None
     #: its idempotency key's record and the digest it came with, to renew the expiry at the end
@@ -442,6 +444,8 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None
     #: decided by somebody else, waiting for the owner's own token
     awaits_owner: bool = False
+    #: what the request had used when it paused
+    usage: Usage = Usage()
 
     def awaits_another(self, user: User) -> bool:
         """Whether it is decided as far as `user` is concerned, and waits for nobody but its owner."""

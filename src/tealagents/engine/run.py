@@ -396,6 +396,7 @@ class Run:
             number=len(request.approvals) + 1,
             event_id=self.stream.last_event + 1,
             awaits_owner=event.awaits_owner,
+            usage=self._recorder.usage,
         )
         self._recorder.asked(approval)
         await self._persist(lambda: self._announce(approval))

@@ -80,6 +80,8 @@ class NewMessage(Struct, frozen=True, kw_only=True):
     instructions: str = ""
     #: tools that the client runs by itself, in this request only
     client_tools: tuple[ClientTool, ...] = ()
+    #: kept with the request for the protocol that the message came over, which alone understands it
+    client: Json = {}
     #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not
     at_checkpoint: str | None = None
     # the following are for a new task only
@@ -481,6 +483,7 @@ class _Attempt:
             user_context=message.user_context,
             instructions=message.instructions,
             client_tools=message.client_tools,
+            client=message.client,
             idempotency=(key.name, key.digest) if key else None,
         )
 

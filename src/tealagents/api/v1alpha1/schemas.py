@@ -4,8 +4,6 @@ Only what comes in is validated with these models. Answers are made from our own
 validated again; a test holds them against these models instead.
 """
 
-import base64
-import binascii
 import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -22,13 +20,12 @@ from pydantic import (
     field_validator,
 )
 
-from tealagents.api.bodies import LARGEST_INTEGER
+from tealagents.api.bodies import LARGEST_INTEGER, image_problem
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 
 StatusName = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 
-_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,(?=.)", re.IGNORECASE | re.ASCII)
 _IMAGE_PATTERN = (
     "^data:image/[A-Za-z0-9.+-]+;base64,([A-Za-z0-9+/]{4})*"
     "([A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)$"
@@ -121,13 +118,9 @@ class ItemIn(Accepted):
     @classmethod
     def _image_is_a_data_uri(cls, content: str, other: ValidationInfo) -> str:
         if other.data.get("content_type") == "image":
-            head = _DATA_URI.match(content[:200])
-            if head is None:
-                raise ValueError("must be a data URI, data:image/png;base64,…, with the image in it")
-            try:
-                base64.b64decode(content[head.end() :], validate=True)
-            except (binascii.Error, ValueError):
-                raise ValueError("is not valid base64 behind the comma") from None
+            problem = image_problem(content)
+            if problem is not None:
+                raise ValueError(problem)
         return content
 
 

@@ -1,0 +1,140 @@
+"""Pauses over OpenAI's API: approvals and consents, decided once; each stretch is a response of its own."""
+
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai_talk import Json, call, create, kinds, retrieved, said, stream, streamed
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def approval(request: Json, *, approve: bool = True) -> list[Json]:
+    return [{"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": approve}]
+
+
+def test_an_approval_is_executed_once(wire: httpx.Client, file: Path) -> None:
+    """The pause is a completed response with a request for approval; however often answered, it runs once."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"))
+    assert paused["status"] == "completed"
+    assert kinds(paused) == ["mcp_approval_request"]
+    (request,) = paused["output"]
+    assert (request["server_label"], request["name"]) == ("Work", "write")
+    answers = [
+        create(wire, input=approval(request), previous_response_id=paused["id"]),
+        create(wire, input=approval(request)),
+    ]
+    assert lines(file) == ["one"]
+    first, again = answers
+    assert first == again
+    assert kinds(first) == ["mcp_call", "message"]
+    assert first["output"][0]["approval_request_id"] == request["id"]
+    assert first["previous_response_id"] == paused["id"]
+    assert retrieved(wire, first["id"]) == first
+    assert retrieved(wire, paused["id"]) == paused
+
+
+def test_the_stretches_of_a_request_are_replayed_apart(wire: httpx.Client, file: Path) -> None:
+    """Each is numbered from 0 and ends as it did, also when the pause is long decided."""
+    before = stream(wire, input=call("Work-write", file=str(file), line="one"))
+    paused = before[-1]["response"]
+    assert before[-1]["type"] == "response.completed"
+    after = stream(wire, input=approval(paused["output"][0]))
+    assert after[0]["response"]["id"] != paused["id"]
+    for events in (before, after):
+        identifier = events[0]["response"]["id"]
+        for n in range(-1, len(events)):
+            query = {"stream": "true", **({"starting_after": str(n)} if n >= 0 else {})}
+            assert streamed(wire.get(f"/responses/{identifier}", params=query).text) == events[n + 1 :]
+        final = events[-1]["response"]
+        assert {**retrieved(wire, identifier), "completed_at": None} == final
+
+
+def test_the_use_of_a_request_is_that_of_its_responses(wire: httpx.Client, file: Path) -> None:
+    """Tokens are counted for the response that used them."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"))
+    ended = create(wire, input=approval(paused["output"][0]))
+    request = httpx.get(
+        f"{str(wire.base_url).removesuffix('/openai/v1/')}/requests/{paused['id'].split('_')[1]}",
+        headers={"authorization": "Bearer ada"},
+    ).json()
+    total = request["token_usage"]["total_tokens"]
+    assert paused["usage"]["total_tokens"] + ended["usage"]["total_tokens"] == total
+
+
+def test_a_rejection_is_told_to_the_model(wire: httpx.Client, file: Path) -> None:
+    """Nothing runs, and the model answers."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"))
+    answer = [{**approval(paused["output"][0], approve=False)[0], "reason": "not today"}]
+    ended = create(wire, input=answer, previous_response_id=paused["id"])
+    assert lines(file) == []
+    assert "not today" in said(ended)
+    (item,) = wire.get(f"/responses/{ended['id']}/input_items").json()["data"]
+    assert (item["approve"], item["reason"]) == (False, "not today")
+
+
+def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file: Path) -> None:
+    """Another message, another answer, another's answer, one for another call."""
+    words = call("Work-write", file=str(file), line="one")
+    paused = ada.responses.create(model="Tester", input=words)
+    with pytest.raises(openai.ConflictError) as pending:
+        ada.responses.create(model="Tester", input="go on", previous_response_id=paused.id)
+    assert pending.value.code == "approval_pending"
+    request = paused.output[0].to_dict()
+    with pytest.raises(openai.NotFoundError):
+        eve.responses.create(model="Tester", input=approval(request))
+    output = {"type": "function_call_output", "call_id": request["id"], "output": "no"}
+    unknown = {**approval(request)[0], "approval_request_id": "mcpr_1"}
+    for answer in (
+        [output],
+        [unknown],
+        approval(request) * 2,
+        [*approval(request), {"role": "user", "content": "x"}],
+    ):
+        with pytest.raises(openai.BadRequestError):
+            ada.responses.create(model="Tester", input=answer)
+    assert lines(file) == []
+    ended = ada.responses.create(model="Tester", input=approval(request))
+    with pytest.raises(openai.ConflictError) as decided:
+        ada.responses.create(model="Tester", input=approval(request, approve=False))
+    assert decided.value.code == "already_decided"
+    with pytest.raises(openai.BadRequestError):
+        ada.responses.create(model="Tester", input="go on", previous_response_id=paused.id)
+    assert ada.responses.create(model="Tester", input="go on", previous_response_id=ended.id).output_text
+
+
+def test_a_consent_is_a_link_in_the_text(wire: httpx.Client, file: Path, tmp_path: Path) -> None:
+    """Where the user's own consent is needed, its address is cited; approved again, the call runs."""
+    consent = tmp_path / "consent"
+    words = call("Work-enter", file=str(file), consent=str(consent))
+    asked = create(wire, input=words)
+    paused = create(wire, input=approval(asked["output"][0]))
+    assert kinds(paused) == ["mcp_call", "message", "mcp_approval_request"]
+    assert paused["output"][0]["status"] == "incomplete"
+    (part,) = paused["output"][1]["content"]
+    (citation,) = part["annotations"]
+    assert citation["url"] == "https://secrets.example/consent"
+    assert part["text"][citation["start_index"] : citation["end_index"]] == citation["url"]
+    consent.touch()
+    ended = create(wire, input=approval(paused["output"][2]))
+    assert kinds(ended) == ["mcp_call", "message"]
+    assert lines(file) == ["entered"]
+    identifier = paused["id"]
+    events = streamed(wire.get(f"/responses/{identifier}", params={"stream": "true"}).text)
+    assert {**retrieved(wire, identifier), "completed_at": None} == events[-1]["response"]
+
+
+def test_a_cancelled_pause(wire: httpx.Client, file: Path) -> None:
+    """Cancelling the response that waits ends its request; its calls can be answered no more."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"))
+    cancelled = wire.post(f"/responses/{paused['id']}/cancel").json()
+    assert cancelled["status"] == "cancelled"
+    assert retrieved(wire, paused["id"])["status"] == "cancelled"
+    answer = wire.post("/responses", json={"input": approval(paused["output"][0])})
+    assert answer.status_code == 409
+    following = create(wire, input="hello again", previous_response_id=paused["id"])
+    assert following["status"] == "completed"

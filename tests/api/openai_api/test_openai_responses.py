@@ -1,0 +1,115 @@
+"""Responses with OpenAI's SDK: create, stream, retrieve, continue, branch, cancel, delete."""
+
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai_talk import call, create, kinds, retrieved, said, stream, streamed, valid
+
+
+def test_a_response_is_created_and_read_again(ada: OpenAI) -> None:
+    """The answer, what it used, and whose it is; read later it is the same."""
+    response = ada.responses.create(model="Tester", input="hello", metadata={"topic": "greeting"})
+    assert response.status == "completed"
+    assert response.output_text
+    assert response.usage
+    assert response.usage.total_tokens > 0
+    assert response.metadata == {"topic": "greeting"}
+    assert response.conversation
+    assert response.conversation.id.startswith("conv_")
+    valid(response.to_dict(mode="json"))
+    assert ada.responses.retrieve(response.id) == response
+
+
+def test_a_stream_and_its_replay_are_what_the_response_says(wire: httpx.Client) -> None:
+    """The text arrives in deltas; the last event holds the response; any tail can be had again."""
+    events = stream(wire, input="tell me a story")
+    assert [event["type"] for event in events[:4]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    final = events[-1]["response"]
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == said(final)
+    later = retrieved(wire, final["id"])
+    assert {**later, "completed_at": None} == final
+    for n in (-1, 0, 3, len(events) - 2, len(events) - 1, len(events) + 5):
+        query = {"stream": "true"} | ({"starting_after": str(n)} if n >= 0 else {})
+        replay = wire.get(f"/responses/{final['id']}", params=query)
+        assert streamed(replay.text) == events[n + 1 :]
+
+
+def test_tools_of_the_service_are_shown_as_made(wire: httpx.Client, file: Path) -> None:
+    """A call is an `mcp_call` item with its output; live, replayed and read later alike."""
+    words = call("Work-note", file=str(file), line="one")
+    events = stream(wire, input=words)
+    final = events[-1]["response"]
+    assert kinds(final) == ["mcp_call", "message"]
+    made = final["output"][0]
+    assert (made["server_label"], made["name"], made["status"]) == ("Work", "note", "completed")
+    assert made["output"] == "noted one"
+    assert {**retrieved(wire, final["id"]), "completed_at": None} == final
+    assert kinds(create(wire, input=words)) == ["mcp_call", "message"]
+
+
+def test_a_conversation_continues_from_its_last_response(ada: OpenAI) -> None:
+    """The history lives in the service."""
+    first = ada.responses.create(model="Tester", input="My name is Ada.")
+    second = ada.responses.create(model="Tester", input="What is my name?", previous_response_id=first.id)
+    assert "Ada" in second.output_text
+    assert second.previous_response_id == first.id
+    assert second.conversation == first.conversation
+
+
+def test_two_branches_from_one_response(ada: OpenAI) -> None:
+    """A response that others follow is branched from: neither branch knows of the other."""
+    first = ada.responses.create(model="Tester", input="My name is Ada.")
+    one = ada.responses.create(model="Tester", input="My cat is Tom.", previous_response_id=first.id)
+    two = ada.responses.create(model="Tester", input="My dog is Rex.", previous_response_id=first.id)
+    assert one.conversation == first.conversation != two.conversation
+    asked = ada.responses.create(model="Tester", input="What is my name?", previous_response_id=two.id)
+    assert "Ada" in asked.output_text
+    assert two.previous_response_id == first.id == ada.responses.retrieve(two.id).previous_response_id
+
+
+def test_errors_are_those_of_the_sdk(ada: OpenAI, eve: OpenAI) -> None:
+    """Unknown and foreign ids are not found; what cannot be served is named."""
+    response = ada.responses.create(model="Tester", input="hello")
+    with pytest.raises(openai.NotFoundError) as foreign:
+        eve.responses.retrieve(response.id)
+    assert foreign.value.code == "not_found"
+    for identifier in ("resp_1", response.id + "1", "resp_" + "0" * 32):
+        with pytest.raises(openai.NotFoundError):
+            ada.responses.retrieve(identifier)
+    with pytest.raises(openai.NotFoundError):
+        eve.responses.create(model="Tester", input="hi", previous_response_id=response.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.responses.create(model="Tester", input="hi", top_logprobs=3)
+    assert refused.value.param == "top_logprobs"
+    with pytest.raises(openai.AuthenticationError):
+        ada.with_options(api_key="two words").responses.create(model="Tester", input="hi")
+
+
+def test_a_response_is_deleted_with_its_conversation(ada: OpenAI) -> None:
+    """The only response of a conversation takes it along; one among others does not."""
+    first = ada.responses.create(model="Tester", input="hello")
+    second = ada.responses.create(model="Tester", input="again", previous_response_id=first.id)
+    with pytest.raises(openai.ConflictError):
+        ada.responses.delete(second.id)
+    alone = ada.responses.create(model="Tester", input="hello")
+    ada.responses.delete(alone.id)
+    with pytest.raises(openai.NotFoundError):
+        ada.responses.retrieve(alone.id)
+
+
+def test_the_agent_is_the_one_model(ada: OpenAI) -> None:
+    """`models` lists the agent."""
+    assert [model.id for model in ada.models.list()] == ["Tester"]
+    assert ada.models.retrieve("Tester").id == "Tester"
+    with pytest.raises(openai.NotFoundError):
+        ada.models.retrieve("gpt-5")
