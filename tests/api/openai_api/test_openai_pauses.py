@@ -1,6 +1,7 @@
 """Pauses over OpenAI's API: approvals and consents, decided once; each stretch is a response of its own."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -13,7 +14,7 @@ def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def approval(request: Json, *, approve: bool = True) -> list[Json]:
+def approval(request: Json, *, approve: bool = True) -> list[Any]:
     return [{"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": approve}]
 
 
@@ -87,8 +88,8 @@ def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file:
     request = paused.output[0].to_dict()
     with pytest.raises(openai.NotFoundError):
         eve.responses.create(model="Tester", input=approval(request))
-    output = {"type": "function_call_output", "call_id": request["id"], "output": "no"}
-    unknown = {**approval(request)[0], "approval_request_id": "mcpr_1"}
+    output: Any = {"type": "function_call_output", "call_id": request["id"], "output": "no"}
+    unknown: Any = {**approval(request)[0], "approval_request_id": "mcpr_1"}
     for answer in (
         [output],
         [unknown],
