@@ -34,10 +34,9 @@ from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store, sealed
 from tealagents.telemetry.requests import LoggedRequests
-from tealagents.threads.components import ThreadConfigError
-from tealagents.threads.context import Providers, open_providers
+from tealagents.threads.components import ThreadConfigError, open_providers, open_view
+from tealagents.threads.context import Providers
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
-from tealagents.threads.reducers import open_view
 from tealagents.threads.views import View
 from tealagents.tooling import Tooling
 from tealagents.tools.naming import plugin_of

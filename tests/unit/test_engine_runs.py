@@ -32,7 +32,7 @@ from tealagents.state.audit_chain import GENESIS
 from tealagents.state.submission import Key
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
-from tealagents.threads.reducers import open_view
+from tealagents.threads.components import open_view
 
 LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
 DELETE = ToolCall("c2", "Shell-delete", '{"n": 2}')

@@ -16,18 +16,15 @@ from tealagents.state.memories import MOST_MEMORIES, Memory
 from tealagents.state.transfer import Transfer
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
-from tealagents.threads.components import ThreadConfigError
+from tealagents.threads.components import ThreadConfigError, open_provider, open_providers, open_view
 from tealagents.threads.context import (
     Context,
     ContextProvider,
     Invocation,
     ProviderOptions,
     Providers,
-    open_provider,
-    open_providers,
 )
 from tealagents.threads.providers import Facts, FactsOptions, UserPreferences, search, statements
-from tealagents.threads.reducers import open_view
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from threads_setup import CountedStore, Engine
 from tealagents.domain.models import Json
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
-from tealagents.threads.components import ThreadConfigError
-from tealagents.threads.context import Providers, open_provider
+from tealagents.threads.components import ThreadConfigError, open_provider
+from tealagents.threads.context import Providers
 
 #: of their connections, closed when they are collected
 pytestmark = [

@@ -22,8 +22,7 @@ from tealagents.domain.errors import ModelFailed, ViewFailed
 from tealagents.domain.models import Json, Message
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads import LocalThread
-from tealagents.threads.components import ThreadConfigError
-from tealagents.threads.reducers import open_reducer, open_view
+from tealagents.threads.components import ThreadConfigError, open_reducer, open_view
 from tealagents.threads.tokens import counter_for, message_tokens
 from tealagents.threads.views import Part, Reducer, Upcoming, View, newest_first, parts_of
 

@@ -11,7 +11,7 @@ from tealagents.state.changes import Changes
 from tealagents.state.transfer import Transfer
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
-from tealagents.threads.reducers import open_view
+from tealagents.threads.components import open_view
 from tealagents.threads.windows import between, continues
 
 

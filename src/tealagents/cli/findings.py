@@ -87,8 +87,7 @@ def _parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object
     from tealagents.auth import open_auth
     from tealagents.bootstrap import store_of
     from tealagents.state.records import SystemClock
-    from tealagents.threads.context import open_provider
-    from tealagents.threads.reducers import open_reducer
+    from tealagents.threads.components import open_provider, open_reducer
 
     auth = config.auth
     yield ("spec", "persistence"), partial(store_of, config)

@@ -9,12 +9,13 @@
 `stored`           whole threads, saved in any store
 `views`            which part of a conversation the model is sent
 `reducers`         the steps that shorten a view
+`summaries`        the one that asks the model for a summary
 `tokens`           counting tokens, without a network
 `windows`          the newest rounds of a task, as far back as its view reaches
 `context`          context providers: they add to requests, and learn from them
 `providers`        the built-in ones: `user_preferences`, `facts`
 `mem0`             the one on Mem0
-`components`       reducers and providers as a config names them, and the error for a wrong one
+`components`       reducers and providers by name, as a config gives them
 =================  =====================================================================================
 
 Imports `domain` and `state`; used by `engine`, and by `tealagents.agent`, the library's front. Tasks of the

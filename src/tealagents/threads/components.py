@@ -1,10 +1,81 @@
-"""Reducers and context providers of a config: a name each, and its options."""
+"""Reducers and context providers as a config names them: a name each, and its options."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tealagents.domain.models import Json
+from tealagents.registry import Registry
+from tealagents.threads.views import Prepared, Reducer, View
+
+if TYPE_CHECKING:
+    from tealagents.threads.context import ContextProvider, Providers
 
 #: a name and its options, as the config gives them
 Component = tuple[str, Json]
 
 
 class ThreadConfigError(ValueError):
-    """What a config says of threads that cannot be done. The text says what to do instead."""
+    """A config that cannot be used for threads. The text says what to do instead."""
+
+
+REDUCERS = Registry(
+    word="reducer",
+    error=ThreadConfigError,
+    group="tealagents.reducers",
+    built_in={
+        "message_count": "tealagents.threads.reducers:MessageCount",
+        "sliding_window": "tealagents.threads.reducers:SlidingWindow",
+        "token_budget": "tealagents.threads.reducers:TokenBudget",
+        "trim_tool_results": "tealagents.threads.reducers:TrimToolResults",
+        "summarize": "tealagents.threads.summaries:Summarize",
+    },
+)
+
+PROVIDERS = Registry(
+    word="context provider",
+    error=ThreadConfigError,
+    group="tealagents.context",
+    built_in={
+        "user_preferences": "tealagents.threads.providers:UserPreferences",
+        "facts": "tealagents.threads.providers:Facts",
+        "mem0": "tealagents.threads.mem0:Mem0Provider",
+    },
+)
+
+
+def open_view(components: Sequence[Component], model: str) -> View | None:
+    """The view of a config's reducers; None without any. `ThreadConfigError` for a wrong one."""
+    reducers = [open_reducer(name, options) for name, options in components]
+    for reducer in reducers:
+        if isinstance(reducer, Prepared):
+            reducer.prepare(model)
+    return View(reducers) if reducers else None
+
+
+def open_reducer(name: str, options: Json) -> Reducer:
+    """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`."""
+    found = REDUCERS.find(name)
+    if isinstance(found, type):
+        made: Reducer = found(REDUCERS.options(name, found, options))
+        return made
+    if options:
+        raise ThreadConfigError(f"The reducer {name!r} is a function and takes no options.")
+    function: Reducer = found
+    return function
+
+
+def open_providers(components: Sequence[Component]) -> "Providers":
+    """The providers of a config, not entered yet. `ThreadConfigError` for a wrong one."""
+    from tealagents.threads.context import Providers
+
+    return Providers([open_provider(name, options) for name, options in components])
+
+
+def open_provider(name: str, options: Json) -> "ContextProvider":
+    """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`."""
+    from tealagents.threads.context import ContextProvider
+
+    found = PROVIDERS.find(name)
+    if not (isinstance(found, type) and issubclass(found, ContextProvider)):
+        raise ThreadConfigError(f"{name!r} is no context provider: it must extend ContextProvider.")
+    return found(PROVIDERS.options(name, found, options))

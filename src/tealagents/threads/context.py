@@ -30,10 +30,9 @@ from tealagents.domain import ids
 from tealagents.domain.errors import ContextProviderFailed
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
-from tealagents.registry import Registry
 from tealagents.state.codec import encode_json
 from tealagents.state.memories import Remembered
-from tealagents.threads.components import Component, ThreadConfigError
+from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.views import Report, Stopwatch
 
 log = logging.getLogger(__name__)
@@ -330,30 +329,3 @@ def _with_what_was_added(report: Report, context: Context | None) -> Report:
         "tools": [tool.spec.name for tool in context.tools],
     }
     return replace(report, output={name: value for name, value in added.items() if value})
-
-
-# --- by name --------------------------------------------------------------------------------------
-
-PROVIDERS = Registry(
-    word="context provider",
-    error=ThreadConfigError,
-    group="tealagents.context",
-    built_in={
-        "user_preferences": "tealagents.threads.providers:UserPreferences",
-        "facts": "tealagents.threads.providers:Facts",
-        "mem0": "tealagents.threads.mem0:Mem0Provider",
-    },
-)
-
-
-def open_providers(components: Sequence[Component]) -> Providers:
-    """The providers of a config, not entered yet. `ThreadConfigError` for a wrong one."""
-    return Providers([open_provider(name, options) for name, options in components])
-
-
-def open_provider(name: str, options: Json) -> ContextProvider:
-    """The provider called `name`: one of `PROVIDERS.known()`, or `module:Class`."""
-    found = PROVIDERS.find(name)
-    if not (isinstance(found, type) and issubclass(found, ContextProvider)):
-        raise ThreadConfigError(f"{name!r} is no context provider: it must extend ContextProvider.")
-    return found(PROVIDERS.options(name, found, options))

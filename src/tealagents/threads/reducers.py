@@ -16,20 +16,15 @@ Third parties add others by the entry-point group `tealagents.reducers`, or as `
 `Options`) or `module:function`.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tealagents.domain import ids
-from tealagents.domain.errors import TealError
-from tealagents.domain.events import ModelDone
-from tealagents.domain.models import Item, Json, Message, Usage
-from tealagents.domain.ports import Model, ModelCall
-from tealagents.registry import Registry
-from tealagents.threads.components import Component, ThreadConfigError
+from tealagents.domain.models import Item, Message
+from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.tokens import (
     MESSAGE_TOKENS,
     Counter,
@@ -41,13 +36,9 @@ from tealagents.threads.tokens import (
 )
 from tealagents.threads.views import (
     Part,
-    Prepared,
-    Reducer,
-    Report,
     Stopwatch,
     Trigger,
     Upcoming,
-    View,
 )
 
 
@@ -178,7 +169,7 @@ class TokenBudget:
             count, images = self._counter.count, self._options.image_tokens
             known = sum(message_tokens(message, count, images) for message in part.messages)
             if part.standing:
-                known += message_tokens(_text_message("user", part.standing), count, images)
+                known += message_tokens(text_message(part.standing), count, images)
             part.weights[name] = known
         return known
 
@@ -245,198 +236,8 @@ def _results(part: Part) -> int:
     return sum(message.role == "tool" for message in part.messages)
 
 
-# --- summaries ------------------------------------------------------------------------------------
-
-_INSTRUCTIONS = (
-    "Summarise the conversation for the assistant who continues it. Keep names, numbers, decisions, "
-    "preferences, open questions and what tools have done. Use at most {max_words} words."
-)
-
-_REQUEST = "Summarise the conversation above."
-
-_SUMMARY = "Summary of the earlier conversation, which is not shown:\n"
-
-
-class SummarizeOptions(ReducerOptions):
-    #: messages since the last summary beyond which a new one is made
-    max_messages: int = Field(default=40, ge=2)
-    #: messages that are not summarised: at least so many, in whole rounds
-    keep_messages: int = Field(default=10, ge=0)
-    #: the instructions for the model
-    instructions: str = _INSTRUCTIONS
-    #: longest summary, in words; `{max_words}` in `instructions`
-    max_words: int = Field(default=200, ge=1)
-    #: characters of one message that the model is sent
-    max_characters: int = Field(default=4000, ge=1)
-    #: messages that are read for one summary; older ones are not in it
-    max_read: int = Field(default=400, ge=2)
-
-    @model_validator(mode="after")
-    def _leaves_something_to_summarise(self) -> "SummarizeOptions":
-        if self.keep_messages >= self.max_messages:
-            raise ValueError("keep_messages must be less than max_messages")
-        return self
-
-
-class Summarize:
-    """Replaces older messages by a summary.
-
-    A summary is made once there are `max_messages` since the last one: of that one and the messages since,
-    except the last `keep_messages`. It is kept with the checkpoint and reused until the next one. Where the
-    model fails to make one, the messages stay, and the next call tries again.
-    """
-
-    Options: ClassVar = SummarizeOptions
-    name = "summarize"
-
-    def __init__(self, options: SummarizeOptions) -> None:
-        self.trigger = options.trigger
-        self._options = options
-
-    async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
-        known = upcoming.memory.get(self.name) or {}
-        fresh, standing = await self._since(parts, known.get("upto"))
-        for part in standing:
-            yield part
-        count = sum(len(part.messages) for part in fresh)
-        if upcoming.moment == self.trigger and count > self._options.max_messages:
-            cut = self._cut(fresh)
-            if fresh[cut:]:
-                made = await self._summary(fresh[cut:], str(known.get("text", "")), upcoming)
-                if made:
-                    known = {"upto": fresh[cut].turn, "text": made}
-                    upcoming.memory[self.name] = known
-                    fresh = fresh[:cut]
-        if known:
-            yield Part(standing=_SUMMARY + str(known["text"]))
-        for part in fresh:
-            yield part
-
-    async def _since(self, parts: AsyncIterator[Part], upto: int | None) -> tuple[list[Part], list[Part]]:
-        """The parts since the last summary, newest first, and standing ones."""
-        fresh: list[Part] = []
-        standing: list[Part] = []
-        count = 0
-        async for part in parts:
-            if not part.messages:
-                standing.append(part)
-                continue
-            if upto is not None and part.turn <= upto:
-                break
-            fresh.append(part)
-            count += len(part.messages)
-            if count >= self._options.max_read or (part.begins and part.turn - 1 == upto):
-                break
-        return fresh, standing
-
-    def _cut(self, fresh: Sequence[Part]) -> int:
-        """The number of the newest parts, in whole rounds, that have at least `keep_messages`."""
-        kept = 0
-        for n, part in enumerate(fresh):
-            if kept >= self._options.keep_messages and (n == 0 or fresh[n - 1].turn != part.turn):
-                return n
-            kept += len(part.messages)
-        return len(fresh)
-
-    async def _summary(self, older: Sequence[Part], before: str, upcoming: Upcoming) -> str | None:
-        """The model's summary, or None where it fails; a step of the trace either way."""
-        options, watch = self._options, Stopwatch()
-        messages = [message for part in reversed(older) for message in part.messages]
-        lines = [_line(message, options.max_characters) for message in messages]
-        instructions = options.instructions.replace("{max_words}", str(options.max_words))
-        if before:
-            instructions += f"\n\nSummary so far, to be continued:\n{before}"
-        usage = Usage()
-        try:
-            text, usage = await ask(upcoming.model, instructions, "\n".join(lines), _REQUEST)
-            failed = "" if text else "the model returned no text"
-        except TealError as error:
-            text, failed = "", error.detail
-        upcoming.reports.append(
-            Report(
-                name=self.name,
-                started_at=watch.started_at,
-                duration_ms=watch.milliseconds,
-                input={
-                    "messages": len(messages),
-                    "first": messages[0].message_id,
-                    "last": messages[-1].message_id,
-                },
-                output={"error": failed} if failed else {"summary": text},
-                usage=usage,
-                is_error=bool(failed),
-            )
-        )
-        return text or None
-
-
-def _line(message: Message, most: int) -> str:
-    said = "".join("[image]" if item.content_type == "image" else item.content for item in message.items)
-    if message.role == "tool":
-        return f"{message.tool} said: {said[:most]}"
-    calls = "; ".join(f"{call.tool} {call.arguments}"[:most] for call in message.tool_calls)
-    called = f" (called {calls})" if calls else ""
-    return f"{message.role.capitalize()}: {said[:most]}{called}"
-
-
-async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, Usage]:
-    """One call of the model, outside of any conversation, and its usage."""
-    messages = (model.encode(_text_message("user", text)) for text in texts)
-    call = ModelCall(prompt=(model.encode_system(instructions), *messages))
-    answer: list[str] = []
-    usage = Usage()
-    async with aclosing(model.stream(call)) as events:
-        async for event in events:
-            if isinstance(event, ModelDone):
-                usage = event.usage
-            else:
-                answer.append(event.text)
-    return "".join(answer).strip(), usage
-
-
-def _text_message(role: Any, text: str) -> Message:
+def text_message(text: str) -> Message:
+    """A text in the form of a message, to be counted or encoded."""
     name = ids.random_id()
-    return Message(
-        message_id=name,
-        request_id=name,
-        role=role,
-        created_at=Stopwatch().started_at,
-        items=(Item("text", text),),
-    )
-
-
-# --- by name --------------------------------------------------------------------------------------
-
-REDUCERS = Registry(
-    word="reducer",
-    error=ThreadConfigError,
-    group="tealagents.reducers",
-    built_in={
-        "message_count": "tealagents.threads.reducers:MessageCount",
-        "sliding_window": "tealagents.threads.reducers:SlidingWindow",
-        "token_budget": "tealagents.threads.reducers:TokenBudget",
-        "trim_tool_results": "tealagents.threads.reducers:TrimToolResults",
-        "summarize": "tealagents.threads.reducers:Summarize",
-    },
-)
-
-
-def open_view(components: Sequence[Component], model: str) -> View | None:
-    """The view of a config's reducers; None without any. `ThreadConfigError` for a wrong one."""
-    reducers = [open_reducer(name, options) for name, options in components]
-    for reducer in reducers:
-        if isinstance(reducer, Prepared):
-            reducer.prepare(model)
-    return View(reducers) if reducers else None
-
-
-def open_reducer(name: str, options: Json) -> Reducer:
-    """The reducer called `name`: one of `REDUCERS.known()`, `module:Class` or `module:function`."""
-    found = REDUCERS.find(name)
-    if isinstance(found, type):
-        made: Reducer = found(REDUCERS.options(name, found, options))
-        return made
-    if options:
-        raise ThreadConfigError(f"The reducer {name!r} is a function and takes no options.")
-    function: Reducer = found
-    return function
+    now = Stopwatch().started_at
+    return Message(message_id=name, request_id=name, role="user", created_at=now, items=(Item("text", text),))

@@ -1,0 +1,160 @@
+"""The reducer `summarize`: a summary of older messages, written by the model and kept with the checkpoint."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from tealagents.domain.errors import TealError
+from tealagents.domain.events import ModelDone
+from tealagents.domain.models import Message, Usage
+from tealagents.domain.ports import Model, ModelCall
+from tealagents.threads.reducers import ReducerOptions, text_message
+from tealagents.threads.views import Part, Report, Stopwatch, Upcoming
+
+_INSTRUCTIONS = (
+    "Summarise the conversation for the assistant who continues it. Keep names, numbers, decisions, "
+    "preferences, open questions and what tools have done. Use at most {max_words} words."
+)
+
+_REQUEST = "Summarise the conversation above."
+
+_SUMMARY = "Summary of the earlier conversation, which is not shown:\n"
+
+
+class SummarizeOptions(ReducerOptions):
+    #: messages since the last summary beyond which a new one is made
+    max_messages: int = Field(default=40, ge=2)
+    #: messages that are not summarised: at least so many, in whole rounds
+    keep_messages: int = Field(default=10, ge=0)
+    #: the instructions for the model
+    instructions: str = _INSTRUCTIONS
+    #: longest summary, in words; `{max_words}` in `instructions`
+    max_words: int = Field(default=200, ge=1)
+    #: characters of one message that the model is sent
+    max_characters: int = Field(default=4000, ge=1)
+    #: messages that are read for one summary; older ones are not in it
+    max_read: int = Field(default=400, ge=2)
+
+    @model_validator(mode="after")
+    def _leaves_something_to_summarise(self) -> "SummarizeOptions":
+        if self.keep_messages >= self.max_messages:
+            raise ValueError("keep_messages must be less than max_messages")
+        return self
+
+
+class Summarize:
+    """Replaces older messages by a summary.
+
+    A summary is made once there are `max_messages` since the last one: of that one and the messages since,
+    except the last `keep_messages`. It is kept with the checkpoint and reused until the next one. Where the
+    model fails to make one, the messages stay, and the next call tries again.
+    """
+
+    Options: ClassVar = SummarizeOptions
+    name = "summarize"
+
+    def __init__(self, options: SummarizeOptions) -> None:
+        self.trigger = options.trigger
+        self._options = options
+
+    async def __call__(self, parts: AsyncIterator[Part], upcoming: Upcoming) -> AsyncIterator[Part]:
+        known = upcoming.memory.get(self.name) or {}
+        fresh, standing = await self._since(parts, known.get("upto"))
+        for part in standing:
+            yield part
+        count = sum(len(part.messages) for part in fresh)
+        if upcoming.moment == self.trigger and count > self._options.max_messages:
+            cut = self._cut(fresh)
+            if fresh[cut:]:
+                made = await self._summary(fresh[cut:], str(known.get("text", "")), upcoming)
+                if made:
+                    known = {"upto": fresh[cut].turn, "text": made}
+                    upcoming.memory[self.name] = known
+                    fresh = fresh[:cut]
+        if known:
+            yield Part(standing=_SUMMARY + str(known["text"]))
+        for part in fresh:
+            yield part
+
+    async def _since(self, parts: AsyncIterator[Part], upto: int | None) -> tuple[list[Part], list[Part]]:
+        """The parts since the last summary, newest first, and standing ones."""
+        fresh: list[Part] = []
+        standing: list[Part] = []
+        count = 0
+        async for part in parts:
+            if not part.messages:
+                standing.append(part)
+                continue
+            if upto is not None and part.turn <= upto:
+                break
+            fresh.append(part)
+            count += len(part.messages)
+            if count >= self._options.max_read or (part.begins and part.turn - 1 == upto):
+                break
+        return fresh, standing
+
+    def _cut(self, fresh: Sequence[Part]) -> int:
+        """The number of the newest parts, in whole rounds, that have at least `keep_messages`."""
+        kept = 0
+        for n, part in enumerate(fresh):
+            if kept >= self._options.keep_messages and (n == 0 or fresh[n - 1].turn != part.turn):
+                return n
+            kept += len(part.messages)
+        return len(fresh)
+
+    async def _summary(self, older: Sequence[Part], before: str, upcoming: Upcoming) -> str | None:
+        """The model's summary, or None where it fails; a step of the trace either way."""
+        options, watch = self._options, Stopwatch()
+        messages = [message for part in reversed(older) for message in part.messages]
+        lines = [_line(message, options.max_characters) for message in messages]
+        instructions = options.instructions.replace("{max_words}", str(options.max_words))
+        if before:
+            instructions += f"\n\nSummary so far, to be continued:\n{before}"
+        usage = Usage()
+        try:
+            text, usage = await ask(upcoming.model, instructions, "\n".join(lines), _REQUEST)
+            failed = "" if text else "the model returned no text"
+        except TealError as error:
+            text, failed = "", error.detail
+        upcoming.reports.append(
+            Report(
+                name=self.name,
+                started_at=watch.started_at,
+                duration_ms=watch.milliseconds,
+                input={
+                    "messages": len(messages),
+                    "first": messages[0].message_id,
+                    "last": messages[-1].message_id,
+                },
+                output={"error": failed} if failed else {"summary": text},
+                usage=usage,
+                is_error=bool(failed),
+            )
+        )
+        return text or None
+
+
+def _line(message: Message, most: int) -> str:
+    said = "".join("[image]" if item.content_type == "image" else item.content for item in message.items)
+    if message.role == "tool":
+        return f"{message.tool} said: {said[:most]}"
+    calls = "; ".join(f"{call.tool} {call.arguments}"[:most] for call in message.tool_calls)
+    called = f" (called {calls})" if calls else ""
+    return f"{message.role.capitalize()}: {said[:most]}{called}"
+
+
+async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, Usage]:
+    """One call of the model, outside of any conversation, and its usage."""
+    messages = (model.encode(text_message(text)) for text in texts)
+    call = ModelCall(prompt=(model.encode_system(instructions), *messages))
+    answer: list[str] = []
+    usage = Usage()
+    async with aclosing(model.stream(call)) as events:
+        async for event in events:
+            if isinstance(event, ModelDone):
+                usage = event.usage
+            else:
+                answer.append(event.text)
+    return "".join(answer).strip(), usage
