@@ -1,0 +1,318 @@
+"""`tealagents doctor`: what keeps a service from working, and what to do about it.
+
+It looks at the config, the store, the authority, the model service and the clocks as `serve` would use them,
+and at a running service from outside. It writes one record to the store, which it deletes again, and asks the
+model for one word.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from tealagents.cli.findings import find
+from tealagents.cli.loading import unusable
+from tealagents.config import ServiceConfig
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
+from tealagents.domain.ports import SEALED, Commit, Put, Store
+
+#: seconds by which two clocks may differ; tokens are checked with as much leeway by default
+MOST_SKEW = 60.0
+#: seconds of a lease below which a busy process or a slow store loses it
+SHORTEST_LEASE = 3.0
+#: tasks of which the audit is verified
+TASKS_VERIFIED = 5
+#: seconds that a server is given to answer
+ANSWER_SECONDS = 10.0
+
+
+class Ailment(NamedTuple):
+    """What is wrong, and what to do."""
+
+    what: str
+    remedy: str = ""
+
+
+def doctor_command(
+    url: Annotated[
+        str | None, typer.Argument(help="A running service to look at, or one agent of it.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="The config file; by default the one TA_SERVICE_CONFIG names."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Also see whether this port can be listened on.")
+    ] = None,
+) -> None:
+    """Find what is wrong with a service, and say what to do. Exit status 1 where something is wrong.
+
+    It looks at the config, the store, the authority, the model service and the clocks, and with a URL at the
+    running service. With a URL and no config, only at that.
+    """
+    found = asyncio.run(_examined(url, config, port))
+    out = Console(highlight=False, soft_wrap=True)
+    for ailment in found:
+        out.print(f"[red]✗[/] {escape(ailment.what)}")
+        if ailment.remedy:
+            out.print(f"  → {escape(ailment.remedy)}")
+    if found:
+        raise typer.Exit(1)
+    out.print("[green]✓[/] nothing is wrong")
+
+
+async def _examined(url: str | None, path: Path | None, port: int | None) -> list[Ailment]:
+    found = list[Ailment]()
+    config: ServiceConfig | None = None
+    if url is None or path is not None or os.environ.get("TA_SERVICE_CONFIG"):
+        # parts are made outside of this loop, as `check` makes them
+        said = await asyncio.to_thread(find, path)
+        config = said.config
+        found += [Ailment(each) for each in (*said.wrong, *said.needed)]
+    if config is not None and not found:
+        found += [each async for each in _store(config)]
+        found += [each async for each in _model(config)]
+        found += [each async for each in _authority(config)]
+    if port is not None:
+        found += _port(port)
+    if url is not None:
+        found += [each async for each in _service(url, config)]
+    return found
+
+
+def _port(port: int) -> list[Ailment]:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            return [Ailment(unusable("127.0.0.1", port, error))]
+    return []
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+
+async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
+    from tealagents.bootstrap import store_of
+    from tealagents.stores import StoreConfigError
+
+    try:
+        async with store_of(config) as store:
+            async for ailment in _opened(config, store):
+                yield ailment
+    except StoreConfigError as error:
+        yield Ailment(f"the store cannot be used: {error}")
+    except (PersistenceUnavailable, OSError) as error:
+        yield Ailment(
+            f"the store cannot be reached: {error}",
+            "Start it, or correct TA_PERSISTENCE; see that this machine may connect to it.",
+        )
+
+
+async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
+    began = time.perf_counter()
+    try:
+        await _write(config, store)
+    except (TealError, OSError) as error:
+        yield Ailment(
+            f"the store cannot be written: {error}",
+            "Free disk space, or grant this user the right to write to it.",
+        )
+    seconds = time.perf_counter() - began
+    if config.limits.lease_seconds < max(SHORTEST_LEASE, 20 * seconds):
+        yield Ailment(
+            f"limits.lease_seconds is {config.limits.lease_seconds:g}, and a write takes {seconds:.3f} s: a "
+            "busy process loses its lease, and its requests with it",
+            "Raise limits.lease_seconds; 15 is the default.",
+        )
+    if (skew := abs(await store.now() - time.time())) > MOST_SKEW:
+        yield _skewed("the store", skew)
+    async for ailment in _content(config, store):
+        yield ailment
+
+
+async def _write(config: ServiceConfig, store: Store) -> None:
+    """One record, and its deletion."""
+    from tealagents.domain import ids
+
+    partition, key = f"doctor/{config.name}", "probe"
+    put = {key: Put(b"{}", 60)}
+    await store.commit(partition, Commit(operation=ids.operation_id(), put=put))
+    await store.commit(partition, Commit(operation=ids.operation_id(), delete=[key]))
+
+
+async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
+    """Whether what is stored can be read with these keys."""
+    from tealagents.bootstrap import ledger_of
+    from tealagents.state.audit import verify
+    from tealagents.state.inventory import Inventory
+    from tealagents.state.records import SystemClock
+
+    records = ledger_of(config, store, SystemClock())
+    inventory = Inventory(records)
+    if config.encryption_key is None and await _holds_sealed(store, inventory.index_partitions()):
+        yield Ailment(
+            "the store holds encrypted records, and TA_ENCRYPTION_KEY is not set",
+            "Set TA_ENCRYPTION_KEY to the key that they were stored with.",
+        )
+        return
+    try:
+        tasks = [task for owner in await inventory.owners() async for task in inventory.tasks(owner)]
+        verified = [await verify(records, task.partition, task.task_id) for task in tasks[:TASKS_VERIFIED]]
+    except CorruptState as error:
+        inventory.damaged.append(str(error))
+        verified = []
+    for damage in inventory.damaged[:1]:
+        yield Ailment(
+            f"a stored record cannot be read: {damage}",
+            "If TA_ENCRYPTION_KEY was changed, put the earlier key into TA_ENCRYPTION_OLD_KEYS; else restore "
+            "a backup.",
+        )
+    if fault := next((each.fault for each in verified if each is not None and each.fault is not None), None):
+        yield Ailment(
+            f"an audit does not verify: {fault}",
+            "If TA_AUDIT_KEY was changed, set the earlier one; else run `tealagents state verify-audit`.",
+        )
+
+
+async def _holds_sealed(store: Store, partitions: Sequence[str]) -> bool:
+    for partition in partitions:
+        if any(record.value.startswith(SEALED) for _, record in await store.scan(partition, "", limit=1)):
+            return True
+    return False
+
+
+# --- the model service and the authority ------------------------------------------------------------
+
+
+async def _model(config: ServiceConfig) -> AsyncIterator[Ailment]:
+    from tealagents.bootstrap import START_ERRORS, credential_of, model_of
+    from tealagents.domain.models import Item, Message
+    from tealagents.domain.ports import ModelCall
+
+    credential = credential_of(config)
+    text = Message(
+        message_id="doctor",
+        request_id="doctor",
+        role="user",
+        created_at=datetime.now(UTC),
+        items=(Item("text", "Answer with one word: ready"),),
+    )
+    try:
+        async with model_of(config, credential) as model:
+            call = ModelCall(prompt=[model.encode(text)])
+            async with aclosing(model.stream(call)) as events:
+                async for _ in events:
+                    pass
+    except START_ERRORS as error:
+        yield Ailment(f"the model service does not answer: {error}", _remedy_of_model(config, str(error)))
+
+
+def _remedy_of_model(config: ServiceConfig, said: str) -> str:
+    if "401" in said or "403" in said:
+        return "The service refuses the key: set TA_API_KEY to one that is valid for it."
+    if "404" in said:
+        return (
+            f"Correct spec.agent.model ({config.agent.model}) or TA_BASE_URL: the service has no such model."
+        )
+    return "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
+
+
+async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
+    entra = config.auth.entra
+    if entra is None:
+        return
+    from tealagents.auth.jwks import KeysUnreadable, read_key_set
+    from tealagents.auth.options import UUID
+
+    url = f"{entra.authority}/{entra.tenant_id}/v2.0/.well-known/openid-configuration"
+    dates = list[str]()
+
+    async def note(response: httpx.Response) -> None:
+        dates.append(response.headers.get("date", ""))
+
+    async with httpx.AsyncClient(timeout=ANSWER_SECONDS, event_hooks={"response": [note]}) as client:
+        try:
+            keys = await read_key_set(client, url)
+        except KeysUnreadable as error:
+            yield Ailment(
+                f"the authority's keys cannot be read at {url}: {error}",
+                "Correct TA_ENTRA_AUTHORITY and TA_ENTRA_TENANT_ID, and let this machine connect to it.",
+            )
+            return
+    if UUID.fullmatch(entra.tenant_id) and entra.tenant_id not in keys.issuer.split("/"):
+        yield Ailment(
+            f"the authority's issuer is {keys.issuer}, which is not tenant {entra.tenant_id}: every token "
+            "will be refused",
+            "Correct TA_ENTRA_TENANT_ID or TA_ENTRA_AUTHORITY.",
+        )
+    for skew in filter(None, map(_skew, dates[:1])):
+        yield _skewed("the authority", skew)
+
+
+# --- a running service ------------------------------------------------------------------------------
+
+
+async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailment]:
+    from tealagents.cli.chat.finding import NoAgent, find_agent
+
+    try:
+        prefix = await asyncio.to_thread(find_agent, url)
+    except NoAgent as error:
+        yield Ailment(str(error), _remedy_of_connection(str(error)))
+        return
+    if config is not None and not prefix.endswith(config.prefix):
+        yield Ailment(
+            f"{prefix} is not the agent of this config, which is served at {config.prefix}",
+            "Correct the address, or name the other config.",
+        )
+    async with httpx.AsyncClient(timeout=ANSWER_SECONDS) as client:
+        for probe in ("live", "ready"):
+            try:
+                answer = await client.get(f"{prefix}/health/{probe}")
+            except httpx.HTTPError as error:
+                yield Ailment(f"{prefix}/health/{probe} does not answer: {error}", "See the service's log.")
+                return
+            if not answer.is_success:
+                yield Ailment(
+                    f"the service is not {probe}: {answer.status_code} {answer.text[:300]}",
+                    "See the service's log, and run `tealagents doctor` with its config where it runs.",
+                )
+        if skew := _skew(answer.headers.get("date", "")):
+            yield _skewed("the service", skew)
+
+
+def _remedy_of_connection(said: str) -> str:
+    if "CERTIFICATE" in said.upper():
+        return (
+            "Its certificate is not trusted: renew it, or let SSL_CERT_FILE name the authority's certificate."
+        )
+    return ""
+
+
+def _skew(date: str) -> float | None:
+    """Seconds between an HTTP date and this machine's clock, where they are too many."""
+    try:
+        seconds = abs(parsedate_to_datetime(date).timestamp() - time.time())
+    except ValueError:
+        return None
+    return seconds if seconds > MOST_SKEW else None
+
+
+def _skewed(whose: str, seconds: float) -> Ailment:
+    return Ailment(
+        f"the clocks of this machine and of {whose} differ by {seconds:.0f} s",
+        "Synchronize both with NTP: tokens, leases and expiries depend on it.",
+    )

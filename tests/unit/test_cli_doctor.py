@@ -1,0 +1,249 @@
+"""`tealagents doctor`: each planted fault is found with what to do, and nothing on a sound service."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from tealagents.cli.main import command_line
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
+from tealagents.testing.servers import free_port
+from tealagents.testing.service import ServiceThread
+
+CONFIG = """\
+apiVersion: tealagents/v1alpha1
+name: Patient
+version: 1
+spec:
+  agent:
+    model: offline
+    system_prompt: Be brief.
+    plugins: [Clock]
+"""
+PLUGIN = """\
+from tealagents.plugins import Plugin, tool
+
+class Clock(Plugin):
+    @tool
+    def now(self) -> str:
+        "Tell the time."
+        return "now"
+"""
+KEY, OTHER_KEY = "first-key-" * 5, "other-key-" * 5
+
+
+class Patient:
+    """A config in a folder, the services that it needs, and state that was made with it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.stack = stack
+        self.config = folder / "config.yaml"
+        self.config.write_text(CONFIG)
+        (folder / "custom_plugins.py").write_text(PLUGIN)
+        model = stack.enter_context(OfflineModel())
+        self.authority = stack.enter_context(LocalAuthority())
+        self.env = {
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "any",
+            "TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}",
+            "TA_ENCRYPTION_KEY": KEY,
+            "TA_AUDIT_KEY": "audit-key-" * 3,
+            "TA_ENTRA_AUTHORITY": self.authority.url,
+            "TA_ENTRA_TENANT_ID": str(self.authority.options()["tenant_id"]),
+            "TA_ENTRA_AUDIENCE": " ".join(self.authority.options()["audience"]),
+            "TA_ENTRA_SCOPES": " ".join(self.authority.options()["scopes"]),
+        }
+        with ServiceThread(self.config, self.env) as service:
+            self.send(service.url)
+
+    def send(self, url: str) -> None:
+        token = self.authority.token("alice")
+        body = {"items": [{"content_type": "text", "content": "My name is Ada."}]}
+        httpx.post(url, json=body, headers={"Authorization": f"Bearer {token}"}).raise_for_status()
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "state.db"
+
+    def examined(self, *arguments: str) -> tuple[int, str]:
+        command = ["doctor", "--config", str(self.config), *arguments]
+        result = CliRunner().invoke(command_line("doctor"), command, env={**self.env, "COLUMNS": "500"})
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Patient]:
+    with ExitStack() as stack:
+        yield Patient(tmp_path, stack)
+
+
+@contextmanager
+def answering(status: int, body: Any = None, date: float | None = None) -> Iterator[str]:
+    """A server that gives one answer to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = json.dumps(body).replace("SELF", url).encode()
+            self.send_response_only(status)
+            self.send_header("date", formatdate(date, usegmt=True))
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield url
+        finally:
+            server.shutdown()
+
+
+def test_a_sound_service_has_nothing(patient: Patient) -> None:
+    """Neither its config, nor what it depends on, nor the service that runs."""
+    with ServiceThread(patient.config, patient.env) as service:
+        code, said = patient.examined(service.url, "--port", str(free_port()))
+    assert (code, said) == (0, "✓ nothing is wrong\n")
+
+
+def wrong_key_of_the_model(patient: Patient) -> None:
+    error = {"error": {"message": "Incorrect API key", "type": "invalid_request_error"}}
+    patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(401, error)) + "/v1"
+
+
+def unknown_model(patient: Patient) -> None:
+    error = {"error": {"message": "The model does not exist", "code": "model_not_found"}}
+    patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(404, error)) + "/v1"
+
+
+def schema_of_another_version(patient: Patient) -> None:
+    with sqlite3.connect(patient.database) as database:
+        database.execute("INSERT INTO schema_version VALUES (99, 'of tomorrow', 'then')")
+
+
+def authority_of(patient: Patient, tenant: str, date: float | None = None) -> None:
+    """Another authority, which says that it is the issuer of a tenant."""
+    document = {
+        "issuer": f"https://sts.example/{tenant}/v2.0",
+        "jwks_uri": "SELF/keys",
+        "keys": [patient.authority.signing_key.jwk(None)],
+    }
+    patient.env["TA_ENTRA_AUTHORITY"] = patient.stack.enter_context(answering(200, document, date))
+
+
+def other_issuer(patient: Patient) -> None:
+    authority_of(patient, OTHER_TENANT)
+
+
+def clock_of_the_authority(patient: Patient) -> None:
+    authority_of(patient, patient.env["TA_ENTRA_TENANT_ID"], date=1e9)
+
+
+def setting(**env: str) -> Callable[[Patient], None]:
+    return lambda patient: patient.env.update(env)
+
+
+def editing(before: str, after: str) -> Callable[[Patient], object]:
+    return lambda patient: patient.config.write_text(CONFIG.replace(before, after))
+
+
+NOWHERE = f"127.0.0.1:{free_port()}"
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (editing("model:", "modle:"), "spec.agent.model: is missing; is 'modle' meant to be it?"),
+        (editing("[Clock]", "[Calendar]"), "Calendar"),
+        (
+            lambda patient: (patient.folder / "custom_plugins.py").write_text("import nothing_like_it"),
+            "custom_plugins.py, line 1",
+        ),
+        (setting(TA_PLUGIN_CATALOG_FILE="catalogues/none.json"), "there is no such file"),
+        (setting(TA_API_KEY="", TA_BASE_URL=""), "set TA_API_KEY"),
+        (wrong_key_of_the_model, "set TA_API_KEY to one that is valid"),
+        (unknown_model, "Correct spec.agent.model (offline)"),
+        (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "See that TA_BASE_URL is right"),
+        (setting(TA_PERSISTENCE=f"redis://{NOWHERE}"), "the store cannot be reached"),
+        (schema_of_another_version, "run the version that migrated it"),
+        (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),
+        (setting(TA_ENCRYPTION_KEY=OTHER_KEY), "TA_ENCRYPTION_OLD_KEYS"),
+        (setting(TA_AUDIT_KEY="another-key-" * 3), "If TA_AUDIT_KEY was changed"),
+        (setting(TA_ENTRA_AUTHORITY=f"http://{NOWHERE}"), "the authority's keys cannot be read"),
+        (other_issuer, "every token will be refused"),
+        (setting(TA_ENTRA_AUDIENCE=""), "or TA_ENTRA_AUDIENCE in the environment"),
+        (clock_of_the_authority, "Synchronize both with NTP"),
+        (setting(TA_LIMITS__LEASE_SECONDS="0.5"), "Raise limits.lease_seconds"),
+    ],
+)
+def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], Any], said: str) -> None:
+    """That one, with what to do, and no other."""
+    plant(patient)
+    code, found = patient.examined()
+    assert code == 1, found
+    assert said in found
+    assert found.count("✗") == 1, found
+
+
+def test_a_used_port_is_found(patient: Patient) -> None:
+    """Where it is asked for."""
+    with ServiceThread(patient.config, patient.env) as service:
+        code, found = patient.examined("--port", str(service.port))
+    assert code == 1
+    assert f"port {service.port} on 127.0.0.1 is in use" in found
+
+
+def test_a_store_that_cannot_grow_is_found(patient: Patient) -> None:
+    """A full disk: reading works, and no message would be taken."""
+    program = str(Path(sys.executable).with_name("tealagents"))
+    examined = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", program, "doctor", "-c", str(patient.config)],
+        env={**os.environ, **patient.env, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert examined.returncode == 1, examined
+    assert "the store cannot be" in examined.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "date", "said"),
+    [
+        (503, None, "the service is not ready: 503"),
+        (200, 1e9, "the clocks of this machine and of the service"),
+    ],
+)
+def test_a_running_service_is_looked_at_from_outside(status: int, date: float | None, said: str) -> None:
+    """Whether it is ready, and what its clock says; no config is needed."""
+    with answering(status, {}, date) as url:
+        result = CliRunner().invoke(command_line("doctor"), ["doctor", f"{url}/Patient/1"])
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+
+
+def test_another_service_and_none_are_told_apart(patient: Patient) -> None:
+    """An address at which another agent answers, and one at which nothing does."""
+    with answering(200, {"agents": [{"url": "/Other/2"}]}) as url:
+        assert "is not the agent of this config" in patient.examined(url)[1]
+    assert "Nothing answers at" in patient.examined(f"http://{NOWHERE}")[1]
