@@ -236,14 +236,10 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
         return
     from tealagents.auth.jwks import KeysUnreadable, read_key_set
     from tealagents.auth.options import UUID
+    from tealagents.outbound.reading import Client, fetch
 
     url = f"{entra.authority}/{entra.tenant_id}/v2.0/.well-known/openid-configuration"
-    dates = list[str]()
-
-    async def note(response: httpx.Response) -> None:
-        dates.append(response.headers.get("date", ""))
-
-    async with httpx.AsyncClient(timeout=ANSWER_SECONDS, event_hooks={"response": [note]}) as client:
+    async with Client(entra.authority, seconds=ANSWER_SECONDS) as client:
         try:
             keys = await read_key_set(client, url)
         except KeysUnreadable as error:
@@ -252,13 +248,14 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
                 "Correct TA_ENTRA_AUTHORITY and TA_ENTRA_TENANT_ID, and let this machine connect to it.",
             )
             return
+        date = (await fetch(client, "GET", url)).headers.get("date", "")
     if UUID.fullmatch(entra.tenant_id) and entra.tenant_id not in keys.issuer.split("/"):
         yield Ailment(
             f"the authority's issuer is {keys.issuer}, which is not tenant {entra.tenant_id}: every token "
             "will be refused",
             "Correct TA_ENTRA_TENANT_ID or TA_ENTRA_AUTHORITY.",
         )
-    for skew in filter(None, map(_skew, dates[:1])):
+    if skew := _skew(date):
         yield _skewed("the authority", skew)
 
 
