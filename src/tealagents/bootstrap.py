@@ -208,7 +208,7 @@ class Wiring:
         directory = Directory(records)
         source = f"{config.name}:{config.version}"
         tasks = Tasks(records, self.lease, directory, rules_of(config), source)
-        self.service = Service(self._agent(), records, self.lease, directory, tasks)
+        self.service = Service(self._agent(), tasks)
         self.service.agent.observer.loaded(self.service.load)
         self.console = console_of(config)
         self.exchange = Exchange(self.service, self.auth, self._settings())

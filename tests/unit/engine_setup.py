@@ -24,6 +24,7 @@ from tealagents.domain.ports import (
 )
 from tealagents.engine.agent import Agent
 from tealagents.engine.approvals import Approvals
+from tealagents.engine.run import Stop
 from tealagents.engine.service import Sent, Service
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
@@ -249,9 +250,6 @@ class Process:
                 limits=Limits(**(limits or {})),
                 **(agent or {}),
             ),
-            self.records,
-            self.lease,
-            self.tasks.directory,
             self.tasks,
         )
         self.approvals = Approvals(self.service)
@@ -301,7 +299,7 @@ async def process(
         yield made
     finally:
         for run in list(made.service._runs.values()):
-            run.drop()
+            run.stop(Stop(None))
         await asyncio.sleep(0)
         await made.lease.stop()
 

@@ -251,7 +251,9 @@ async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
         if where == "here":
             assert (await here.ask("B", task_id)).status == "Completed"
         else:
-            monkeypatch.setattr(here.service.lease, "_busy", lambda: True)  # other requests run here, too
+            monkeypatch.setattr(
+                here.service.tasks.lease, "_busy", lambda: True
+            )  # other requests run here, too
             await there.service.cancel(there.partition(), request_id, "mock.ada")
         async with asyncio.timeout(5):
             assert (await sending).status == "Canceled"
@@ -367,7 +369,7 @@ async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other(
 
     model = Scripted(counted, waits(never, "late"))
     async with process(store, model, noting([], "Shell-look")) as here, process(store) as there:
-        monkeypatch.setattr(here.service.lease, "_busy", lambda: False)  # it does not listen
+        monkeypatch.setattr(here.service.tasks.lease, "_busy", lambda: False)  # it does not listen
         sent = await here.send()
         while len(model.calls) < 2:
             await asyncio.sleep(0.005)

@@ -27,6 +27,7 @@ from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
 from tealagents.engine.approvals import Command
+from tealagents.engine.run import Stop
 from tealagents.state import keys, records
 from tealagents.state.audit_chain import GENESIS
 from tealagents.state.submission import Key
@@ -211,10 +212,7 @@ async def test_ended_at_any_moment(what: str) -> None:
                 if what == "leave":
                     talking.cancel()  # noqa: B023
                 for run in runs if what != "leave" else ():
-                    if what == "drop":
-                        run.drop()
-                    else:
-                        run.cancel(CANCELED, "ada")
+                    run.stop(Stop(None if what == "drop" else CANCELED, "ada"))
 
             store.told = strike
             await asyncio.wait([talking])
@@ -511,11 +509,10 @@ async def test_a_write_is_seen_to_its_end_although_canceled_twice() -> None:
         sent = await here.send()
         run = here.service.run_of(sent.request.request_id)
         assert run is not None
-        assert run.task is not None
         await reached.wait()
-        run.cancel(CANCELED, "ada")
+        run.stop(Stop(CANCELED, "ada"))
         await asyncio.sleep(0.01)
-        run.task.cancel()
+        run.stop(Stop(CANCELED, "ada"))
         await asyncio.sleep(0.01)
         held.set()
         ended = await here.service.outcome(sent)

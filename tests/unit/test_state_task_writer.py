@@ -66,7 +66,7 @@ async def test_nothing_is_written_twice_after_an_outage(at: int, applied: bool) 
         sent = await here.send()
         run = here.service.run_of(sent.request.request_id)
         assert run is not None
-        await asyncio.wait([run.done])
+        await asyncio.wait([run.outcome])
         while here.service.run_of(sent.request.request_id):
             await asyncio.sleep(0.02)
         ended = await here.request(sent.request.request_id)

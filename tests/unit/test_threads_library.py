@@ -189,7 +189,7 @@ async def test_tools_are_called(make: MakeAgent) -> None:
         ]
         assert [message.role for message in stream.answer.messages] == ["assistant", "tool", "assistant"]
         assert stream.answer.extra_data == {"user": "ada"}
-        assert [step.kind for step in stream.answer.steps] == ["model", "model"]
+        assert [step.kind for step in stream.answer.steps] == ["model", "tool", "model"]
 
 
 @pytest.mark.parametrize("approves", [None, False, True])

@@ -196,9 +196,6 @@ class Engine:
         toolbox = Toolbox(model, 5)
         self.service = Service(
             Agent(name="Tester", version="0.1", system_prompt=SYSTEM, model=model, toolbox=toolbox, **agent),
-            records,
-            self.lease,
-            directory,
             self.tasks,
         )
         self.caller = Caller(user=User("t", "ada"))

@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
-from tealagents.agent.answering import Answering, Approve, Setup
+from tealagents.agent.answering import Approve, answering
 from tealagents.agent.answers import Answer, AnswerStream, Update
 from tealagents.agent.opening import Kind, Opened, opened, with_kind
 from tealagents.config import ServiceConfig, load
@@ -75,14 +75,9 @@ class Agent:
         self._stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
         view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
-        self._setup = Setup(
-            system_prompt=(config.agent.system_prompt or "").strip(),
-            user=User("local", user),
-            view=view,
-            approve=approve,
-            max_tool_rounds=config.limits.max_tool_rounds,
-            clock=self._clock,
-        )
+        self._user = User("local", user)
+        self._view = view
+        self._approve = approve
         if isinstance(context_providers, ContextProvider):
             context_providers = [context_providers]
         self._own_providers = context_providers
@@ -148,7 +143,9 @@ class Agent:
         async with AsyncExitStack() as stack:
             if providers:
                 await stack.enter_async_context(self._store_open())
-            yield await stack.enter_async_context(opened(self.config, self._store, providers, self._clock))
+            yield await stack.enter_async_context(
+                opened(self.config, self._store, providers, self._view, self._clock)
+            )
 
     @asynccontextmanager
     async def _store_open(self) -> AsyncIterator[None]:
@@ -312,11 +309,17 @@ class Agent:
         with thread.taken():
             async with self._opened() as working:
                 await thread.create()
-                side = await working.side(kind)
-                answering = Answering(
-                    self._setup, working.records, side, working.providers, thread, message, user_context or {}
+                begun = answering(
+                    await working.agent(kind),
+                    working.records,
+                    thread,
+                    self._user,
+                    self._clock,
+                    self._approve,
+                    message,
+                    user_context or {},
                 )
-                async with aclosing(answering.answering(streamed=streamed)) as updates:
+                async with aclosing(begun.answering(streamed=streamed)) as updates:
                     async for update in updates:
                         yield update
 
@@ -330,7 +333,7 @@ class Conversations:
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[RemoteConversations]:
         async with self._agent._opened() as working:
-            model = (await working.side("remote")).model
+            model = (await working.agent("remote")).model
             if not isinstance(model, RemoteConversations):
                 raise RemoteUnsupported(f"The client of the model {model.name} keeps no conversations.")
             yield model

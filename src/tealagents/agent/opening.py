@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
 
-from tealagents.agent.answering import Side
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Tool, Toolset
+from tealagents.engine.agent import Agent
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.records import RecordStore
 from tealagents.threads.context import Providers
+from tealagents.threads.views import View
 
 Kind = Literal["local", "remote"]
 
@@ -30,30 +31,42 @@ class Opened:
         providers: Providers,
         toolsets: Sequence[Toolset],
         govern: Callable[[Sequence[Tool]], Sequence[Tool]],
+        view: View | None,
     ) -> None:
         self.records = records
-        self.providers = providers
+        self._providers = providers
+        self._view = view
         self._config = config
         self._toolsets = toolsets
         self._govern = govern
         self._stack = AsyncExitStack()
-        self._sides: dict[Kind, Side] = {}
+        self._agents: dict[Kind, Agent] = {}
 
-    async def side(self, kind: Kind) -> Side:
-        """The model's client for a kind of thread, opened when it is first needed."""
-        if kind not in self._sides:
+    async def agent(self, kind: Kind) -> Agent:
+        """The agent as it serves a kind of thread; its model's client is opened when it is first needed."""
+        if kind not in self._agents:
             from tealagents.bootstrap import credential_of, model_of
 
             config = with_kind(self._config, kind)
             model = await self._stack.enter_async_context(model_of(config, credential_of(config)))
             toolbox = Toolbox(model, config.limits.tool_timeout_seconds, self._govern)
             toolbox.load(self._toolsets)
-            self._sides[kind] = Side(model, toolbox)
-        return self._sides[kind]
+            self._agents[kind] = Agent(
+                name=config.name,
+                version=config.version,
+                system_prompt=(config.agent.system_prompt or "").strip(),
+                model=model,
+                toolbox=toolbox,
+                limits=config.limits,
+                thread_kind=kind,
+                view=self._view if kind == "local" else None,
+                providers=self._providers,
+            )
+        return self._agents[kind]
 
     def reload(self) -> None:
-        for side in self._sides.values():
-            side.toolbox.reload()
+        for agent in self._agents.values():
+            agent.toolbox.reload()
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -61,7 +74,7 @@ class Opened:
 
 @asynccontextmanager
 async def opened(
-    config: ServiceConfig, store: Store, providers: Providers, clock: Clock
+    config: ServiceConfig, store: Store, providers: Providers, view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
     """Everything open; `store` is open already, where it is needed."""
     from tealagents.bootstrap import ledger_of
@@ -77,7 +90,8 @@ async def opened(
     async with AsyncExitStack() as stack:
         tooling = Tooling(config, records, clock)
         stack.push_async_callback(tooling.close)
-        working.append(Opened(config, records, providers, await tooling.open(changed), tooling.govern))
+        toolsets = await tooling.open(changed)
+        working.append(Opened(config, records, providers, toolsets, tooling.govern, view))
         stack.push_async_callback(working[0].close)
         await stack.enter_async_context(providers)
         yield working[0]

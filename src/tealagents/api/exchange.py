@@ -114,9 +114,9 @@ class Exchange:
 
     async def locate(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
         """The partition of a record that the caller may use; see `owner_directory.locate`."""
-        service = self.service
+        tasks = self.tasks
         return await owner_directory.locate(
-            service.directory, service.records, caller, kind, identifier, reading=reading
+            tasks.directory, tasks.records, caller, kind, identifier, reading=reading
         )
 
     # --- limits ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@
     ├── RunFailure                   ends a request `Failed` (or `Canceled`) with its code
     │   ├── ModelFailed              ├── ModelTimeout           ├── ToolRoundsExceeded
     │   ├── RemoteThreadLost         ├── RequestTimeout         ├── Interrupted
-    │   └── ContextProviderFailed    └── ViewFailed
+    │   ├── InternalError            ├── ContextProviderFailed   └── ViewFailed
     ├── CorruptState                 stored data that is not what was written
     ├── PersistenceUnavailable       the store does not answer
     └── StoreError                   between a store and the records; never reaches a user
@@ -227,6 +227,12 @@ class Interrupted(RunFailure):
     """The process that ran the request died, was stopped, or lost its lease."""
 
     code = "interrupted"
+
+
+class InternalError(RunFailure):
+    """A fault of the service itself."""
+
+    code = "internal_error"
 
 
 class ContextProviderFailed(RunFailure):

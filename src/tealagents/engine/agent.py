@@ -28,8 +28,6 @@ class Agent:
     providers: Providers = field(default_factory=Providers)
     on_disconnect: Literal["continue", "cancel"] = "continue"
     delegation: Delegation | None = None
-    #: digest of what makes a thread of this agent differ from one of another
-    fingerprint: str = ""
     #: lower-case names of the caller's headers that tools may see
     forward_headers: Sequence[str] = ()
     observer: Observer = field(default_factory=Observer)

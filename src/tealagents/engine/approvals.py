@@ -22,13 +22,11 @@ from tealagents.domain.models import (
     Decision,
     Json,
     Message,
-    MessageBody,
     RequestRecord,
     ToolCall,
     User,
 )
 from tealagents.engine.loop import Resumption, tool_message
-from tealagents.engine.run import Past
 from tealagents.engine.service import Sent, Service
 from tealagents.engine.texts import storable
 from tealagents.state import keys
@@ -122,7 +120,7 @@ class Approvals:
         (record,) = await self._records.store.read(own, [keys.request(request_id)])
         if record is not None:
             return own
-        owner = await self._service.directory.owner_of(request_id, keys.request(request_id))
+        owner = await self._tasks.directory.owner_of(request_id, keys.request(request_id))
         if owner is None:
             raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
         if caller.approver and owner.tid == caller.user.tid:
@@ -212,22 +210,7 @@ class Approvals:
         now = self._records.clock.now()
         order = tuple(call.id for call in decided.calls)
         resumption = Resumption(approved_calls(decided), _told(decided, now), order)
-        self._service.resume_run(caller, writer, resumption, lambda: self._past(writer), streamed=streamed)
-
-    async def _past(self, writer: TaskWriter) -> Past:
-        """What the request said and did before; its log of events is kept as long as if it began now."""
-        head, partition = writer.head, writer.partition
-        await self._tasks.streams.keep(partition, writer.request)
-        running = head.running
-        if running is None:
-            raise ValueError("a resumed task is running")
-        history, first, tail = self._tasks.history, running.first_seq, head.tail_seq
-        said = [
-            logged.body.message
-            async for logged in history.forwards(partition, head.task_id, ((first, tail),))
-            if isinstance(logged.body, MessageBody)
-        ]
-        return Past(said, await history.tool_outcomes(partition, head.task_id, first, tail))
+        self._service.start(caller, writer, resumption, streamed=streamed)
 
 
 def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:

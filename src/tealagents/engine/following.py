@@ -41,7 +41,7 @@ async def follow(
             async for batch in run.stream.events(after):
                 yield batch
                 after = batch[-1].id
-            lost = run.done.exception()
+            lost = run.outcome.exception()
             if lost is None:
                 return
         record = (await tasks.request(partition, request_id)).value

@@ -203,6 +203,9 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
         if done.finish_reason == "content_filter" and not text:
             # kept as an answer, the filtered message would be refused again with every later turn
             raise ModelFailed("The model service's content filter refused the message. Rephrase it.")
+    except RecursionError as error:
+        watch.failed(error)
+        raise ModelFailed("The model service's reply is nested too deeply to be read.") from None
     except BaseException as error:
         watch.failed(error)
         raise

@@ -17,15 +17,14 @@ from tealagents.domain.models import (
 )
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import Agent
+from tealagents.engine.conversations import Conversations
 from tealagents.engine.following import follow
 from tealagents.engine.loop import Resumption
 from tealagents.engine.observer import Load
-from tealagents.engine.run import Recall, Run
+from tealagents.engine.run import Run, Stop
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turns import Turns
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
-from tealagents.state.owner_directory import Directory
 from tealagents.state.queue import Queue
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import (
@@ -38,8 +37,7 @@ from tealagents.state.submission import (
 )
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
-from tealagents.state.transitions import SERVICE
-from tealagents.state.workers import Lease, Word
+from tealagents.state.workers import Word
 
 log = logging.getLogger(__name__)
 
@@ -61,27 +59,30 @@ class Sent(Struct, frozen=True):
 class Service:
     """One agent's requests in this process."""
 
-    def __init__(
-        self, agent: Agent, records: RecordStore, lease: Lease, directory: Directory, tasks: Tasks
-    ) -> None:
+    def __init__(self, agent: Agent, tasks: Tasks) -> None:
         self.agent = agent
-        self.records = records
-        self.lease = lease
-        self.directory = directory
         self.tasks = tasks
-        self.turns = Turns(agent, tasks)
+        self.conversations = Conversations(agent, tasks)
         self.admission = Admission(
             per_process=agent.limits.max_concurrent_requests, per_user=agent.limits.max_requests_per_user
         )
         #: the process has drained: followers of what goes on elsewhere are sent there
         self.closed = False
-        self._submission = Submission(tasks, self.turns.recheck_keys)
+        self._submission = Submission(tasks, self.conversations.recheck_keys)
         self._queue = Queue(tasks)
         self._runs: dict[str, Run] = {}
-        self._lines = WaitQueues(tasks)
+        #: what carries the runs to their ends
+        self._carrying: set[asyncio.Task[None]] = set()
+        self._wait_queues = WaitQueues(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
         self._followers: weakref.WeakSet[AsyncIterator[Sequence[Recorded]]] = weakref.WeakSet()
-        lease.attach(on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs))
+        tasks.lease.attach(
+            on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs)
+        )
+
+    @property
+    def records(self) -> RecordStore:
+        return self.tasks.records
 
     def run_of(self, request_id: str) -> Run | None:
         """The run of a request, where it runs in this process."""
@@ -122,7 +123,7 @@ class Service:
             if isinstance(begun, Waiting):
                 self._wait_turn(caller, begun, streamed=streamed)
                 return Sent(begun.request, begun.partition)
-            await self._start(caller, begun, streamed=streamed)
+            self.start(caller, begun, streamed=streamed)
             return Sent(begun.request, begun.partition)
 
     async def _give_way(self, busy: BusyElsewhere, actor: str) -> None:
@@ -131,46 +132,25 @@ class Service:
         if run is None:
             await self.tasks.cancel(busy.partition, busy.request_id, actor, SUPERSEDED)
             return
-        run.cancel(SUPERSEDED, actor)
-        await asyncio.wait([run.done])
-        if isinstance(run.done.exception(), PersistenceUnavailable):
+        run.stop(Stop(SUPERSEDED, actor))
+        await asyncio.wait([run.outcome])
+        if isinstance(run.outcome.exception(), PersistenceUnavailable):
             raise PersistenceUnavailable(
                 "The running request could not be ended, because the store is away. Send the message again.",
                 task_id=run.request.task_id,
                 session_id=run.request.session_id,
             )
 
-    async def _start(self, caller: Caller, writer: TaskWriter, *, streamed: bool) -> Run:
-        """Runs a request whose task was taken for it."""
-        run = self._new_run(caller, writer, streamed=streamed)
-        message = writer.message
-        if message is None:
-            raise ValueError("a run from a message needs the message")
-        run.start(lambda: self.turns.open(writer, [message]))
-        return run
-
-    def resume_run(
-        self,
-        caller: Caller,
-        writer: TaskWriter,
-        resumption: Resumption,
-        recall: Recall,
-        *,
-        streamed: bool,
+    def start(
+        self, caller: Caller, writer: TaskWriter, resumption: Resumption | None = None, *, streamed: bool
     ) -> None:
-        """Runs a decided request from where it paused.
+        """Runs a request whose task was taken for it, or goes on with a decided one.
 
-        Whoever calls has entered `admission`.
+        The caller has a place in `admission`, which is given back when the run is over.
         """
-        run = self._new_run(caller, writer, streamed=streamed)
-        run.start(lambda: self.turns.open(writer, run.messages, resumed=True), resumption, recall)
-
-    def _new_run(self, caller: Caller, writer: TaskWriter, *, streamed: bool) -> Run:
         request = writer.request
         context = CallContext(
-            session_id=request.session_id,
-            task_id=request.task_id,
-            request_id=request.request_id,
+            **request.ids,
             owner=writer.head.owner,
             actor=caller.user,
             token=caller.token,
@@ -178,22 +158,28 @@ class Service:
             delegation=self.agent.delegation,
             extra_data=dict(request.extra_data or {}),
         )
-        run = Run(self.agent, self.tasks, self.turns, writer, context, streamed=streamed)
-        self._runs[request.request_id] = run
-        user = caller.user.key
-        run.on_end(lambda: self._ended(run, user))
+        run = self._runs[request.request_id] = Run(self.conversations, writer, context, streamed=streamed)
         if request.request_id in self.tasks.ended_early:
-            run.cancel(CANCELED, SERVICE)
-        return run
+            run.stop(Stop(CANCELED))
+        task = asyncio.create_task(
+            self._carry(run, caller.user.key, resumption), name=f"request {request.request_id}"
+        )
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
 
-    def _ended(self, run: Run, user: str) -> None:
-        if self._runs.get(run.request_id) is run:  # else it was resumed in the same moment
-            del self._runs[run.request_id]
-        self.tasks.over(run.request_id)
-        if run.done.exception() is not None:
-            self.tasks.leave(run.partition, run.request_id)
-        self.admission.leave(user)
-        self._lines.look(run.request.task_id)
+    async def _carry(self, run: Run, user: str, resumption: Resumption | None) -> None:
+        """A run to its end, and what there is to do then."""
+        request_id = run.request.request_id
+        try:
+            await run.run(resumption)
+        finally:
+            if self._runs.get(request_id) is run:  # else it was resumed in the same moment
+                del self._runs[request_id]
+            self.tasks.over(request_id)
+            if run.outcome.exception() is not None:
+                self.tasks.leave(run.partition, request_id)
+            self.admission.leave(user)
+            self._wait_queues.look(run.request.task_id)
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
@@ -210,11 +196,11 @@ class Service:
         request = waiting.request
         started = False
         try:
-            with self._lines.place(waiting.partition, request.task_id, request.request_id) as place:
+            with self._wait_queues.place(waiting.partition, request.task_id, request.request_id) as place:
                 while (begun := await self._try_start(caller, waiting)) is None:
                     await place.called()
             if isinstance(begun, TaskWriter):
-                await self._start(caller, begun, streamed=streamed)
+                self.start(caller, begun, streamed=streamed)
                 started = True
         finally:
             if not started:
@@ -241,7 +227,7 @@ class Service:
         while True:
             run = self._runs.get(request_id)
             if run is not None:
-                return await asyncio.shield(run.done)
+                return await asyncio.shield(run.outcome)
             turn = self._waiting.get(request_id)
             if turn is not None:
                 await asyncio.wait([turn[0]])
@@ -261,21 +247,21 @@ class Service:
         while True:
             run = self._runs.get(request_id)
             if run is not None:
-                run.cancel(CANCELED, actor)
-                await asyncio.wait([run.done])
+                run.stop(Stop(CANCELED, actor))
+                await asyncio.wait([run.outcome])
             found = (await self.tasks.request(partition, request_id)).value
             if found.status in ENDED:
                 return found
-            if run is not None and run.done.exception() is not None:
-                run.done.result()
+            if run is not None and run.outcome.exception() is not None:
+                run.outcome.result()
             await self.tasks.cancel(partition, request_id, actor)
-            self._lines.look(found.task_id)
+            self._wait_queues.look(found.task_id)
 
     async def _end_as_asked(self, word: Word) -> None:
         """Another process asks to end a request that runs here, or has ended it."""
         run = self._runs.get(word.request_id)
         if run is not None:
-            run.cancel(SUPERSEDED if word.superseded else CANCELED, word.actor)
+            run.stop(Stop(SUPERSEDED if word.superseded else CANCELED, word.actor))
         elif self.tasks.begun_here[word.request_id]:
             self.tasks.ended_early.add(word.request_id)
 
@@ -285,8 +271,8 @@ class Service:
             in_flight=self.admission.in_flight,
             queued=len(self._waiting),
             followers=len(self._followers),
-            lease_used=self.lease.used,
-            leases_lost=self.lease.lost,
+            lease_used=self.tasks.lease.used,
+            leases_lost=self.tasks.lease.lost,
         )
 
     # --- the process -----------------------------------------------------------------------------
@@ -294,7 +280,7 @@ class Service:
     def _drop_all(self) -> None:
         """The lease is lost: whatever runs here is somebody else's to end."""
         for run in list(self._runs.values()):
-            run.drop()
+            run.stop(Stop(None))
 
     async def drain(self, seconds: float) -> None:
         """Takes nothing new, lets what runs end, and after `seconds` stores the rest as interrupted."""
@@ -303,7 +289,7 @@ class Service:
         clock = self.records.clock
         deadline = clock.monotonic() + seconds
         while self.admission.in_flight and clock.monotonic() < deadline:
-            ends = [*self._run_tasks(), *(task for task, _ in self._waiting.values())]
+            ends = [*self._carrying, *(task for task, _ in self._waiting.values())]
             ends.append(asyncio.create_task(clock.sleep(0.1)))  # what is beginning is not among them yet
             await asyncio.wait(
                 ends, timeout=max(0.0, deadline - clock.monotonic()), return_when=asyncio.FIRST_COMPLETED
@@ -314,18 +300,15 @@ class Service:
         self.tasks.stop()
         self.closed = True
 
-    def _run_tasks(self) -> list[asyncio.Task[None]]:
-        return [run.task for run in self._runs.values() if run.task is not None]
-
     async def _interrupt_rest(self) -> None:
         for request_id, (task, partition) in list(self._waiting.items()):
             task.cancel()
             with contextlib.suppress(TealError):
                 await self.tasks.cancel(partition, request_id, "service", INTERRUPTED)
         for run in list(self._runs.values()):
-            run.cancel(INTERRUPTED, "service")
-        if ends := self._run_tasks():
-            await asyncio.wait(ends, timeout=LAST_WRITES_SECONDS)
+            run.stop(Stop(INTERRUPTED))
+        if self._carrying:
+            await asyncio.wait(set(self._carrying), timeout=LAST_WRITES_SECONDS)
 
 
 def _replayed(begun: Replayed) -> Sent:

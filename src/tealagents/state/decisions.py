@@ -41,19 +41,7 @@ CALLS_NAMED = 100
 
 def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft]:
     """Who decided what, in the trace and the audit; with the intent to run what was approved."""
-    step = Step(
-        step_id=ids.random_id(),
-        request_id=decided.request_id,
-        kind="approval",
-        name="decided",
-        started_at=now,
-        input={"approval_id": decided.approval_id, "tool_calls": shown_calls(decided.calls)},
-        output={
-            "decided_by": {"tid": actor.tid, "oid": actor.oid},
-            "decisions": [msgspec.to_builtins(decision) for decision in decided.decisions],
-            "reason": decided.reason,
-        },
-    )
+    step = decision_step(decided, decided.decisions, decided.reason, actor, now)
     details: Json = {
         "approval_id": decided.approval_id,
         "payload_sha256": decided.digest,
@@ -65,6 +53,25 @@ def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft
     if approved:
         drafts.append(intent_draft(decided.request_id, approved, actor.key))
     return drafts
+
+
+def decision_step(
+    approval: Approval, decisions: Sequence[Decision], reason: str | None, actor: User, now: datetime
+) -> Step:
+    """The step of the trace that says who decided what."""
+    return Step(
+        step_id=ids.random_id(),
+        request_id=approval.request_id,
+        kind="approval",
+        name="decided",
+        started_at=now,
+        input={"approval_id": approval.approval_id, "tool_calls": shown_calls(approval.calls)},
+        output={
+            "decided_by": {"tid": actor.tid, "oid": actor.oid},
+            "decisions": [msgspec.to_builtins(decision) for decision in decisions],
+            "reason": reason,
+        },
+    )
 
 
 def approved_calls(decided: Approval) -> tuple[ToolCall, ...]:

@@ -1,0 +1,121 @@
+"""The conversations of tasks: read from their logs, and kept between turns."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from tealagents.domain.models import Head, Json, Message, MessageBody
+from tealagents.engine.agent import Agent
+from tealagents.engine.histories import Histories
+from tealagents.engine.prompt import effects_note
+from tealagents.engine.recorder import Recorder
+from tealagents.engine.turn import Asked
+from tealagents.state.memories import Memory
+from tealagents.state.task_writer import TaskWriter
+from tealagents.state.tasks import Tasks
+from tealagents.threads.views import Part
+from tealagents.threads.windows import Window, Windows
+
+
+class TaskConversation:
+    """One task's conversation, as a turn reads it (`engine.turn.Conversation`)."""
+
+    def __init__(self, conversations: "Conversations", writer: TaskWriter) -> None:
+        self._conversations = conversations
+        self._writer = writer
+        self._window: Window | None = None
+        #: continued by the request after its pause, else by the task
+        self.remote_id = writer.request.remote_id or writer.head.remote_id
+
+    async def remembered(self) -> Json:
+        kept, head = self._conversations, self._writer.head
+        if kept.agent.view is not None and kept.agent.thread_kind == "local":
+            self._window = await kept.windows.load(self._writer.partition, head)
+            return self._window.context
+        return await kept.windows.context_of(self._writer.partition, head)
+
+    async def encoded(self) -> Sequence[bytes]:
+        kept, head = self._conversations, self._writer.head
+        parts = await kept.histories.load(self._writer.partition, head)
+        if kept.agent.thread_kind == "remote":
+            kept.histories.forget(head.task_id)  # from here on the model service has it
+        return parts
+
+    def earlier(self) -> AsyncIterator[Part]:
+        assert self._window is not None
+        return self._conversations.windows.earlier(self._writer.partition, self._window)
+
+    def looked(self) -> None:
+        assert self._window is not None
+        self._conversations.windows.shrink(self._window)
+
+    def memory(self, provider: str) -> Memory:
+        request, records = self._writer.request, self._conversations.tasks.records
+        return Memory(records, self._writer.partition, provider, request.session_id, request.task_id)
+
+
+class Conversations:
+    """The conversations of one agent's tasks, and what is kept of them for the next turn."""
+
+    def __init__(self, agent: Agent, tasks: Tasks) -> None:
+        self.agent = agent
+        self.tasks = tasks
+        self.histories = Histories(tasks.history, agent.model)
+        self.windows = Windows(tasks.history, tasks.records)
+
+    def open(self, writer: TaskWriter) -> TaskConversation:
+        return TaskConversation(self, writer)
+
+    def asked(self, writer: TaskWriter, recorder: Recorder) -> Asked:
+        """What the turn of a request is about."""
+        request, effects = writer.request, effects_note(writer.head)
+        return Asked(
+            **request.ids,
+            owner=writer.head.owner,
+            said=recorder.messages,
+            resumed=writer.message is None,
+            user_context=request.user_context,
+            instructions=request.instructions,
+            client_tools=request.client_tools,
+            notes=[effects] if effects else [],
+        )
+
+    async def recall(self, writer: TaskWriter, recorder: Recorder) -> None:
+        """Brings back what a request said and did before its pause.
+
+        Its events are kept as long as if it began now.
+        """
+        head, partition = writer.head, writer.partition
+        await self.tasks.streams.keep(partition, writer.request)
+        running = head.running
+        if running is None:
+            raise ValueError("a resumed task is running")
+        history, first, tail = self.tasks.history, running.first_seq, head.tail_seq
+        said: list[Message] = [
+            logged.body.message
+            async for logged in history.forwards(partition, head.task_id, ((first, tail),))
+            if isinstance(logged.body, MessageBody)
+        ]
+        done = await history.tool_outcomes(partition, head.task_id, first, tail)
+        recorder.messages.extend(said)
+        recorder.intents = {tool.call_id: tool for tool in done} | recorder.intents
+
+    # --- what is kept for the next turn ----------------------------------------------------------
+
+    def extend(
+        self, head: Head, first_seq: int, messages: Sequence[Message] = (), context: Json | None = None
+    ) -> None:
+        """The request whose entries begin at `first_seq` has left `head`; without messages, unanswered."""
+        if self.agent.thread_kind == "remote":
+            return
+        if self.agent.view is not None:
+            self.windows.extend(head, first_seq, messages, context)
+        else:
+            self.histories.extend(head, first_seq, messages)
+
+    def recheck_keys(self, task_id: str) -> tuple[str, Sequence[int]]:
+        """The batches to read again because what was made of them is kept, and whose log they are of."""
+        kept = self.windows if self.agent.view is not None else self.histories
+        return kept.recheck_keys(task_id)
+
+    def forget(self, task_id: str) -> None:
+        self.histories.forget(task_id)
+        self.windows.forget(task_id)

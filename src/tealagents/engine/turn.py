@@ -1,0 +1,329 @@
+"""One turn of a conversation: what the model is sent, what it may call, what is written down and remembered.
+
+The same for a task of the service and a thread of the library; what differs is the `Conversation`: where
+earlier messages are read from, and what is kept of it.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from copy import deepcopy
+from typing import Protocol
+
+from msgspec import Struct
+
+from tealagents.domain import ids
+from tealagents.domain.events import Event, TextDelta, ToolCalled, ToolReturned
+from tealagents.domain.models import ClientTool, Item, Json, Message, ToolCall, User
+from tealagents.domain.ports import Clock
+from tealagents.engine.agent import Agent
+from tealagents.engine.loop import (
+    Answered,
+    Called,
+    Calling,
+    Finished,
+    HumanNeeded,
+    LoopState,
+    Noted,
+    Resumption,
+    RoundDone,
+    converse,
+)
+from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
+from tealagents.engine.recorder import Recorder
+from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult
+from tealagents.state.memories import Memory
+from tealagents.threads.context import Gathered, Invocation, Providers
+from tealagents.threads.views import Part, Report, Upcoming
+
+#: seconds that context providers get, in all, to hear of a request that failed
+LAST_WORDS_SECONDS = 2.0
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a turn is about."""
+
+    session_id: str
+    task_id: str
+    request_id: str
+    owner: User
+    #: the user's message, and what has been said since where the request goes on after a pause
+    said: Sequence[Message]
+    resumed: bool = False
+    user_context: dict[str, str] = {}
+    instructions: str = ""
+    client_tools: Sequence[ClientTool] = ()
+    #: told to the model with every call, such as what tools did that were never answered for
+    notes: Sequence[str] = ()
+
+
+class Conversation(Protocol):
+    """Where a turn's earlier messages are, and what is remembered of them."""
+
+    #: of a remote conversation: where it goes on; None where the model service has none of it yet
+    remote_id: str | None
+
+    async def remembered(self) -> Json:
+        """What the conversation remembers as of its checkpoint; a turn may change it for itself."""
+        ...
+
+    async def encoded(self) -> Sequence[bytes]:
+        """All earlier messages as the model is sent them, oldest first."""
+        ...
+
+    def earlier(self) -> AsyncIterator[Part]:
+        """The earlier messages in parts, newest first, read as they are asked for."""
+        ...
+
+    def looked(self) -> None:
+        """A view has asked for all that it needs of `earlier`."""
+        ...
+
+    def memory(self, provider: str) -> Memory:
+        """What a context provider remembers of the user, the session and the task."""
+        ...
+
+
+class Turn:
+    """One request's part of a conversation, from its message to its end or its pause."""
+
+    def __init__(
+        self, prompt: Prompt, toolbox: Toolbox, providers: Providers, gathered: Gathered, context: Json | None
+    ) -> None:
+        """`context` is what the conversation remembers, to be kept with the checkpoint; None: nothing."""
+        self.prompt = prompt
+        self.toolbox = toolbox
+        self._providers = providers
+        self._gathered = gathered
+        self._context = context
+        self._reported = False
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        """What context providers have added, and which have failed."""
+        return self._gathered.reports
+
+    async def completed(self, response: Sequence[Message]) -> tuple[Json | None, list[Report]]:
+        """The model has answered: what the conversation remembers now, and what the trace is to show.
+
+        `ContextProviderFailed` where a required one fails.
+        """
+        self._reported = True
+        reports = await self._providers.invoked(self._gathered, response, None)
+        if self._context is None:
+            return None, reports
+        reports += await self.prompt.settle(response[-1])
+        kept = {**self._context, "providers": self._gathered.states}
+        return {name: value for name, value in kept.items() if value}, reports
+
+    async def failed(self, response: Sequence[Message], error: BaseException) -> list[Report]:
+        """The request ends without an answer."""
+        if self._reported:
+            return []
+        self._reported = True
+        return await self._providers.invoked(self._gathered, response, error, most_seconds=LAST_WORDS_SECONDS)
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+async def open_turn(agent: Agent, conversation: Conversation, asked: Asked) -> Turn:
+    """What the model is sent and may call in this turn."""
+    remembers = agent.view is not None or bool(agent.providers)
+    remembered = await conversation.remembered() if remembers else {}
+    gathered = await _gather(agent, conversation, asked, remembered)
+    toolbox = agent.toolbox.with_tools(gathered.tools) if gathered.tools else agent.toolbox
+    if asked.client_tools:
+        toolbox = toolbox.with_client_tools(asked.client_tools)
+    context: Json | None = None
+    if remembers:
+        context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
+    notes = [*gathered.instructions, *filter(None, [asked.instructions]), *asked.notes]
+    new = [*gathered.messages, *_from_application(asked)]
+    prompt = await _prompt(agent, conversation, asked, notes, new, toolbox, context)
+    return Turn(prompt, toolbox, agent.providers, gathered, context)
+
+
+async def _gather(agent: Agent, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
+    if not agent.providers:
+        return Gathered()
+
+    def begin(provider: str, state: Json) -> Invocation:
+        return Invocation(
+            messages=(asked.said[0],),
+            user=asked.owner,
+            session_id=asked.session_id,
+            task_id=asked.task_id,
+            request_id=asked.request_id,
+            model=agent.model,
+            memory=conversation.memory(provider),
+            state=state,
+        )
+
+    return await agent.providers.invoking(begin, remembered.get("providers") or {})
+
+
+async def _prompt(
+    agent: Agent,
+    conversation: Conversation,
+    asked: Asked,
+    notes: Sequence[str],
+    new: Sequence[Message],
+    toolbox: Toolbox,
+    context: Json | None,
+) -> Prompt:
+    model, system, said = agent.model, agent.system_prompt, asked.said
+    if agent.thread_kind == "remote":
+        told = "\n\n".join(filter(None, [system, *notes]))
+        standing = [model.encode_system(told)] if told else []
+        if conversation.remote_id is None:  # the service does not have the conversation yet: all of it
+            unsent = [*await conversation.encoded(), *map(model.encode, [*new, *said])]
+        else:
+            unsent = [
+                model.encode(each)
+                for each in (_since_the_model_spoke(said) if asked.resumed else [*new, *said])
+            ]
+        return RemotePrompt(model, standing, unsent)
+    if agent.view is not None and context is not None:
+        return ViewedPrompt(
+            agent.view,
+            conversation.earlier,
+            Upcoming(model=model, tools=toolbox.encoded, memory=context["view"]),
+            system=system,
+            notes=notes,
+            running=[*new, *said],
+            number=context["turn"],
+            looked=conversation.looked,
+        )
+    parts = [model.encode_system(system)] if system else []
+    parts += await conversation.encoded()
+    parts += [model.encode_system(note) for note in notes]
+    parts += [model.encode(message) for message in (*new, *said)]
+    return Prompt(model, parts)
+
+
+def _from_application(asked: Asked) -> list[Message]:
+    if not asked.user_context:
+        return []
+    return [
+        Message(
+            message_id=ids.random_id(),
+            request_id=asked.request_id,
+            role="user",
+            created_at=asked.said[0].created_at,
+            items=(Item("text", context_note(asked.user_context)),),
+        )
+    ]
+
+
+def _since_the_model_spoke(said: Sequence[Message]) -> Sequence[Message]:
+    """What the model service has not been sent: results of the calls that were made before the pause."""
+    spoke = max((n for n, message in enumerate(said) if message.role == "assistant"), default=-1)
+    return said[spoke + 1 :]
+
+
+# --- taking it -----------------------------------------------------------------------------------
+
+
+class Answer(Struct, frozen=True):
+    """The model has answered, and the conversation remembers `context`."""
+
+    #: where a remote conversation goes on
+    remote_id: str | None
+    context: Json | None
+
+
+class Waits(Struct, frozen=True):
+    """The turn waits for decisions, or for the owner."""
+
+    needed: HumanNeeded
+    remote_id: str | None
+
+
+class TurnLoop:
+    """Drives a turn: every step is recorded before the next one is asked for."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        turn: Turn,
+        recorder: Recorder,
+        context: CallContext,
+        clock: Clock,
+        *,
+        streamed: bool,
+        remote_id: str | None,
+    ) -> None:
+        self._agent = agent
+        self._turn = turn
+        self._recorder = recorder
+        self._context = context
+        messages = recorder.messages
+        self._state = LoopState(
+            model=agent.model,
+            toolbox=turn.toolbox,
+            call_tool=self._call_tool,
+            observer=agent.observer,
+            clock=clock,
+            request_id=recorder.request_id,
+            prompt=turn.prompt,
+            stream=streamed,
+            max_rounds=agent.limits.max_tool_rounds,
+            headers={"x-request-id": recorder.request_id},
+            remote=agent.thread_kind == "remote",
+            remote_id=remote_id,
+            rounds=sum(1 for message in messages if message.tool_calls),
+            call_ids={call.id for message in messages for call in message.tool_calls},
+        )
+        self._recorder.noted(turn.reports)
+
+    async def events(
+        self, resumption: Resumption | None = None
+    ) -> AsyncGenerator[Event | Answer | Waits, None]:
+        """What happens, as it happens; the last is how the turn ends."""
+        recorder, state = self._recorder, self._state
+        async with aclosing(converse(state, resumption)) as events:
+            async for event in events:
+                match event:
+                    case TextDelta():
+                        recorder.output.append(event.text)
+                        yield event
+                    case Noted():
+                        recorder.noted(event.reports)
+                    case Answered():
+                        recorder.answered(event, self._agent.model.name, len(self._turn.toolbox))
+                    case Calling():
+                        for call in event.calls:
+                            yield ToolCalled(call)
+                        await recorder.intend(event.calls)
+                    case Called():
+                        for result in event.results:
+                            recorder.called(result)
+                            yield _returned(result)
+                        await recorder.flush()
+                    case RoundDone():
+                        for message in event.messages:
+                            recorder.add(message)
+                    case HumanNeeded():
+                        yield Waits(event, self._remote_id)
+                    case Finished():
+                        context, reports = await self._turn.completed(recorder.response)
+                        recorder.noted(reports)
+                        yield Answer(self._remote_id, context)
+
+    @property
+    def _remote_id(self) -> str | None:
+        return self._state.remote_id if self._state.remote else None
+
+    async def _call_tool(self, call: ToolCall) -> ToolResult | Deferred:
+        with self._agent.observer.tool_call(call) as watch:
+            outcome = await self._turn.toolbox.call(call, self._context)
+            if isinstance(outcome, Deferred):
+                watch.deferred()
+            else:
+                watch.done(outcome.output, is_error=outcome.is_error)
+        return outcome
+
+
+def _returned(result: ToolResult) -> ToolReturned:
+    call = result.call
+    return ToolReturned(call.id, call.tool, result.output, result.is_error, result.duration_ms)
