@@ -1,20 +1,24 @@
 """One request from message to answer, as one stream of events.
 
-============  ==========================================================================
-`service`     the front the api talks to: send, resume, cancel, follow
-`run`         one request in flight, owned by the app and not by a connection
-`recorder`    what a run writes down: messages, steps, what its tools may have done
-`publishing`  what a run shows: its events, to followers at once and to the log in batches
-`loop`        model call, tool round, model call, … as one generator that persists nothing
-`toolbox`     the tools one agent has, and how one call is made safely
-`turns`       a request's turn in its conversation: prompt, tools, context, what is remembered
-`prompt`      what the model is sent; history encoded once
-`approvals`   decisions on pauses
-`following`   the events of a request, from memory or from the log
-`admission`   how many requests at once, and draining
-`wait_queue`  requests that wait for their task
-`agent`       what a config file says an agent is
-============  ==========================================================================
+===============  ==========================================================================
+`service`        the front that protocols talk to: send, start, outcome, cancel, drain
+`run`            one request in flight, owned by the app and not by a connection
+`turn`           one turn of a conversation, the same for service and library
+`conversations`  the conversations of tasks, and what is kept of them between turns
+`recorder`       what a turn writes down: messages, steps, what its tools may have done
+`publishing`     what a run shows: its events, to followers at once and to the log in batches
+`loop`           model call, tool round, model call, … as one generator that persists nothing
+`toolbox`        the tools one agent has, and how one call is made safely
+`prompt`         what the model is sent
+`histories`      whole histories, encoded once
+`approvals`      decisions on pauses
+`following`      the events of a request, from memory or from the log
+`admission`      how many requests at once, and draining
+`wait_queue`     requests that wait for their task
+`observer`       what can be watched of requests, model calls and tool calls
+`agent`          what a config file says an agent is
+`texts`          text that every store can keep
+===============  ==========================================================================
 
-Deciding happens in `domain.lifecycle`, storing in `state`; this package only connects them.
+Deciding happens in `state.transitions` and `domain.lifecycle`, storing in `state`; this package connects them.
 """
