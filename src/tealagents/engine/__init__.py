@@ -20,5 +20,5 @@
 `texts`          text that every store can keep
 ===============  ==========================================================================
 
-Deciding happens in `state.transitions` and `domain.lifecycle`, storing in `state`; this package connects them.
+Deciding happens in `state.transitions` and `domain.lifecycle`, storing in `state`; this connects them.
 """
