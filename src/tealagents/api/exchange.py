@@ -24,7 +24,7 @@ from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Recorded, redacted
-from tealagents.domain.models import Caller, ClientTool, Failure, RequestRecord
+from tealagents.domain.models import Caller, ClientTool, Failure, Head, Json, RequestRecord
 from tealagents.domain.ports import Authenticator
 from tealagents.engine.agent import Agent
 from tealagents.engine.approvals import Approvals, Command
@@ -37,7 +37,7 @@ from tealagents.state.changes import MOST_METADATA, Changes, check_metadata
 from tealagents.state.codec import encode_json
 from tealagents.state.erasing import Eraser
 from tealagents.state.owner_directory import Kind
-from tealagents.state.submission import Key, NewMessage
+from tealagents.state.submission import Earlier, Key, NewMessage
 from tealagents.state.transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,11 @@ class Exchange:
             sender=not sent.replayed,
             replayed=sent.replayed,
         )
+
+    async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
+        """A new task that waits for its first message, or goes on from what was said before."""
+        check_metadata(metadata)
+        return await self.service.open(caller, metadata, earlier)
 
     async def branch(
         self,

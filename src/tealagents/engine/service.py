@@ -13,6 +13,8 @@ from tealagents.domain.events import Recorded
 from tealagents.domain.models import (
     ENDED,
     Caller,
+    Head,
+    Json,
     RequestRecord,
 )
 from tealagents.engine.admission import Admission
@@ -29,6 +31,7 @@ from tealagents.state.queue import Queue
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import (
     BusyElsewhere,
+    Earlier,
     Key,
     NewMessage,
     Replayed,
@@ -106,6 +109,10 @@ class Service:
         if sent.replayed:
             self.admission.leave(user)
         return sent
+
+    async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
+        """A new task without a request: it holds what was said before, and waits for a message."""
+        return await self._submission.open(caller, metadata, earlier)
 
     async def is_used(self, partition: str, key: Key) -> bool:
         """Whether a message came under this key before."""

@@ -1,17 +1,18 @@
 """What a user changes of a task besides sending messages: metadata, expiry, the current checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain import lifecycle
+from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
 from tealagents.state.codec import encode_json
 from tealagents.state.records import Stored
+from tealagents.state.submission import Earlier, resent
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, changed
 
@@ -49,6 +50,23 @@ class Changes:
         note = Note("changed", {"fields": fields})
         return await self._change(partition, task_id, actor, "task.patched", note, patched)
 
+    async def add(self, partition: str, task_id: str, actor: User, said: Sequence[Earlier]) -> Head:
+        """Adds messages from elsewhere behind what the task holds. `TaskBusy`, `ApprovalPending`."""
+        tasks = self._tasks
+        tag = ids.owner_tag(actor.key)
+
+        async def decide(found: Stored[Head] | None) -> Transition | None:
+            if found is None:
+                return None
+            head, now = _free(found.value), self._records.clock.now()
+            grown, entries, record = resent(head, said, actor.key, source=tasks.source, tag=tag, now=now)
+            put = {keys.request(record.request_id): record}
+            return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
+
+        written = await tasks.transact(partition, task_id, decide)
+        assert written is not None
+        return written.head
+
     async def rollback(self, partition: str, task_id: str, actor: User, checkpoint_id: str) -> Head:
         """Makes an earlier (or later) checkpoint the current one. Nothing is erased."""
         found = await self._records.get(partition, keys.request(checkpoint_id), RequestRecord)
@@ -60,21 +78,8 @@ class Changes:
             )
 
         def moved(head: Head) -> Head:
-            if head.running is not None:
-                raise TaskBusy(
-                    request_id=head.running.request_id,
-                    task_id=task_id,
-                    session_id=head.session_id,
-                )
-            if head.pending is not None:
-                raise ApprovalPending(
-                    request_id=head.pending.request_id,
-                    approval_id=head.pending.approval_id,
-                    task_id=task_id,
-                    session_id=head.session_id,
-                )
             now = self._records.clock.now()
-            return lifecycle.go_to(head, checkpoint_id, target.path, target.remote_id, now)
+            return lifecycle.go_to(_free(head), checkpoint_id, target.path, target.remote_id, now)
 
         note = Note("rolled back", {"checkpoint_id": checkpoint_id})
         return await self._change(partition, task_id, actor, "task.rolled_back", note, moved)
@@ -98,6 +103,22 @@ class Changes:
         written = await self._tasks.transact(partition, task_id, decide)
         assert written is not None
         return written.head
+
+
+def _free(head: Head) -> Head:
+    """The head of a task in which nothing runs or waits for a human. `TaskBusy`, `ApprovalPending`."""
+    where = {"task_id": head.task_id, "session_id": head.session_id}
+    if head.running is not None:
+        raise TaskBusy(request_id=head.running.request_id, **where)
+    if head.pending is not None:
+        pending = head.pending
+        raise ApprovalPending(
+            request_id=pending.request_id,
+            approval_id=pending.approval_id,
+            task_id=head.task_id,
+            session_id=head.session_id,
+        )
+    return head
 
 
 def merged(old: Json, patch: Json) -> Json:

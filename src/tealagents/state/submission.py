@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids
+from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import (
     AlreadyExists,
     ApprovalPending,
@@ -31,6 +31,7 @@ from tealagents.domain.models import (
     Json,
     Message,
     MessageBody,
+    Note,
     RequestEnd,
     RequestRecord,
     Session,
@@ -155,12 +156,22 @@ class Submission:
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
         `announced` is False where the answer to the client waits for the request's end.
         """
-        if len(message.earlier) > MOST_EARLIER:
-            raise InvalidRequest("earlier", f"has {len(message.earlier)} messages; {MOST_EARLIER} are taken")
+        _check_earlier(message.earlier)
         attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)
         while isinstance(begun := await attempt.begin(), _Again):
             pass
         return begun
+
+    async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
+        """A new task without a request: it holds what was said before, and waits for a message."""
+        _check_earlier(earlier)
+        message = NewMessage(items=(), metadata=metadata, earlier=tuple(earlier))
+        return await _Attempt(self._tasks, self._recheck_keys, caller, message, None, announced=False).open()
+
+
+def _check_earlier(said: Sequence[Earlier]) -> None:
+    if len(said) > MOST_EARLIER:
+        raise InvalidRequest("earlier", f"has {len(said)} messages; {MOST_EARLIER} are taken")
 
 
 class _Attempt:
@@ -257,8 +268,39 @@ class _Attempt:
             )
         return Replayed(await self._tasks.request(self._partition, known.request_id), self._partition)
 
+    async def open(self) -> Head:
+        """A new task that waits for its first message, or goes on from what was said before."""
+        await self._tasks.directory.introduce(self._caller.user)
+        written = await self._tasks.transact(self._partition, "", self._opened, look=self._look)
+        return written.head
+
+    async def _opened(self, found: Stored[Head] | None) -> Transition:
+        now = self._tasks.records.clock.now()
+        head, before, put, expect = await self._unsaid(now)
+        entry = draft("task.opened", self._caller.user.key, None, Note("opened"))
+        opened = replace(head, status="Completed")
+        return Transition(head=opened, entries=[*before, entry], put=put, expect=expect, fresh=True)
+
     async def _new_task(self) -> Transition:
-        message, caller, now = self._message, self._caller, self._tasks.records.clock.now()
+        now = self._tasks.records.clock.now()
+        head, before, put, expect = await self._unsaid(now)
+        # the message's request counts its entries from behind those of the earlier ones
+        behind = replace(head, tail_seq=head.tail_seq + len(before))
+        transition = self._received(behind, now)
+        return replace(
+            transition,
+            head=replace(transition.head, tail_seq=head.tail_seq),
+            entries=[*before, *transition.entries],
+            put={**put, **transition.put},
+            fresh=self._message.new_task_id is None,
+            expect={**expect, **transition.expect},
+        )
+
+    async def _unsaid(
+        self, now: datetime
+    ) -> tuple[Head, list[Draft], dict[str, object], dict[str, str | None]]:
+        """A new task without its message: the head, the earlier messages, and what else it takes."""
+        message, caller = self._message, self._caller
         session_id, put, expect = await self._session(now)
         task_id = await self._task_id()
         put[keys.task_by_creation(now, task_id)] = task_id
@@ -273,21 +315,13 @@ class _Attempt:
             expires_at=message.expires_at,
             metadata=message.metadata,
         )
-        before: list[Draft] = []
-        if message.earlier:
-            head, before, earlier = self._resent(head, now)
-            put[keys.request(earlier.request_id)] = earlier
-        # the message's request counts its entries from behind those of the earlier ones
-        behind = replace(head, tail_seq=head.tail_seq + len(before))
-        transition = self._received(behind, now)
-        return replace(
-            transition,
-            head=replace(transition.head, tail_seq=head.tail_seq),
-            entries=[*before, *transition.entries],
-            put={**put, **transition.put},
-            fresh=message.new_task_id is None,
-            expect={**expect, **transition.expect},
+        if not message.earlier:
+            return head, [], put, expect
+        head, before, earlier = resent(
+            head, message.earlier, caller.user.key, source=self._tasks.source, tag=self._tag, now=now
         )
+        put[keys.request(earlier.request_id)] = earlier
+        return head, before, put, expect
 
     async def _session(self, now: datetime) -> tuple[str, dict[str, object], dict[str, str | None]]:
         """The session's id, and what it takes for it to be there."""
@@ -325,46 +359,6 @@ class _Attempt:
             word = "session" if kind is keys.session else "task"
             raise NotOwner(f"The {word} {identifier} belongs to another user.")
         await directory.claim(identifier, user)
-
-    def _resent(self, head: Head, now: datetime) -> tuple[Head, list[Draft], RequestRecord]:
-        """The earlier messages as one completed request that the new one continues."""
-        request_id = ids.new_id(self._tag)
-        entries = [
-            draft(
-                "message.copied",
-                self._caller.user.key,
-                request_id,
-                MessageBody(
-                    Message(
-                        message_id=ids.random_id(),
-                        request_id=request_id,
-                        role=earlier.role,
-                        created_at=now,
-                        items=earlier.items,
-                    )
-                ),
-            )
-            for earlier in self._message.earlier
-        ]
-        end = RequestEnd(request_id=request_id, status="Completed", first_seq=1, ended_at=now)
-        entries.append(draft("request.copied", SERVICE, request_id, end))
-        path = ((1, len(entries)),)
-        record = RequestRecord(
-            request_id=request_id,
-            task_id=head.task_id,
-            session_id=head.session_id,
-            status="Completed",
-            created_at=now,
-            started_at=now,
-            ended_at=now,
-            first_seq=1,
-            last_seq=len(entries),
-            path=path,
-            source=self._tasks.source,
-            last_event=2,
-            imported=True,
-        )
-        return replace(head, checkpoint_id=request_id, path=path), entries, record
 
     async def _follow_on(
         self, task_id: str, found: Stored[Head] | None
@@ -495,6 +489,51 @@ class _Attempt:
             created_at=request.created_at,
             items=self._message.items,
         )
+
+
+def resent(
+    head: Head, said: Sequence[Earlier], actor: str, *, source: str, tag: str, now: datetime
+) -> tuple[Head, list[Draft], RequestRecord]:
+    """Messages from elsewhere as one completed request, behind what the task holds."""
+    request_id = ids.new_id(tag)
+    first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
+    entries = [
+        draft(
+            "message.copied",
+            actor,
+            request_id,
+            MessageBody(
+                Message(
+                    message_id=ids.random_id(),
+                    request_id=request_id,
+                    role=each.role,
+                    created_at=now,
+                    items=each.items,
+                )
+            ),
+        )
+        for each in said
+    ]
+    end = RequestEnd(request_id=request_id, status="Completed", first_seq=first_seq, ended_at=now)
+    entries.append(draft("request.copied", SERVICE, request_id, end))
+    path = lifecycle.extend(head.path, first_seq, last_seq)
+    record = RequestRecord(
+        request_id=request_id,
+        task_id=head.task_id,
+        session_id=head.session_id,
+        status="Completed",
+        created_at=now,
+        started_at=now,
+        ended_at=now,
+        parent=head.checkpoint_id,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        path=path,
+        source=source,
+        last_event=2,
+        imported=True,
+    )
+    return replace(head, checkpoint_id=request_id, path=path), entries, record
 
 
 def _check_batch(partition: str, name: str, record: Record | None, task_id: str) -> None:

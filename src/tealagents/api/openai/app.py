@@ -13,6 +13,7 @@ from tealagents.api.bearer import WELL_KNOWN
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, names
+from tealagents.api.openai.conversations import Conversations
 from tealagents.api.openai.responses import Responses
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
@@ -46,7 +47,11 @@ def build(exchange: Exchange, path: str) -> Served:
             return errors.respond_plain(405, "method_not_allowed", message, error.headers)
         return await refused(request, NotFound(f"There is nothing at {where}."))
 
-    routes = [*_models(exchange, path), *Responses(exchange, path).routes()]
+    routes = [
+        *_models(exchange, path),
+        *Responses(exchange, path).routes(),
+        *Conversations(exchange, path).routes(),
+    ]
     app = Starlette(
         routes=routes,
         exception_handlers={TealError: refused, HTTPException: no_route, Exception: _fault},

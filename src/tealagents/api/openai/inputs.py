@@ -10,6 +10,7 @@ from tealagents.api import bodies
 from tealagents.api.openai import names
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import ClientTool, Item, Json
+from tealagents.state.submission import Earlier
 
 #: parameters with which OpenAI's clients tune what the agent's config decides here: taken, without effect
 _IGNORED = frozenset(
@@ -88,6 +89,19 @@ class CreateResponse(Accepted):
     store: bool | None = None
 
 
+class NewConversation(Accepted):
+    items: list[dict[str, Any]] | None = None
+    metadata: Metadata | None = None
+
+
+class ChangedConversation(Accepted):
+    metadata: Metadata | None
+
+
+class MoreItems(Accepted):
+    items: list[dict[str, Any]] = Field(min_length=1)
+
+
 class Answer(Struct, frozen=True):
     """What a client answers one call of a pause."""
 
@@ -95,13 +109,6 @@ class Answer(Struct, frozen=True):
     approve: bool | None = None
     reason: str | None = None
     output: str | None = None
-
-
-class Said(Struct, frozen=True):
-    """A message of the user or the assistant."""
-
-    role: Literal["user", "assistant"]
-    items: tuple[Item, ...]
 
 
 class Told(Struct, frozen=True):
@@ -126,7 +133,7 @@ class Answered(Struct, frozen=True):
     where: str
 
 
-Entry = Said | Told | Made | Answered
+Entry = Earlier | Told | Made | Answered
 
 
 class Input(Struct, frozen=True, kw_only=True):
@@ -135,7 +142,7 @@ class Input(Struct, frozen=True, kw_only=True):
     #: the message itself: what the user says last
     items: tuple[Item, ...] = ()
     #: what was said before it
-    earlier: tuple[Said, ...] = ()
+    earlier: tuple[Earlier, ...] = ()
     instructions: tuple[str, ...] = ()
     #: the pause that is answered, and the answers by the places of its calls
     approval_id: str = ""
@@ -175,7 +182,7 @@ def combine(entries: Sequence[Entry], param: str) -> Input:
     spoken = [n for n, each in enumerate(entries) if isinstance(each, Made) or _is_by(each, "assistant")]
     split = spoken[-1] + 1 if spoken else 0
     instructions = tuple(each.text for each in entries if isinstance(each, Told))
-    items = tuple(item for each in entries[split:] if isinstance(each, Said) for item in each.items)
+    items = tuple(item for each in entries[split:] if isinstance(each, Earlier) for item in each.items)
     answers = [each for each in entries[split:] if isinstance(each, Answered)]
     if answers and items:
         raise InvalidRequest(param, "answers calls and adds a message: send the answers first, alone")
@@ -187,7 +194,7 @@ def combine(entries: Sequence[Entry], param: str) -> Input:
 
 
 def _is_by(entry: Entry, role: str) -> bool:
-    return isinstance(entry, Said) and entry.role == role
+    return isinstance(entry, Earlier) and entry.role == role
 
 
 def _answering(given: Sequence[Answered]) -> Input:
@@ -206,17 +213,28 @@ def _answering(given: Sequence[Answered]) -> Input:
     return Input(approval_id=pauses.pop(), answers=answers)
 
 
-def _earlier(entries: Sequence[Entry]) -> tuple[Said, ...]:
+def _earlier(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
     """The history: what was called is told in words."""
     calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
-    said: list[Said] = []
+    said: list[Earlier] = []
     for each in entries:
-        if isinstance(each, Said) and each.items:
+        if isinstance(each, Earlier) and each.items:
             said.append(each)
         elif isinstance(each, Answered) and each.answer.output is not None:
             text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
-            said.append(Said("assistant", (Item("text", text),)))
+            said.append(Earlier("assistant", (Item("text", text),)))
     return tuple(said)
+
+
+def messages(given: Sequence[Json]) -> list[Earlier]:
+    """Items for a conversation: messages of the user and the assistant, which are what it keeps."""
+    said: list[Earlier] = []
+    for n, each in enumerate(given):
+        entry = _entry(each, f"items.{n}")
+        if not isinstance(entry, Earlier) or not entry.items:
+            raise InvalidRequest(f"items.{n}", "must be a message of the user or the assistant, with content")
+        said.append(entry)
+    return said
 
 
 # --- items ---------------------------------------------------------------------------------------
@@ -243,13 +261,13 @@ def _entry(each: Json, where: str) -> Entry:
             return Answered(_str(each, "approval_request_id", where), answer, where)
         case "mcp_call":
             text = f"{made('', each).text} returned: {each.get('output') or each.get('error')}"
-            return Said("assistant", (Item("text", text),))
+            return Earlier("assistant", (Item("text", text),))
     if kind in _SILENT:
         return Made()
     raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is no input that this service takes")
 
 
-def message(each: Json, where: str) -> Said | Told:
+def message(each: Json, where: str) -> Earlier | Told:
     """A message in any role but a tool's."""
     role = each.get("role")
     items = _content(each.get("content"), f"{where}.content")
@@ -258,7 +276,7 @@ def message(each: Json, where: str) -> Said | Told:
             raise InvalidRequest(f"{where}.content", "must be text in this role")
         return Told("".join(item.content for item in items))
     if role == "user" or role == "assistant":
-        return Said(role, items)
+        return Earlier(role, items)
     raise InvalidRequest(f"{where}.role", "must be user, assistant, system or developer")
 
 

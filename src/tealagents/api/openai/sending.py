@@ -23,7 +23,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import ENDED, Approval, Caller
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
-from tealagents.state.submission import Earlier, Key, NewMessage
+from tealagents.state.submission import Key, NewMessage
 
 #: what was not to be stored is gone by then, even if the process dies before it can erase it
 UNSTORED_KEPT = timedelta(days=1)
@@ -67,7 +67,7 @@ async def send(exchange: Exchange, caller: Caller, body: CreateResponse, given: 
     if body.previous_response_id is not None:
         return Begun(await _continue(exchange, caller, message, body.previous_response_id, way), 1)
     if body.conversation is not None:
-        task_id = await task_of(exchange, caller, _id_of(body.conversation))
+        task_id, _ = await task_of(exchange, caller, _id_of(body.conversation))
         message = _added(message, task_id)
     return Begun(await exchange.submit(caller, message, way.key, streamed=way.streamed), 1)
 
@@ -83,7 +83,7 @@ def _message(exchange: Exchange, body: CreateResponse, given: Input) -> NewMessa
     now = exchange.tasks.records.clock.now()
     return NewMessage(
         items=given.items,
-        earlier=tuple(Earlier(said.role, said.items) for said in given.earlier),
+        earlier=given.earlier,
         instructions="\n\n".join(filter(None, (body.instructions, *given.instructions))),
         client_tools=tuple(tool.declared() for tool in body.tools or ()),
         metadata=dict(body.metadata or {}),
@@ -103,14 +103,15 @@ def _id_of(conversation: str | ConversationRef) -> str:
     return conversation if isinstance(conversation, str) else conversation.id
 
 
-async def task_of(exchange: Exchange, caller: Caller, conversation: str) -> str:
-    """The task that a conversation stands for. `NotFound`, also where it is another user's."""
+async def task_of(exchange: Exchange, caller: Caller, conversation: str) -> tuple[str, str]:
+    """The task that a conversation stands for, and its partition. `NotFound`, also where it is another's."""
     task_id = names.read_conversation(conversation)
     try:
-        await exchange.locate(caller, keys.task, task_id)
+        partition = await exchange.locate(caller, keys.task, task_id)
+        await exchange.tasks.head(partition, task_id)
     except (NotFound, NotOwner):
         raise names.unknown("conversation", conversation) from None
-    return task_id
+    return task_id, partition
 
 
 async def _continue(

@@ -1,0 +1,74 @@
+"""Tools that the client runs: `function_call` items, answered by `function_call_output`."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai_talk import WEATHER, call, create, kinds, retrieved, said, stream, streamed
+
+ASK = call("get_weather", place="Rome")
+
+
+def output(item: dict[str, Any], text: str = "sunny") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": item["call_id"], "output": text}
+
+
+def test_a_call_is_answered_by_its_output(wire: httpx.Client) -> None:
+    """The model is told what the client's tool returned; answered again, it is the same answer."""
+    asked = create(wire, input=ASK, tools=[WEATHER])
+    assert kinds(asked) == ["function_call"]
+    (item,) = asked["output"]
+    assert (item["name"], item["status"]) == ("get_weather", "completed")
+    assert asked["tools"][0]["name"] == "get_weather"
+    answer = create(wire, input=[output(item)], previous_response_id=asked["id"], tools=[WEATHER])
+    assert "sunny" in said(answer)
+    assert create(wire, input=[output(item)]) == answer
+    assert wire.post("/responses", json={"input": [output(item, "rain")]}).status_code == 409
+    assert retrieved(wire, asked["id"]) == asked
+    (given,) = wire.get(f"/responses/{answer['id']}/input_items").json()["data"]
+    assert (given["type"], given["output"]) == ("function_call_output", "sunny")
+
+
+def test_a_call_is_streamed(wire: httpx.Client) -> None:
+    """Its arguments come in events of their own."""
+    events = stream(wire, input=ASK, tools=[WEATHER])
+    names = [event["type"] for event in events]
+    for name in ("output_item.added", "function_call_arguments.delta", "function_call_arguments.done"):
+        assert f"response.{name}" in names
+    final = events[-1]["response"]
+    assert kinds(final) == ["function_call"]
+    replay = wire.get(f"/responses/{final['id']}", params={"stream": "true"})
+    assert streamed(replay.text) == events
+
+
+def test_a_client_that_keeps_the_history(wire: httpx.Client) -> None:
+    """It resends all with the output, and all with its next message: nothing is asked twice, all is known."""
+    history: list[dict[str, Any]] = [{"role": "user", "content": ASK}]
+    asked = create(wire, input=history, tools=[WEATHER])
+    history += [*asked["output"], output(asked["output"][0], "sunny in Rome")]
+    answer = create(wire, input=history, tools=[WEATHER])
+    assert answer["conversation"] == asked["conversation"]
+    history += [*answer["output"], {"role": "user", "content": "hello again"}]
+    last = create(wire, input=history, tools=[WEATHER])
+    assert last["status"] == "completed"
+    assert last["conversation"] != asked["conversation"]
+
+
+def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:
+    """Unknown calls, an approval instead of an output, other kinds of tools, a name that is taken."""
+    asked = ada.responses.create(model="Tester", input=ASK, tools=[WEATHER])  # type: ignore[list-item]
+    approval: Any = {
+        "type": "mcp_approval_response",
+        "approval_request_id": asked.output[0].id,
+        "approve": True,
+    }
+    unknown: Any = {"type": "function_call_output", "call_id": "call_1", "output": "x"}
+    for answer in (approval, unknown):
+        with pytest.raises(openai.BadRequestError):
+            ada.responses.create(model="Tester", input=[answer])
+    for tool in ({"type": "web_search"}, {**WEATHER, "name": "Work-note"}, {**WEATHER, "name": "with space"}):
+        given: Any = [tool]
+        with pytest.raises(openai.BadRequestError):
+            ada.responses.create(model="Tester", input="hi", tools=given)

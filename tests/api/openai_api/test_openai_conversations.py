@@ -1,0 +1,103 @@
+"""Conversations with OpenAI's SDK: made, filled, continued, listed, changed, deleted."""
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.conversations import ConversationItem
+from openai_talk import call
+from pydantic import TypeAdapter
+
+ITEM: TypeAdapter[Any] = TypeAdapter(ConversationItem)
+
+
+def test_a_conversation_is_filled_and_continued(ada: OpenAI) -> None:
+    """It exists before its first response, with what it was begun with; items come in the order said."""
+    made = ada.conversations.create(
+        metadata={"topic": "names"},
+        items=[
+            {"role": "user", "content": "My name is Ada."},
+            {"role": "assistant", "content": "Hello Ada."},
+        ],
+    )
+    assert ada.conversations.retrieve(made.id) == made
+    asked = ada.responses.create(model="Tester", input="What is my name?", conversation=made.id)
+    assert "Ada" in asked.output_text
+    ada.conversations.items.create(made.id, items=[{"role": "user", "content": "My cat is Tom."}])
+    again = ada.responses.create(model="Tester", input="What is my cat?", conversation={"id": made.id})
+    assert "Tom" in again.output_text
+    items = list(ada.conversations.items.list(made.id, order="asc", limit=2))
+    assert [item.role for item in items if item.type == "message"] == [
+        *("user", "assistant", "user", "assistant", "user", "user", "assistant"),
+    ]
+    for item in items:
+        ITEM.validate_python(item.to_dict())
+        assert item.id is not None
+        assert ada.conversations.items.retrieve(item.id, conversation_id=made.id) == item
+    assert list(ada.conversations.items.list(made.id)) == items[::-1]
+    assert again.output[0].id == items[-1].id
+
+
+def test_what_the_tools_did_is_in_the_items(ada: OpenAI, file: Path) -> None:
+    """Calls, requests for approval and their answers stand where they were, a pending one at the end."""
+    made = ada.conversations.create()
+    words = call("Work-note", file=str(file), line="one")
+    ada.responses.create(model="Tester", input=words, conversation=made.id)
+    words = call("Work-write", file=str(file), line="two")
+    paused = ada.responses.create(model="Tester", input=words, conversation=made.id)
+    kinds = ["message", "mcp_call", "message", "message", "mcp_approval_request"]
+    assert [item.type for item in ada.conversations.items.list(made.id, order="asc")] == kinds
+    answer: Any = {
+        "type": "mcp_approval_response",
+        "approval_request_id": paused.output[0].id,
+        "approve": True,
+    }
+    ada.responses.create(model="Tester", input=[answer], conversation=made.id)
+    kinds += ["mcp_approval_response", "mcp_call", "message"]
+    items = list(ada.conversations.items.list(made.id, order="asc", limit=3))
+    assert [item.type for item in items] == kinds
+    for item in items:
+        ITEM.validate_python(item.to_dict())
+
+
+def test_a_conversation_is_changed_and_deleted(ada: OpenAI, eve: OpenAI) -> None:
+    """Metadata is replaced; what is another's, or gone, is not found."""
+    made = ada.conversations.create(metadata={"one": "1"})
+    assert ada.conversations.update(made.id, metadata={"two": "2"}).metadata == {"two": "2"}
+    response = ada.responses.create(model="Tester", input="hello", conversation=made.id)
+    for conversation in (made.id, "conv_1", made.id + "1"):
+        for attempt in (
+            eve.conversations.retrieve,
+            eve.conversations.delete,
+            lambda name: eve.conversations.update(name, metadata={}),
+            lambda name: list(eve.conversations.items.list(name)),
+            lambda name: eve.responses.create(model="Tester", input="hi", conversation=name),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                attempt(conversation)
+    with pytest.raises(openai.NotFoundError):
+        ada.conversations.items.list(made.id, after="msg_1")
+    assert ada.conversations.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        ada.conversations.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError):
+        ada.responses.retrieve(response.id)
+
+
+def test_what_a_conversation_cannot_keep_is_refused(ada: OpenAI) -> None:
+    """Files, empty messages, instructions, too much metadata."""
+    for item in (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": ""},
+        {"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "https://x.example/a.png"}]},
+        {"type": "item_reference", "id": "msg_1"},
+    ):
+        given: Any = [item]
+        with pytest.raises(openai.BadRequestError):
+            ada.conversations.create(items=given)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.conversations.create(metadata={str(n): "x" for n in range(17)})
+    assert refused.value.param == "metadata"
