@@ -1,7 +1,10 @@
 """A tool server that wants the user's own authorization: from the pause to the answer, with a browser."""
 
+import base64
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -124,3 +127,60 @@ def test_an_approver_does_not_spend_the_owners_authorization(provider: Provider)
         done = ada.post(resume + query, json={"action": "approve"}).raise_for_status().json()
         assert done["status"] == "Completed"
         assert provider.calls == ["Ada"]
+
+
+def test_users_of_one_server_are_not_shown_each_others_tools(provider: Provider, tmp_path: Path) -> None:
+    """What the model is sent for one user holds nothing that the server listed for another: on the replica
+    where both connected, on another, and after a restart."""
+    with protected(provider, per_user=True) as url, OfflineModel() as model:
+        port = free_port()
+        server = {"name": "private", "url": url, "trust_level": "trusted"}
+        config = agent_config(agent={"mcp_servers": [server]})
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_PUBLIC_URL": f"http://127.0.0.1:{port}",
+            "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}",
+            "TA_ENCRYPTION_KEY": base64.b64encode(bytes(range(32))).decode(),
+        }
+
+        def tools_sent(service: ServiceThread, user: str) -> str:
+            model.clear()
+            with service.client(user) as client:
+                send(client, "hello")
+            return json.dumps(model.requests[-1]["body"]["tools"])
+
+        def connected(service: ServiceThread, user: str) -> None:
+            with service.client(user) as client:
+                answer = send(client, "call private-connect {}")
+                if answer["status"] == "Paused":
+                    httpx.get(back_from(provider, user.title(), answer)).raise_for_status()
+                    path = f"/requests/{answer['request_id']}/resume"
+                    answer = client.post(path, json={"action": "approve"}).json()
+                assert answer["status"] == "Completed", answer
+
+        def apart(service: ServiceThread) -> None:
+            for user, other in (("ada", "Bob"), ("bob", "Ada")):
+                sent = tools_sent(service, user)
+                assert f"Private to {user.title()}" in sent
+                assert other not in sent
+            assert "Private" not in tools_sent(service, "eve")
+
+        with ServiceThread(config, env, port=port) as one:
+            connected(one, "ada")
+            assert "Private" not in tools_sent(one, "bob")
+            connected(one, "bob")
+            apart(one)
+            with ServiceThread(config, env) as other:
+                assert "Private" not in tools_sent(other, "ada")
+                connected(other, "ada")
+                assert "Private" not in tools_sent(other, "bob")
+                connected(other, "bob")
+                apart(other)
+        with ServiceThread(config, env, port=port) as again:
+            for user in ("ada", "bob"):
+                assert "Private" not in tools_sent(again, user)
+            for user in ("ada", "bob"):
+                connected(again, user)
+            apart(again)

@@ -124,7 +124,7 @@ class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken,
 
 
 @contextmanager
-def protected(provider: Provider) -> Iterator[str]:
+def protected(provider: Provider, *, per_user: bool = False) -> Iterator[str]:
     """An MCP server that wants a token for everything, with its authorization server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -149,8 +149,44 @@ def protected(provider: Provider) -> Iterator[str]:
         provider.calls.append(str(token.subject if token else None))
         return provider.calls[-1]
 
-    with served(sdk.streamable_http_app(), port):
+    app = sdk.streamable_http_app()
+    with served(_PerUser(provider, app) if per_user else app, port):
         yield f"{url}/mcp"
+
+
+class _PerUser:
+    """The same server, but that it lists each user tools that speak of that user."""
+
+    def __init__(self, provider: Provider, app: Any) -> None:
+        self._provider = provider
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        token = dict(scope.get("headers", ())).get(b"authorization", b"").decode().removeprefix("Bearer ")
+        access = self._provider.access.get(token)
+        if scope.get("path") != "/mcp" or access is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        message = await request.json() if request.method == "POST" else {}
+        result = self._result(str(access.subject), message)
+        answer = {"jsonrpc": "2.0", "id": message.get("id"), "result": result}
+        response = JSONResponse(answer) if result else Response(status_code=202 if message else 405)
+        await response(scope, receive, send)
+
+    def _result(self, user: str, message: Json) -> Json | None:
+        text = {"type": "text", "text": f"the notes of {user}"}
+        tool = {"description": f"Private to {user}. Say {user}.", "inputSchema": {"type": "object"}}
+        results: dict[str, Json] = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "private", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": f"notes_of_{user}", **tool}, {"name": "notes", **tool}]},
+            "tools/call": {"content": [text]},
+        }
+        return results.get(message.get("method", ""))
 
 
 async def visited(provider: Provider, user: str, url: str) -> dict[str, str]:

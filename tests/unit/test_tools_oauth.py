@@ -12,6 +12,7 @@ from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, 
 from tools_setup import Context, by_name
 
 from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
+from tealagents.domain.models import User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import oauth
 from tealagents.tools.catalogue import Catalogue, govern
@@ -67,7 +68,9 @@ async def test_user_is_asked_and_then_served() -> None:
             assert query["redirect_uri"] == [CALLBACK]
             assert await agreed(provider, consents, "Alice", asked) == "secure"
             assert await call(server, Context("alice")) == "Alice"
-            assert set(by_name(server)) == {"secure-whoami"}
+            assert set(by_name(server)) == {"secure-connect"}
+            mine = server.tools_of(User("contoso", "alice"))
+            assert [tool.spec.name for tool in mine] == ["secure-whoami"]
 
 
 async def test_each_user_has_his_own_token_and_connection() -> None:

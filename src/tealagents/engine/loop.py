@@ -169,6 +169,7 @@ def _human_needed(governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) 
 
 async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered, None]:
     """One model call."""
+    state.toolbox = state.toolbox.current()
     composed = await state.prompt.compose()
     if composed.reports:
         yield Noted(tuple(composed.reports))

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -25,6 +27,8 @@ from tealagents.engine.texts import storable
 
 log = logging.getLogger(__name__)
 
+#: owners whose tools are kept encoded
+MAX_OWNERS = 500
 #: how many near names an unknown tool's error lists
 NAMES_LISTED = 40
 
@@ -137,6 +141,15 @@ class Finding(Protocol):
     def find(self, name: str) -> Tool | None: ...
 
 
+@runtime_checkable
+class PerOwner(Protocol):
+    """A toolset whose tools may differ from owner to owner: what one was listed, no other is shown."""
+
+    def tools_of(self, owner: User) -> Sequence[Tool]:
+        """The same list each time until it changes; that of `tools` for whom it is no other."""
+        ...
+
+
 class Toolbox:
     """The tools by name, and their description to the model, encoded once."""
 
@@ -154,23 +167,52 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         #: the tools' description, in the model client's own encoding; empty where there are none
         self.encoded = b""
+        #: what each toolset lists, for everybody or for `_owner`
+        self._lists: Sequence[Sequence[Tool]] = ()
+        #: tools of one request
+        self._extra: Mapping[str, Tool] = {}
+        self._owner: User | None = None
+        self._owned: OrderedDict[str, Toolbox] = OrderedDict()
+
+    def of(self, owner: User) -> "Toolbox":
+        """This toolbox as one owner may see it: what servers have listed for others is not in it."""
+        lists = [
+            toolset.tools_of(owner) if isinstance(toolset, PerOwner) else listed
+            for toolset, listed in zip(self._toolsets, self._lists, strict=True)
+        ]
+        known = self if self._owner == owner else self._owned.get(owner.key)
+        if known is None or not all(map(is_, lists, known._lists)):
+            known = self._made(lists, self._extra, owner)
+            self._owned[owner.key] = known
+            if len(self._owned) > MAX_OWNERS:
+                self._owned.popitem(last=False)
+        return known
+
+    def current(self) -> "Toolbox":
+        """This toolbox with what its owner has been listed since it was made."""
+        return self if self._owner is None else self.of(self._owner)
 
     def with_tools(self, tools: Sequence[Tool]) -> "Toolbox":
-        """This toolbox as it is now, with some tools more, for one request."""
-        extended = Toolbox(self._model, self._timeout, self._govern)
-        extended._toolsets = self._toolsets
-        extended._tools = {**{tool.spec.name: tool for tool in self._govern(tools)}, **self._tools}
-        extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])
-        return extended
+        """This toolbox with some tools more, for one request."""
+        extra = {tool.spec.name: tool for tool in self._govern(tools)}
+        return self._made(self._lists, {**extra, **self._extra}, self._owner)
 
     def with_client_tools(self, tools: Sequence[ClientTool]) -> "Toolbox":
         """This toolbox with tools that the client of one request runs; it never hides one of ours."""
         offered = {tool.name: _RunByClient(tool) for tool in tools}
-        extended = Toolbox(self._model, self._timeout, self._govern)
-        extended._toolsets = self._toolsets
-        extended._tools = {**offered, **self._tools}
-        extended.encoded = self._model.encode_tools([tool.spec for tool in extended.tools])
-        return extended
+        return self._made(self._lists, {**offered, **self._extra}, self._owner)
+
+    def _made(
+        self, lists: Sequence[Sequence[Tool]], extra: Mapping[str, Tool], owner: User | None
+    ) -> "Toolbox":
+        made = Toolbox(self._model, self._timeout, self._govern)
+        made._owner, made._extra = owner, extra
+        if extra is self._extra and all(map(is_, lists, self._lists)):
+            made._toolsets, made._lists = self._toolsets, self._lists
+            made._tools, made.encoded = self._tools, self.encoded
+        else:
+            made._take(self._toolsets, lists)
+        return made
 
     def by_client(self, name: str) -> bool:
         """Whether the client of the request runs this tool."""
@@ -183,9 +225,13 @@ class Toolbox:
 
     def reload(self) -> None:
         """Asks the toolsets again: one of them offers other tools than before. Calls under way go on."""
-        tools = [tool for toolset in self._toolsets for tool in toolset.tools()]
-        self._tools = {tool.spec.name: tool for tool in tools}
-        self.encoded = self._model.encode_tools([tool.spec for tool in tools])
+        self._take(self._toolsets, [toolset.tools() for toolset in self._toolsets])
+        self._owned.clear()
+
+    def _take(self, toolsets: Sequence[Toolset], lists: Sequence[Sequence[Tool]]) -> None:
+        self._toolsets, self._lists = toolsets, lists
+        self._tools = {**self._extra, **{tool.spec.name: tool for listed in lists for tool in listed}}
+        self.encoded = self._model.encode_tools([tool.spec for tool in self.tools])
 
     def find(self, name: str) -> Tool | None:
         """The tool of this name, also one that a server shows only to users who have consented."""

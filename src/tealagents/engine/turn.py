@@ -131,7 +131,9 @@ async def open_turn(agent: Agent, conversation: Conversation, asked: Asked) -> T
     remembers = agent.view is not None or bool(agent.providers)
     remembered = await conversation.remembered() if remembers else {}
     gathered = await _gather(agent, conversation, asked, remembered)
-    toolbox = agent.toolbox.with_tools(gathered.tools) if gathered.tools else agent.toolbox
+    toolbox = agent.toolbox.of(asked.owner)
+    if gathered.tools:
+        toolbox = toolbox.with_tools(gathered.tools)
     if asked.client_tools:
         toolbox = toolbox.with_client_tools(asked.client_tools)
     context: Json | None = None

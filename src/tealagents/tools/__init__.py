@@ -8,7 +8,8 @@
 `semantic_kernel`     plugins written for the earlier framework
 `openapi`             OpenAPI plugins (`openapi_document`, `openapi_schema`: reading a document;
                       `openapi_request`: calling an operation)
-`mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_results`;
+`mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_listing`:
+                      what is listed, and for whom; `mcp_results`;
                       `process_guard`: ends a child process whose parent has died)
 `oauth`               a user's own authorization at somebody else's server (`oauth_servers`: what such
                       servers are asked, and believed)

@@ -5,6 +5,7 @@ what nobody has looked at is not trusted. Without one, the toolsets' own rules h
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
@@ -12,7 +13,7 @@ from typing import Literal, Protocol, Self, runtime_checkable
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tealagents.domain.models import Json
+from tealagents.domain.models import Json, User
 from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, Toolset, ToolSpec
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
@@ -133,6 +134,13 @@ class Finding(Protocol):
     def find(self, name: str) -> Tool | None: ...
 
 
+@runtime_checkable
+class PerOwner(Protocol):
+    """A toolset whose server lists each user's tools for that user alone."""
+
+    def tools_of(self, owner: User) -> Sequence[Tool]: ...
+
+
 class GovernedTool:
     """A tool under the governance that holds for it.
 
@@ -187,6 +195,10 @@ def _is_cleared(tool: Tool) -> bool:
     return isinstance(tool, Overridden) and tool.override is not None and tool.override.requires_hitl is False
 
 
+#: lists of one toolset that are kept governed: one for everybody, and those of users
+MAX_LISTS = 500
+
+
 class GovernedToolset:
     """A toolset seen through the catalogue. The toolset has been opened by somebody else, who closes it."""
 
@@ -196,16 +208,28 @@ class GovernedToolset:
         self._toolset = toolset
         self._consents = consents
         self._catalogue = catalogue
-        self._seen: Sequence[Tool] | None = None
-        self._governed: Sequence[Tool] = ()
+        #: lists of the toolset → the same governed; least recently used first
+        self._governed: OrderedDict[int, tuple[Sequence[Tool], Sequence[Tool]]] = OrderedDict()
 
     def tools(self) -> Sequence[Tool]:
         """Built anew only when the toolset's own list is another one: an MCP server may change it."""
-        tools = self._toolset.tools()
-        if tools is not self._seen:
-            self._governed = tuple(govern(tools, self._catalogue, self._consents))
-            self._seen = tools
-        return self._governed
+        return self._govern(self._toolset.tools())
+
+    def tools_of(self, owner: User) -> Sequence[Tool]:
+        """What this owner may see; the same list as `tools` where that is what everybody may see."""
+        if isinstance(self._toolset, PerOwner):
+            return self._govern(self._toolset.tools_of(owner))
+        return self.tools()
+
+    def _govern(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        known = self._governed.get(id(tools))
+        if known is None or known[0] is not tools:
+            known = tools, tuple(govern(tools, self._catalogue, self._consents))
+            self._governed[id(tools)] = known
+        self._governed.move_to_end(id(tools))
+        if len(self._governed) > MAX_LISTS:
+            self._governed.popitem(last=False)
+        return known[1]
 
     def find(self, name: str) -> Tool | None:
         """The tool of this name, also where its server will tell of it only to a user who has consented."""

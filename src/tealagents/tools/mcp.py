@@ -16,7 +16,9 @@ the model is told so. One that surely never reached the server is told as not do
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 from weakref import WeakValueDictionary
 
@@ -26,53 +28,25 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, URL_ELICITATION_REQUIR
 from pydantic import ValidationError
 
 from tealagents.domain.errors import Authorization, ToolFailed
-from tealagents.domain.models import Json
-from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.models import Json, User
+from tealagents.domain.ports import Tool, ToolContext
 from tealagents.outbound.addresses import is_http_url, shown
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp_connection import Connection, Unreachable, described
+from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
 from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, Bearer
-from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
 from tealagents.tools.oauth import Consents, owner_key
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer
-from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
+from tealagents.tools.options import MCPServerOptions
 from tealagents.tools.results import bounded
 
 logger = logging.getLogger(__name__)
 
 #: users whose connections to one server are kept open, and seconds one is kept unused
 MAX_USERS, IDLE_SECONDS = 200, 600.0
-#: characters of a description that the model is told
-MAX_DESCRIPTION = 4_000
-#: the function offered where a server lists its tools only for users who have authorized it
-CONNECT = "connect"
-
-
-class MCPTool:
-    """One tool of a server."""
-
-    def __init__(self, server: "MCPServer", spec: ToolSpec, override: GovernanceOverride | None) -> None:
-        self.spec = spec
-        self.override = override
-        self._server = server
-
-    async def call(self, context: ToolContext, arguments: Json) -> str:
-        return await self._server.call(context, self.spec.name, arguments)
-
-
-class ConnectTool:
-    """Stands for the tools of a server that tells of them only once a user has authorized it."""
-
-    #: it does nothing but ask the user
-    override: GovernanceOverride | None = GovernanceOverride(requires_hitl=False)
-
-    def __init__(self, server: "MCPServer", spec: ToolSpec) -> None:
-        self.spec = spec
-        self._server = server
-
-    async def call(self, context: ToolContext, arguments: Json) -> str:
-        return await self._server.connect(context)
+#: users whose listings are remembered
+MAX_LISTINGS = 2_000
 
 
 class MCPServer:
@@ -86,13 +60,17 @@ class MCPServer:
     ) -> None:
         self.options = options
         self._consents = consents
-        #: told when the server lists other tools than before
+        #: called when the server lists other tools than before
         self._changed = changed
         self._shared: Connection | None = None
-        self._users = _UserConnections(options, self._add_listed)
-        #: the server's own names by ours; None while they are not known
-        self._functions: dict[str, str] | None = None
-        self._tools: tuple[Tool, ...] = ()
+        self._users = _UserConnections(options, self._list_own)
+        self._lister = Lister(options, self.call)
+        self._connect_tool = self._lister.connect(self.connect)
+        #: what everybody is listed; None while only users are listed anything
+        self._listed: Listing | None = None
+        self._offered: tuple[Tool, ...] = ()
+        #: what one user was listed: that user's alone, least recently listed first
+        self._own: OrderedDict[str, Listing] = OrderedDict()
         self._wants_user = options.transport == "http" and bool(
             options.auth_server or options.scopes or options.on_behalf_of_scopes
         )
@@ -107,23 +85,24 @@ class MCPServer:
         )
 
     def tools(self) -> Sequence[Tool]:
-        return self._tools
+        """What everybody may see: the anonymous listing, or what connects a user."""
+        return self._offered
+
+    def tools_of(self, owner: User) -> Sequence[Tool]:
+        """What one user was listed; `tools` where the user is not connected yet."""
+        own = self._own.get(owner.key)
+        return self._offered if own is None else own.tools
 
     def find(self, name: str) -> Tool | None:
-        """While the listing is not known, any name of this server's is taken at its word, and tried."""
-        prefix = prefix_of(self.options.name)
-        known = next((tool for tool in self._tools if tool.spec.name == name), None)
-        if (
-            known
-            or self._functions is not None
-            or not name.startswith(prefix)
-            or not VALID_NAME.fullmatch(name)
-        ):
-            return known
-        return self._tool(types.Tool(name=name.removeprefix(prefix), input_schema={}), name)
+        """While nothing is listed for everybody, any name of this server's is taken at its word and tried."""
+        if self._listed is not None:
+            return self._listed.named(name)
+        if name == self._connect_tool.spec.name:
+            return self._connect_tool
+        return self._lister.unlisted(name)
 
     async def __aenter__(self) -> Self:
-        connection = Connection(self.options, self._set_listed)
+        connection = Connection(self.options, self._list_all)
         try:
             await connection.start()
         except ToolFailed:
@@ -131,9 +110,9 @@ class MCPServer:
         except Exception as error:
             if not (isinstance(error, MCPError) and error.code == UNAUTHORIZED and self._can_ask()):
                 raise ToolsetError(self._at_start(described(error))) from error
-            logger.info("MCP server %s tells of its tools only to users", self.options.name)
+            logger.info("MCP server %s lists its tools only for users", self.options.name)
             self._wants_user = True
-            self._tools = (self._connect_tool(),)
+            self._offered = (self._connect_tool,)
         else:
             self._shared = connection
         return self
@@ -150,73 +129,19 @@ class MCPServer:
 
     # --- what is listed ---
 
-    def _set_listed(self, tools: Sequence[types.Tool]) -> None:
-        self._take_over(tools, {}, {})
+    def _list_all(self, tools: Sequence[types.Tool]) -> None:
+        before = self._listed
+        self._listed = self._lister.listing(tools, before)
+        if self._listed is not before:
+            self._offered = self._listed.tools
+            self._lister.report(self._listed)
+            if before is not None and self._changed:
+                self._changed()
 
-    def _add_listed(self, tools: Sequence[types.Tool]) -> None:
-        """A listing made for one user adds to what others were shown: a server may tell each his own."""
-        known = {} if self._functions is None else {tool.spec.name: tool for tool in self._tools}
-        self._take_over(tools, known, self._functions or {})
-
-    def _take_over(
-        self, tools: Sequence[types.Tool], known: Mapping[str, Tool], functions_known: Mapping[str, str]
-    ) -> None:
-        functions = [tool.name for tool in tools]
-        names = tool_names(self.options.name, functions)
-        new: dict[str, Tool] = {name: self._tool(tool, name) for name, tool in zip(names, tools, strict=True)}
-        self._functions = {**functions_known, **dict(zip(names, functions, strict=True))}
-        before, self._tools = self._tools, tuple({**known, **new}.values())
-        if [tool.spec for tool in before] == [tool.spec for tool in self._tools]:
-            return
-        logger.info("MCP server %s has these tools: %s", self.options.name, ", ".join(functions))
-        self._report_overrides(functions)
-        if before and self._changed:
-            self._changed()
-
-    def _report_overrides(self, functions: list[str]) -> None:
-        for name in self.options.tool_governance_overrides:
-            if name not in functions:
-                logger.warning(
-                    "MCP server %s: tool_governance_overrides names %r, which the server does not list.%s",
-                    self.options.name,
-                    name,
-                    suggestion(name, functions),
-                )
-
-    def _tool(self, tool: types.Tool, name: str) -> MCPTool:
-        override = self.options.tool_governance_overrides.get(tool.name)
-        governance = _governance(self.options.trust_level, tool.annotations)
-        spec = ToolSpec(
-            name=name,
-            description=bounded(tool.description or tool.title or "", MAX_DESCRIPTION),
-            parameters=_parameters(tool.input_schema),
-            governance=override.over(governance) if override else governance,
-            auth=self._auth(),
-            timeout=self.options.request_timeout,
-            plugin=plugin_of(self.options.name),
-        )
-        return MCPTool(self, spec, override)
-
-    def _connect_tool(self) -> ConnectTool:
-        spec = ToolSpec(
-            name=tool_names(self.options.name, [CONNECT])[0],
-            description=(
-                f"Connects the user to {self.options.name}, whose tools are known only once the user has "
-                "authorized it. Answers with the names of the tools that can be called from then on."
-            ),
-            parameters={"type": "object", "properties": {}},
-            governance=Governance(),
-            auth=self._auth(),
-            timeout=self.options.request_timeout,
-            plugin=plugin_of(self.options.name),
-        )
-        return ConnectTool(self, spec)
-
-    def _auth(self) -> Json | None:
-        if not self.options.auth_server:
-            return None
-        scopes = list(self.options.scopes)
-        return {"auth_type": "oauth2", "auth_server": self.options.auth_server, "scopes": scopes}
+    def _list_own(self, user_key: str, tools: Sequence[types.Tool]) -> None:
+        self._own[user_key] = self._lister.listing(tools, self._own.pop(user_key, None))
+        if len(self._own) > MAX_LISTINGS:
+            self._own.popitem(last=False)
 
     # --- calls ---
 
@@ -246,13 +171,14 @@ class MCPServer:
             raise ToolFailed(f"{self.options.name} cannot be reached: {error}.") from error
         except MCPError as error:
             raise self._failure(error) from error
-        lines = [f"- {tool.spec.name}: {tool.spec.description.partition(chr(10))[0]}" for tool in self._tools]
+        tools = self._own[owner_key(context)].tools
+        lines = [f"- {tool.spec.name}: {tool.spec.description.partition(chr(10))[0]}" for tool in tools]
         return bounded("Connected. These tools can be called now:\n" + "\n".join(lines))
 
     async def _called(self, context: ToolContext, name: str, arguments: Json) -> types.CallToolResult:
         if self._shared is not None and not self._wants_user:
             try:
-                return await self._shared.call(self._function(name), arguments)
+                return await self._shared.call(self._function(name, self._listed), arguments)
             except MCPError as error:
                 if error.code != UNAUTHORIZED or not self._can_ask():
                     raise
@@ -279,11 +205,14 @@ class MCPServer:
     async def _with_token(
         self, context: ToolContext, token: str, name: str | None, arguments: Json
     ) -> types.CallToolResult | None:
-        connection = await self._users.of(owner_key(context), token)
-        return await connection.call(self._function(name), arguments) if name else None
+        user_key = owner_key(context)
+        connection = await self._users.of(user_key, token)
+        if name is None:
+            return None
+        return await connection.call(self._function(name, self._own.get(user_key)), arguments)
 
-    def _function(self, name: str) -> str:
-        functions = self._functions or {}
+    def _function(self, name: str, listing: Listing | None) -> str:
+        functions = listing.functions if listing is not None else {}
         if name not in functions:
             there = ", ".join(functions) or "none"
             raise ToolFailed(f"There is no tool {name!r} (any more); {self.options.name} has: {there}.")
@@ -347,7 +276,9 @@ class MCPServer:
 class _UserConnections:
     """One connection for each user, closed when it has not been used for long."""
 
-    def __init__(self, options: MCPServerOptions, listed: Callable[[Sequence[types.Tool]], None]) -> None:
+    def __init__(
+        self, options: MCPServerOptions, listed: Callable[[str, Sequence[types.Tool]], None]
+    ) -> None:
         self._options = options
         self._listed = listed
         #: least recently used first
@@ -359,7 +290,7 @@ class _UserConnections:
         async with self._locks.setdefault(user_key, asyncio.Lock()):
             connection = self._open.pop(user_key, None)
             if connection is None:
-                connection = Connection(self._options, self._listed, Bearer(token))
+                connection = Connection(self._options, partial(self._listed, user_key), Bearer(token))
                 await connection.start()
             connection.bearer.token = token
             connection.idle_since = time.monotonic()
@@ -380,24 +311,6 @@ class _UserConnections:
     async def close(self) -> None:
         connections, self._open = list(self._open.values()), {}
         await asyncio.gather(*(connection.close() for connection in connections), *self._closing)
-
-
-def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) -> Governance:
-    """By trust level. What an untrusted server says of its own tools is not believed."""
-    if trust == "trusted":
-        return Governance()
-    harmless = (
-        annotations is not None
-        and annotations.read_only_hint is True
-        and annotations.destructive_hint is not True
-    )
-    return Governance(requires_hitl=not (trust == "sandboxed" and harmless))
-
-
-def _parameters(schema: Json) -> Json:
-    """The server's schema as model services take it: an object with properties, without its dialect."""
-    parameters = {key: value for key, value in schema.items() if key != "$schema"}
-    return {"type": "object", "properties": {}, **parameters}
 
 
 def _is_without_answer(error: MCPError) -> bool:

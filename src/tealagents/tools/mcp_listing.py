@@ -1,0 +1,174 @@
+"""What an MCP server lists, as tools: their names, their governance, and what may stand for them."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import mcp_types as types
+
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools.naming import VALID_NAME, plugin_of, prefix_of, suggestion, tool_names
+from tealagents.tools.options import GovernanceOverride, MCPServerOptions, TrustLevel
+from tealagents.tools.results import bounded
+
+logger = logging.getLogger(__name__)
+
+#: characters of a description that the model is told
+MAX_DESCRIPTION = 4_000
+#: the function offered where a server lists its tools only for users who have authorized it
+CONNECT = "connect"
+
+
+class MCPTool:
+    """One tool of a server."""
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        override: GovernanceOverride | None,
+        call: Callable[[ToolContext, str, Json], Awaitable[str]],
+    ) -> None:
+        self.spec = spec
+        self.override = override
+        self._call = call
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return await self._call(context, self.spec.name, arguments)
+
+
+class ConnectTool:
+    """Stands for the tools of a server that tells of them only once a user has authorized it."""
+
+    #: it does nothing but ask the user
+    override: GovernanceOverride | None = GovernanceOverride(requires_hitl=False)
+
+    def __init__(self, spec: ToolSpec, connect: Callable[[ToolContext], Awaitable[str]]) -> None:
+        self.spec = spec
+        self._connect = connect
+
+    async def call(self, context: ToolContext, arguments: Json) -> str:
+        return await self._connect(context)
+
+
+class Listing(NamedTuple):
+    """What a server has listed, for everybody or for one user."""
+
+    #: the server's own names, by ours
+    functions: Mapping[str, str]
+    tools: tuple[Tool, ...]
+
+    def named(self, name: str) -> Tool | None:
+        return next((tool for tool in self.tools if tool.spec.name == name), None)
+
+
+class Lister:
+    """Makes tools of what one server lists."""
+
+    def __init__(
+        self, options: MCPServerOptions, call: Callable[[ToolContext, str, Json], Awaitable[str]]
+    ) -> None:
+        self._options = options
+        self._call = call
+
+    def listing(self, listed: Sequence[types.Tool], before: Listing | None) -> Listing:
+        """The tools of a listing; `before` itself where they are the same."""
+        functions = [tool.name for tool in listed]
+        names = tool_names(self._options.name, functions)
+        tools = tuple(self._tool(tool, name) for name, tool in zip(names, listed, strict=True))
+        if before is not None:
+            if [tool.spec for tool in before.tools] == [tool.spec for tool in tools]:
+                return before
+            self._warn_of_loosened(before, tools)
+        return Listing(dict(zip(names, functions, strict=True)), tools)
+
+    def unlisted(self, name: str) -> Tool | None:
+        """What stands for a tool that was not listed yet, under the strictest rule that could hold for it."""
+        prefix = prefix_of(self._options.name)
+        if not name.startswith(prefix) or not VALID_NAME.fullmatch(name):
+            return None
+        function = name.removeprefix(prefix)
+        for own in self._options.tool_governance_overrides:
+            if tool_names(self._options.name, [own]) == [name]:
+                function = own
+        return self._tool(types.Tool(name=function, input_schema={}), name)
+
+    def connect(self, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool:
+        spec = self._spec(
+            tool_names(self._options.name, [CONNECT])[0],
+            f"Connects the user to {self._options.name}, whose tools are known only once the user has "
+            "authorized it. Answers with the names of the tools that can be called from then on.",
+            {"type": "object", "properties": {}},
+            Governance(),
+        )
+        return ConnectTool(spec, connect)
+
+    def report(self, listing: Listing) -> None:
+        """Logs what everybody is offered, and overrides that name nothing."""
+        functions = list(listing.functions.values())
+        logger.info("MCP server %s has these tools: %s", self._options.name, ", ".join(functions))
+        for name in self._options.tool_governance_overrides:
+            if name not in functions:
+                logger.warning(
+                    "MCP server %s: tool_governance_overrides names %r, which the server does not list.%s",
+                    self._options.name,
+                    name,
+                    suggestion(name, functions),
+                )
+
+    def _warn_of_loosened(self, before: Listing, tools: Sequence[Tool]) -> None:
+        """A server that annotates a tool anew may so clear it: whoever decided that should know."""
+        governed = {tool.spec.name for tool in before.tools if tool.spec.governance.requires_hitl}
+        for tool in tools:
+            if tool.spec.name in governed and not tool.spec.governance.requires_hitl:
+                logger.warning(
+                    "MCP server %s now lists %s as read-only: its calls need no approval any more.",
+                    self._options.name,
+                    tool.spec.name,
+                )
+
+    def _tool(self, tool: types.Tool, name: str) -> Tool:
+        override = self._options.tool_governance_overrides.get(tool.name)
+        governance = _governance(self._options.trust_level, tool.annotations)
+        spec = self._spec(
+            name,
+            bounded(tool.description or tool.title or "", MAX_DESCRIPTION),
+            _parameters(tool.input_schema),
+            override.over(governance) if override else governance,
+        )
+        return MCPTool(spec, override, self._call)
+
+    def _spec(self, name: str, description: str, parameters: Json, governance: Governance) -> ToolSpec:
+        return ToolSpec(
+            name=name,
+            description=description,
+            parameters=parameters,
+            governance=governance,
+            auth=self._auth(),
+            timeout=self._options.request_timeout,
+            plugin=plugin_of(self._options.name),
+        )
+
+    def _auth(self) -> Json | None:
+        if not self._options.auth_server:
+            return None
+        scopes = list(self._options.scopes)
+        return {"auth_type": "oauth2", "auth_server": self._options.auth_server, "scopes": scopes}
+
+
+def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) -> Governance:
+    """By trust level. What an untrusted server says of its own tools is not believed."""
+    if trust == "trusted":
+        return Governance()
+    harmless = (
+        annotations is not None
+        and annotations.read_only_hint is True
+        and annotations.destructive_hint is not True
+    )
+    return Governance(requires_hitl=not (trust == "sandboxed" and harmless))
+
+
+def _parameters(schema: Json) -> Json:
+    """The server's schema as model services take it: an object with properties, without its dialect."""
+    parameters = {key: value for key, value in schema.items() if key != "$schema"}
+    return {"type": "object", "properties": {}, **parameters}

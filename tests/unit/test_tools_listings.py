@@ -1,0 +1,152 @@
+"""What a server lists for one user is that user's alone."""
+
+import logging
+
+import mcp_types as types
+import pytest
+from engine_setup import Scripted, Tools, noting
+from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
+from tools_setup import Context, by_name
+
+from tealagents.domain.errors import Authorization
+from tealagents.domain.models import User
+from tealagents.domain.ports import Tool, ToolContext
+from tealagents.engine.toolbox import Toolbox
+from tealagents.tools.catalogue import Catalogue, GovernedToolset
+from tealagents.tools.mcp import MCPServer
+from tealagents.tools.mcp_listing import Lister
+from tealagents.tools.oauth import Consents
+from tealagents.tools.options import MCPServerOptions
+
+ADA, BOB, TWIN = User("contoso", "ada"), User("contoso", "bob"), User("fabrikam", "ada")
+
+
+def context_of(user: User) -> Context:
+    return Context(user.oid, tenant_id=user.tid)
+
+
+async def authorize(server: MCPServer, provider: Provider, consents: Consents, user: User, name: str) -> str:
+    """What connecting answers, once the user has agreed."""
+    connect = by_name(server)["private-connect"]
+    with pytest.raises(Authorization) as asked:
+        await connect.call(context_of(user), {})
+    brought = await visited(provider, name, asked.value.url)
+    await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+    return await connect.call(context_of(user), {})
+
+
+class Speaking(Scripted):
+    """A model whose tools are encoded as their texts."""
+
+    def encode_tools(self, tools: object) -> bytes:
+        return repr(tools).encode()
+
+
+async def test_what_one_user_is_listed_no_other_is_shown() -> None:
+    """Nor is it found, named in an answer or in an error; after a restart and a reconnect as before."""
+    provider, secrets = Provider(), SecretStore()
+    options = MCPServerOptions(name="private", url="http://x/mcp", trust_level="trusted")
+    with protected(provider, per_user=True) as url:
+        options = options.model_copy(update={"url": url})
+        consents = Consents(CALLBACK, secrets=secrets)
+        async with MCPServer(options, consents) as server:
+            box = Toolbox(Speaking(), 30)
+            box.load([GovernedToolset(server, None, consents)])
+            everybody = box.encoded
+            assert "notes_of_Bob" not in await authorize(server, provider, consents, ADA, "Ada")
+            for stranger in (BOB, TWIN):
+                assert box.of(stranger).encoded == everybody
+            answer = await authorize(server, provider, consents, BOB, "Bob")
+            assert ("notes_of_Bob" in answer, "Ada" in answer) == (True, False)
+            assert box.of(TWIN).encoded == box.encoded == everybody
+            for own, other in ((ADA, b"Bob"), (BOB, b"Ada")):
+                assert other not in box.of(own).encoded
+                assert f"notes_of_{own.oid.title()}".encode() in box.of(own).encoded
+                assert box.of(own) is box.of(own)
+            told = await box.of(ADA).of(ADA).find("private-notes").call(context_of(ADA), {})  # type: ignore[union-attr]
+            assert told == "the notes of Ada"
+            with pytest.raises(Exception, match="There is no tool") as refused:
+                await box.find("private-notes_of_Bob").call(context_of(ADA), {})  # type: ignore[union-attr]
+            assert "has: private-notes_of_Ada, private-notes." in str(refused.value)
+        # another process: it knows nobody's listing, and each user's only once that user has connected
+        consents = Consents(CALLBACK, secrets=secrets)
+        async with MCPServer(options, consents) as server:
+            box.load([GovernedToolset(server, None, consents)])
+            assert box.of(ADA).encoded == box.of(BOB).encoded == everybody
+            await by_name(server)["private-connect"].call(context_of(BOB), {})
+            assert b"notes_of_Bob" in box.of(BOB).encoded
+            assert box.of(ADA).encoded == everybody
+
+
+async def test_a_turn_sees_what_its_owner_is_listed_meanwhile() -> None:
+    """With the tools of the request: connecting in the middle of a turn shows the tools to its next call."""
+    provider = Provider()
+    with protected(provider, per_user=True) as url:
+        consents = Consents(CALLBACK)
+        async with MCPServer(MCPServerOptions(name="private", url=url), consents) as server:
+            box = Toolbox(Speaking(), 30)
+            box.load([GovernedToolset(server, None, consents), Tools(noting([]))])
+            extra = noting([], "Extra-tool")
+            turn = box.of(ADA).with_tools([extra])
+            assert turn.names == ["Extra-tool", "private-connect", "Shell-delete"]
+            await authorize(server, provider, consents, ADA, "Ada")
+            assert turn.current().names == [
+                *("Extra-tool", "private-notes_of_Ada", "private-notes", "Shell-delete")
+            ]
+            assert turn.current().current().encoded == turn.current().encoded
+            assert box.current() is box
+
+
+async def test_own_tools_are_governed_as_all_others() -> None:
+    """The catalogue decides of them too, and of one that stands for what is not listed yet."""
+    provider = Provider()
+    entry = {"tool_id": "private-notes", "governance": {"requires_hitl": False}}
+    catalogue = Catalogue.model_validate({"plugins": [{"plugin_id": "private", "tools": [entry]}]})
+    with protected(provider, per_user=True) as url:
+        consents = Consents(CALLBACK)
+        async with MCPServer(MCPServerOptions(name="private", url=url), consents) as server:
+            await authorize(server, provider, consents, ADA, "Ada")
+            governed = GovernedToolset(server, catalogue, consents)
+            asks = {tool.spec.name: tool.spec.governance.requires_hitl for tool in governed.tools_of(ADA)}
+            assert asks == {"private-notes_of_Ada": True, "private-notes": False}
+            hidden = governed.find("private-anything")
+            assert hidden is not None
+            assert hidden.spec.governance.requires_hitl is True
+
+
+async def never(context: ToolContext, name: str, arguments: object) -> str:
+    raise AssertionError(name)
+
+
+def lister(**options: object) -> Lister:
+    given = {"name": "files", "command": "x", "trust_level": "sandboxed", **options}
+    return Lister(MCPServerOptions.model_validate(given), never)
+
+
+def listed(name: str, *, read_only: bool) -> types.Tool:
+    annotations = types.ToolAnnotations(read_only_hint=read_only)
+    return types.Tool(name=name, input_schema={"type": "object"}, annotations=annotations)
+
+
+def asks(tool: Tool | None) -> bool:
+    assert tool is not None
+    return tool.spec.governance.requires_hitl
+
+
+def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixture) -> None:
+    """A sandboxed server may say that a tool only reads; that it says so now and did not before is logged."""
+    files = lister()
+    before = files.listing([listed("drop", read_only=False)], None)
+    assert files.listing([listed("drop", read_only=False)], before) is before
+    with caplog.at_level(logging.WARNING):
+        after = files.listing([listed("drop", read_only=True)], before)
+    assert [asks(tool) for tool in (*before.tools, *after.tools)] == [True, False]
+    assert "now lists files-drop as read-only" in caplog.text
+
+
+def test_an_override_holds_for_a_tool_that_is_not_listed_yet() -> None:
+    """By the server's own name, whatever characters the model's name leaves out of it."""
+    files = lister(trust_level="trusted", tool_governance_overrides={"drop.table": {"requires_hitl": True}})
+    assert asks(files.unlisted("files-drop_table")) is True
+    assert asks(files.unlisted("files-read")) is False
+    assert files.unlisted("file-read") is None
