@@ -1,4 +1,4 @@
-"""A request that runs without anybody waiting: python demos/background/client.py URL"""
+"""A request in the background: python demos/background/client.py URL"""
 
 import sys
 import time

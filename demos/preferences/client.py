@@ -5,8 +5,8 @@ import sys
 from tealagents.client import Client
 
 
-def told(agent: Client, task_id: str) -> None:
-    """What the model was told besides the conversation."""
+def shown(agent: Client, task_id: str) -> None:
+    """What the model saw besides the conversation."""
     for step in agent.trace(task_id):
         if step.kind == "context":
             print(f"  {step.name}: {step.output['instructions']}")
@@ -19,7 +19,7 @@ with Client(sys.argv[1], token="ada") as ada, Client(sys.argv[1], token="eve") a
     tuesday = ada.send("What is my favourite coffee?")
     assert tuesday.session_id != monday.session_id
     print(f"\nTuesday, Ada: {tuesday.output}")
-    told(ada, tuesday.task_id)
+    shown(ada, tuesday.task_id)
 
     print(f"\nTuesday, Eve: {eve.send('What is my favourite coffee?').output}")
 

@@ -10,7 +10,7 @@ message = {"items": [{"content_type": "text", "content": "Remember that the kett
 
 with httpx.Client(headers={"Authorization": "Bearer ada", "Idempotency-Key": key}) as http:
     first = http.post(sys.argv[1], json=message)
-    again = http.post(sys.argv[1], json=message)  # as after a time-out, when nobody knows what happened
+    again = http.post(sys.argv[1], json=message)  # as after a time-out, when the outcome is unknown
     print(first.status_code, first.json()["content"]["output"])
     print(again.status_code, again.json()["content"]["output"])
     print("the same request:", again.json()["request_id"] == first.json()["request_id"])

@@ -5,13 +5,13 @@ import sys
 from tealagents.client import Client, Final, Piece
 
 with Client(sys.argv[1], token="ada") as agent:
-    told = ""
+    received = ""
     with agent.stream("pieces-12@50ms, please") as events:
         for event in events:
             if isinstance(event, Piece):
-                told += event.text
+                received += event.text
                 print(event.text, end="", flush=True)
-                if len(told.split()) == 5:
+                if len(received.split()) == 5:
                     break  # this client is gone; the request is not
     request_id, seen = events.request_id, events.last_event_id
     print(f"\n-- cut after event {seen} --")
@@ -19,7 +19,7 @@ with Client(sys.argv[1], token="ada") as agent:
     # any process, on any replica, can read on
     for event in agent.follow(str(request_id), after=seen):
         if isinstance(event, Piece):
-            told += event.text
+            received += event.text
             print(event.text, end="", flush=True)
         elif isinstance(event, Final):
-            print(f"\n-- the end, event {event.id}; nothing lost: {told == event.answer.output} --")
+            print(f"\n-- the end, event {event.id}; nothing lost: {received == event.answer.output} --")

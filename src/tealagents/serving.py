@@ -1,4 +1,4 @@
-"""Stopping in good order: on SIGTERM the socket stays open while what runs is finished."""
+"""Graceful shutdown: on SIGTERM the socket stays open while running requests finish."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
-    """Within it, the first SIGTERM or SIGINT drains `service`; the server is told only then.
+    """Within it, the first SIGTERM or SIGINT drains `service`; the server stops only then.
 
-    New messages are refused meanwhile; reads, followers and health go on. A second signal does not wait for
-    what runs: it ends at once, and is stored and told as interrupted.
-    Outside the main thread signals are somebody else's, and nothing is done.
+    New messages are refused meanwhile; reads, followers and health continue. A second signal ends what runs
+    at once; it is stored and reported as interrupted.
+    Outside the main thread signals belong to the host application, and nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +42,7 @@ def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
             log.exception("draining failed; stopping all the same")
         hand_over(number)
 
-    def told(number: signal.Signals) -> None:
+    def signaled(number: signal.Signals) -> None:
         if len(draining) > 1:
             hand_over(number)
             return
@@ -51,7 +51,7 @@ def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
         draining.append(loop.create_task(drain(number, 0 if draining else seconds)))
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, told, number)
+        loop.add_signal_handler(number, signaled, number)
     try:
         yield
     finally:

@@ -227,7 +227,7 @@ def test_pruning_erases_what_is_expired_or_old(agent: Agent) -> None:
     wet = agent.run("state", "prune", "--older-than", "0s").output
     assert "3 tasks and 3 sessions erased" in wet
     assert dry.replace("would be erased", "erased") == wet
-    assert "1 tasks are due and in use" in wet
+    assert "1 tasks are due but in use" in wet
     assert agent.stats()["tasks"] == {"Paused": 1}
 
 
@@ -242,7 +242,7 @@ def test_pruning_spares_what_a_process_works_on(agent: Agent) -> None:
         sent = client.post("", json=text("hello"), headers={"prefer": "respond-async"}).json()
         result = agent.run("state", "prune", "--older-than", "0s")
         assert "0 tasks and 0 sessions erased" in result.output
-        assert "1 tasks are due and in use" in result.output
+        assert "1 tasks are due but in use" in result.output
         canceled = client.post(f"/requests/{sent['request_id']}/cancel").json()
         assert canceled["status"] == "Canceled"
         assert "1 tasks and 1 sessions erased" in agent.run("state", "prune", "--older-than", "0s").output
@@ -255,7 +255,7 @@ def test_pruning_finishes_deletions_that_were_cut_short(agent: Agent) -> None:
     asyncio.run(bury(agent.url, task))
     assert agent.stats()["deletions_under_way"] == 1
     result = agent.run("state", "prune")
-    assert "1 deletions that had been begun were finished" in result.output
+    assert "1 interrupted deletions were finished" in result.output
     assert agent.stats()["deletions_under_way"] == 0
     assert not [key for key, _ in rows(agent.database) if task in key]
 

@@ -1,4 +1,4 @@
-"""Reading a config for a command: mistakes are printed for a person, and end the command."""
+"""Reading a config for a command: its mistakes are printed, and end the command."""
 
 import errno
 from pathlib import Path
@@ -29,7 +29,7 @@ def load_or_exit(path: Path | None, *, overrides: dict[str, str] | None = None) 
 
 
 def fail(*reasons: str) -> typer.Exit:
-    """Prints why a command cannot go on; raise what it returns."""
+    """Prints why a command cannot continue; raise what it returns."""
     for reason in reasons:
         stderr.print(f"[red]✗[/] {_escaped(reason)}")
     return typer.Exit(2)

@@ -260,14 +260,14 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
             await app(scope, receive, send)
             return
 
-        async def told(message: "Message") -> None:
+        async def passed_on(message: "Message") -> None:
             if message["type"] == "lifespan.startup.complete":
                 _settled()
             if not message["type"].endswith(".failed"):
                 await send(message)
 
         try:
-            await app(scope, receive, told)
+            await app(scope, receive, passed_on)
         except START_ERRORS as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         except (Exception, SystemExit) as error:

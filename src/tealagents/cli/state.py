@@ -44,14 +44,14 @@ T = TypeVar("T")
 MOST_SHOWN = 20
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
-state = typer.Typer(no_args_is_help=True, help="Look at what is stored, move it, prune it, verify it.")
+state = typer.Typer(no_args_is_help=True, help="Inspect, move, prune and verify stored state.")
 
 Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="The config file; by default the one TA_SERVICE_CONFIG names."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, without doing it.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 class Opened:
@@ -76,7 +76,7 @@ async def opened(config: ServiceConfig) -> AsyncIterator[Opened]:
 
 
 def _run(config: Path | None, work: Callable[[Opened], Awaitable[T]]) -> T:
-    """Does the work on a config's state; what keeps it from being done is said in a line."""
+    """Does the work on a config's state; a failure is one line."""
     checked = load_or_exit(config)
 
     async def do() -> T:
@@ -84,7 +84,7 @@ def _run(config: Path | None, work: Callable[[Opened], Awaitable[T]]) -> T:
             return await work(found)
 
     if checked.persistence.startswith("memory:"):
-        raise fail("state in memory is seen by the process alone that holds it; set TA_PERSISTENCE")
+        raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
     try:
         return asyncio.run(do())
     except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused, OSError) as error:
@@ -93,7 +93,7 @@ def _run(config: Path | None, work: Callable[[Opened], Awaitable[T]]) -> T:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal: call what it yields with how much is done, of how much."""
+    """A progress bar on a terminal: call what it yields with how much is done, of how much."""
     columns = (SpinnerColumn(), TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
         bar = progress.add_task(what, total=None)
@@ -151,16 +151,16 @@ def export_command(
 ) -> None:
     """Write all state as lines of JSON.
 
-    The same state makes the same bytes, from every store. Exit status 1 where something was damaged or would
-    not hold still; what could be exported then is.
+    The same state gives the same bytes, from every store. Exit status 1 if something was damaged or kept
+    changing; everything else is exported all the same.
     """
     if file != Path("-") and file.exists():
         raise fail(f"{file} exists already; nothing is overwritten")
 
     async def work(opened: Opened) -> Exporter:
         exporter = Exporter(opened.records)
-        with _progress("users") as told, _written(file) as output:
-            async for line in exporter.lines(told):
+        with _progress("users") as report, _written(file) as output:
+            async for line in exporter.lines(report):
                 output.write(line)
         return exporter
 
@@ -173,7 +173,7 @@ def export_command(
 
 @contextmanager
 def _written(file: Path) -> Iterator[IO[bytes]]:
-    """A file that only its owner can read, and that is there when it is whole."""
+    """A file that only its owner can read, and that appears once it is complete."""
     if file == Path("-"):
         yield sys.stdout.buffer
         return
@@ -195,23 +195,23 @@ def import_command(
     config: Config = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Write an export into the config's store, which may hold other state, but no other version of this.
+    """Write an export into the config's store. The store may hold other state, but no other version of this.
 
-    Nothing is overwritten. Every line is checked before the first is written. It may be repeated.
+    Nothing is overwritten. Every line is checked before the first is written. Can be repeated.
     """
 
     async def work(opened: Opened) -> Importer:
         with _seekable(file) as lines:
             size = _size(lines)
             checking = Importer(opened.records, key_seconds=opened.key_seconds)
-            with _progress("bytes checked") as told:
-                await checking.compare(lines, lambda row: told(lines.tell(), size))
+            with _progress("bytes checked") as report:
+                await checking.compare(lines, lambda row: report(lines.tell(), size))
             if dry_run:
                 return checking
             lines.seek(0)
             importer = Importer(opened.records, key_seconds=opened.key_seconds)
-            with _progress("bytes imported") as told:
-                await importer.write(lines, lambda row: told(lines.tell(), size))
+            with _progress("bytes imported") as report:
+                await importer.write(lines, lambda row: report(lines.tell(), size))
             return importer
 
     done = _run(config, work)
@@ -253,9 +253,9 @@ def prune_command(
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Erase tasks that are past their `expires_at`, or old; finish deletions that a crash has left.
+    """Erase tasks that are past their `expires_at`, or old; finish deletions that a crash interrupted.
 
-    Nothing is ever pruned by itself. What a process works on, or somebody may still decide, is spared.
+    Nothing is pruned automatically. Tasks that a process works on, or that wait for approval, are kept.
     """
     age = _duration(older_than) if older_than is not None else None
 
@@ -264,8 +264,8 @@ def prune_command(
         before = clock.now() - age if age is not None else None
         pruning = Pruning(opened.records, opened.eraser, before=before)
         resumed = 0 if dry_run else await opened.eraser.resume_all()
-        with _progress("users") as told:
-            async for due in pruning.due(told):
+        with _progress("users") as report:
+            async for due in pruning.due(report):
                 counts[due.what] += dry_run or await due.erase()
         return counts, pruning, resumed
 
@@ -273,20 +273,20 @@ def prune_command(
     verb = "would be erased" if dry_run else "erased"
     print(f"{counts['task']} tasks and {counts['session']} sessions {verb}")
     if pruning.spared:
-        print(f"{pruning.spared} tasks are due and in use; they were spared")
+        print(f"{pruning.spared} tasks are due but in use; they were kept")
     if resumed:
-        print(f"{resumed} deletions that had been begun were finished")
+        print(f"{resumed} interrupted deletions were finished")
     _show_problems(pruning.damaged, "damaged records, left alone")
 
 
 def _duration(text: str) -> timedelta:
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not number.isdecimal():
-        raise typer.BadParameter(f"{text!r} is no duration; write a number and one of {', '.join(_UNITS)}")
+        raise typer.BadParameter(f"{text!r} is not a duration; write a number and one of {', '.join(_UNITS)}")
     try:
         return timedelta(seconds=int(number) * _UNITS[unit])
     except OverflowError:
-        raise typer.BadParameter(f"{text!r} is longer than time is counted here") from None
+        raise typer.BadParameter(f"{text!r} is too long") from None
 
 
 # --- one user ---------------------------------------------------------------------------------------
@@ -299,9 +299,9 @@ def delete_user_command(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Erase everything of one user: sessions, tasks, memories, secrets, and that there was such a user.
+    """Erase everything of one user: sessions, tasks, memories, secrets, and the user's own record.
 
-    Take away the user's access first: who sends a message meanwhile is there again. It may be repeated.
+    Revoke the user's access first: a message sent meanwhile creates the user again. Can be repeated.
     """
     whom = _user(user)
 
@@ -309,8 +309,8 @@ def delete_user_command(
         return await _departure(opened, whom).count()
 
     async def erase(opened: Opened) -> int:
-        with _progress("records") as told:
-            return await _departure(opened, whom).erase(lambda done: told(done, done))
+        with _progress("records") as report:
+            return await _departure(opened, whom).erase(lambda done: report(done, done))
 
     records = _run(config, count)
     print(f"{records} records of {whom.key}" + (" would be erased" if dry_run else ""))
@@ -343,17 +343,17 @@ def verify_command(
 ) -> None:
     """Verify audits entry by entry, and name the first bad one of each task. Exit status 1 if there is one.
 
-    With the TA_AUDIT_KEY that they were written with, any entry is found that was changed, dropped, moved or
-    recomputed; without one, accidental damage.
+    With the TA_AUDIT_KEY that they were written with, finds any entry that was changed, dropped, moved or
+    recomputed; without one, accidental damage only.
     """
 
     async def work(opened: Opened) -> tuple[int, int, list[Fault], list[str]]:
         tasks, entries, faults = 0, 0, list[Fault]()
         inventory = Inventory(opened.records)
         owners = await inventory.owners()
-        with _progress("users") as told:
+        with _progress("users") as report:
             for done, owner in enumerate(owners):
-                told(done, len(owners))
+                report(done, len(owners))
                 async for found in inventory.tasks(owner):
                     if task is not None and found.task_id != task.lower():
                         continue

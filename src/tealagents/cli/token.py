@@ -16,7 +16,7 @@ from tealagents.testing.authority import APP_ID_URI, SCOPE, SERVICE_ID, TENANT, 
 
 __all__ = ["authority_command", "token_command"]
 
-#: where the local authority listens unless it is told otherwise
+#: where the local authority listens by default
 PORT = 8444
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -25,13 +25,13 @@ def authority_command(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for any free one.")
     ] = PORT,
-    tenant: Annotated[str, typer.Option(help="Id of the tenant whose users it knows.")] = TENANT,
+    tenant: Annotated[str, typer.Option(help="Id of its tenant.")] = TENANT,
     audience: Annotated[
-        list[str] | None, typer.Option(help="What tokens are for: a client id, an App ID URI.")
+        list[str] | None, typer.Option(help="Audience of the tokens: a client id, an App ID URI.")
     ] = None,
     scope: Annotated[list[str] | None, typer.Option(help="Scopes that tokens have.")] = None,
 ) -> None:
-    """Serve a local authority that issues tokens to anybody. For development, on this machine only."""
+    """Serve a local authority that issues a token for any user. For development, on this machine only."""
     # Ends like a keyboard interrupt, so that both leave the authority in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     audiences = audience or [SERVICE_ID, APP_ID_URI]
@@ -67,7 +67,9 @@ def token_command(
     """Print a user's access token from the local authority that is running."""
     url = httpx.URL(authority)
     if url.host not in _LOOPBACK:
-        typer.echo(f"{url.host} is no local authority: tokens of a real one come from signing in.", err=True)
+        typer.echo(
+            f"{url.host} is not a local authority: tokens of a real one come from signing in.", err=True
+        )
         raise typer.Exit(2)
     form = {
         "grant_type": "password",

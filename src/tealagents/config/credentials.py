@@ -1,4 +1,4 @@
-"""Finding credentials that somebody wrote into the file. They belong into the environment."""
+"""Finding credentials in the file. They belong in the environment."""
 
 import re
 from collections.abc import Iterator

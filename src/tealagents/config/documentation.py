@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 
 def meaning(section: type[BaseModel], name: str) -> str:
-    """What the field called `name` means, on one line; empty where nobody said it."""
+    """What the field called `name` means, on one line; empty if it has no text."""
     for model in section.__mro__:
         if text := _texts(model.__module__).get((model.__name__, name)):
             return text

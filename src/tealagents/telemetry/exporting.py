@@ -125,7 +125,7 @@ def _metrics(options: TelemetryOptions, base: str | None, resource: Resource) ->
 
 
 def _reader(registry: CollectorRegistry) -> PrometheusMetricReader:
-    """Puts the agent's name on each metric, so that several agents can be told apart."""
+    """Puts the agent's name on each metric, so that several agents can be distinguished."""
     return PrometheusMetricReader(
         scope_info_enabled=False,
         resource_attribute_filter=lambda name: name == "service.name",

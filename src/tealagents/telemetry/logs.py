@@ -38,7 +38,7 @@ class Ids(logging.Filter):
 
 
 class _Lines(logging.Formatter):
-    """Unless `content` is allowed, an exception is told by its type and where it was raised: its text may
+    """Unless `content` is allowed, an exception is logged by its type and where it was raised: its text may
     quote a message, or an argument of a tool."""
 
     def __init__(self, *, content: bool) -> None:

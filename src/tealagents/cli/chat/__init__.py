@@ -39,8 +39,8 @@ def chat(
     and its answer is printed as it is.
 
     Returns:
-        0, or 1 when it failed, 2 when there was nothing to send, 3 when one message led to a pause that
-        nobody is there to decide, 130 when it was interrupted.
+        0, or 1 when it failed, 2 when there was nothing to send, 3 when one message led to a pause and
+        there is no terminal to decide it, 130 when it was interrupted.
     """
     console = console or Console(highlight=False)
     errors = Console(stderr=True, highlight=False) if input is None else console

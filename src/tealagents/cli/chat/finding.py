@@ -50,7 +50,7 @@ def joined(root: str, path: str) -> str:
 
 
 def login_name_for(url: str) -> str:
-    """What the `mock` provider takes as the user; never told to another machine."""
+    """What the `mock` provider takes as the user; never sent to another machine."""
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         return ""
     try:

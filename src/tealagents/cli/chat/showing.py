@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def exact(text: str) -> str:
-    """`text` on one line with every invisible character written out, for what somebody approves."""
+    """`text` on one line with every invisible character written out, for what the user approves."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -41,13 +41,13 @@ def shortened(text: str, length: int = 500) -> str:
 
 
 def complain(console: Console, error: Exception) -> None:
-    """Say what went wrong in the words of whoever knows."""
+    """Print an error, in the service's words where it answered."""
     if not isinstance(error, ProblemError):
         console.print(Text(printable(str(error)), "red"))
         return
     console.print(Text(printable(error.detail), "red"))
-    told = {"": error.code or f"HTTP {error.status}", "task ": error.task_id, "request ": error.request_id}
-    details = "  ".join(f"{name}{value}" for name, value in told.items() if value)
+    known = {"": error.code or f"HTTP {error.status}", "task ": error.task_id, "request ": error.request_id}
+    details = "  ".join(f"{name}{value}" for name, value in known.items() if value)
     console.print(Text(printable(details), "dim"))
     if isinstance(error, Unauthenticated):
         console.print(Text("Give a token with --token or TA_TOKEN.", "dim"))
