@@ -12,7 +12,7 @@ from tealagents.api import bodies
 from tealagents.api.bearer import WELL_KNOWN
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
-from tealagents.api.openai import documents, errors, names
+from tealagents.api.openai import chat, documents, errors, names
 from tealagents.api.openai.conversations import Conversations
 from tealagents.api.openai.responses import Responses
 from tealagents.api.protocols import Served
@@ -51,6 +51,7 @@ def build(exchange: Exchange, path: str) -> Served:
         *_models(exchange, path),
         *Responses(exchange, path).routes(),
         *Conversations(exchange, path).routes(),
+        *chat.routes(exchange, path),
     ]
     app = Starlette(
         routes=routes,

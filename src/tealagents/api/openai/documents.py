@@ -39,6 +39,15 @@ class About(Struct, frozen=True, kw_only=True):
     background: bool = False
     store: bool = True
 
+    def spent(self, total: Usage) -> Usage:
+        """What this response has used, of all that its request has."""
+        before = self.before.usage if self.before is not None else Usage()
+        return Usage(
+            total.prompt_tokens - before.prompt_tokens,
+            total.completion_tokens - before.completion_tokens,
+            total.total_tokens - before.total_tokens,
+        )
+
     def response(
         self,
         status: str,

@@ -60,11 +60,15 @@ def respond(error: TealError, challenge: str) -> Response:
 
 def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:
     """The response for a request that ended without an answer; not to be repeated, its tools may have run."""
-    status = STATUSES[failure.code]
     extra = {"x-should-retry": "false", **headers}
     if failure.code in RETRY_AFTER:
         extra["retry-after"] = str(RETRY_AFTER[failure.code])
-    return json_response(_body(status, failure.code, failure.detail, None), status=status, headers=extra)
+    return json_response(of_failure(failure), status=STATUSES[failure.code], headers=extra)
+
+
+def of_failure(failure: Failure) -> Json:
+    """The body of an error that a request ended with."""
+    return _body(STATUSES[failure.code], failure.code, failure.detail, None)
 
 
 def respond_plain(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -22,7 +22,7 @@ from tealagents.domain.events import (
     ToolCalled,
     ToolReturned,
 )
-from tealagents.domain.models import Approval, Failure, Json, Outcome, ToolCall, Usage
+from tealagents.domain.models import Approval, Failure, Json, Outcome, ToolCall
 
 DONE = b"data: [DONE]\n\n"
 #: finish reasons with which an answer is not whole
@@ -239,7 +239,7 @@ class Fold:
         if approval.status in ("canceled", "expired"):
             self._finish("response.failed", self._about.response("cancelled", self.output))
         else:
-            spent = self._spent(approval.usage)
+            spent = self._about.spent(approval.usage)
             response = self._about.response("completed", self.output, spent=spent)
             self._finish("response.completed", response)
 
@@ -290,7 +290,7 @@ class Fold:
         self._close("incomplete", message="incomplete" if cut_short else "completed")
         status = "incomplete" if cut_short else "completed"
         response = self._about.response(
-            status, self.output, spent=self._spent(outcome.usage), cut_short=cut_short
+            status, self.output, spent=self._about.spent(outcome.usage), cut_short=cut_short
         )
         self._finish(f"response.{status}", response)
 
@@ -299,15 +299,6 @@ class Fold:
         self._close("incomplete", message="incomplete")
         # there is no event for a response that was cancelled: its status says it
         self._finish("response.failed", self._about.response(status, self.output, failure=failure))
-
-    def _spent(self, total: Usage) -> Usage:
-        """What this response has used, of all that its request has."""
-        before = self._about.before.usage if self._about.before else Usage()
-        return Usage(
-            total.prompt_tokens - before.prompt_tokens,
-            total.completion_tokens - before.completion_tokens,
-            total.total_tokens - before.total_tokens,
-        )
 
     def _close(self, calls: str, *, message: str = "completed") -> None:
         self._close_message(message)

@@ -152,9 +152,7 @@ class Input(Struct, frozen=True, kw_only=True):
 def create(value: Any) -> CreateResponse:
     """The body of a new response; `InvalidRequest` names the parameter that cannot be served."""
     if isinstance(value, dict):
-        for name, possible in _ONLY.items():
-            if value.get(name) not in possible:
-                raise InvalidRequest(name, "is not supported by this service")
+        check_only(value, _ONLY)
         value = {name: each for name, each in value.items() if name not in _IGNORED and name not in _ONLY}
     body = bodies.validated(CreateResponse, value)
     if body.store is False and body.background:
@@ -164,6 +162,13 @@ def create(value: Any) -> CreateResponse:
     if body.conversation is not None and body.store is False:
         raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
     return body
+
+
+def check_only(value: Json, only: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses parameters that ask for what this service does not do, by name."""
+    for name, possible in only.items():
+        if value.get(name) not in possible:
+            raise InvalidRequest(name, "is not supported by this service")
 
 
 def read(given: str | list[dict[str, Any]] | None) -> Input:
@@ -251,7 +256,7 @@ def _entry(each: Json, where: str) -> Entry:
         case "function_call":
             return made(_str(each, "call_id", where), each)
         case "function_call_output":
-            output = _output(each.get("output"), f"{where}.output")
+            output = output_of(each.get("output"), f"{where}.output")
             return Answered(_str(each, "call_id", where), Answer(output=output), where)
         case "mcp_approval_response":
             if not isinstance(each.get("approve"), bool):
@@ -317,7 +322,7 @@ def _image(url: Any, where: str) -> str:
     return url
 
 
-def _output(given: Any, where: str) -> str:
+def output_of(given: Any, where: str) -> str:
     """What a client's tool returned, as text."""
     items = _content(given, where)
     if any(item.content_type != "text" for item in items):

@@ -1,0 +1,136 @@
+"""Chat Completions with OpenAI's SDK, as chat front ends use them."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai_talk import WEATHER, call
+
+TOOL: Any = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
+
+
+def asked(words: str) -> Any:
+    return [{"role": "user", "content": words}]
+
+
+def test_a_completion_from_a_resent_history(ada: OpenAI) -> None:
+    """The history is known, unknown parameters are ignored, tokens are counted."""
+    history: Any = [
+        {"role": "system", "content": "Be brief."},
+        *asked("My name is Ada."),
+        {"role": "assistant", "content": "Hello Ada."},
+        *asked("What is my name?"),
+    ]
+    made = ada.chat.completions.create(
+        model="Tester", messages=history, temperature=0.3, max_tokens=5, extra_body={"later": True}
+    )
+    ChatCompletion.model_validate(made.to_dict())
+    (choice,) = made.choices
+    assert "Ada" in (choice.message.content or "")
+    assert choice.finish_reason == "stop"
+    assert made.usage
+    assert made.usage.total_tokens > 0
+
+
+def test_a_completion_is_streamed(ada: OpenAI) -> None:
+    """Chunks add up to the answer; usage comes last where it was asked for."""
+    chunks = list(
+        ada.chat.completions.create(
+            model="Tester", messages=asked("hello"), stream=True, stream_options={"include_usage": True}
+        )
+    )
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.to_dict())
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    whole = ada.chat.completions.create(model="Tester", messages=asked("hello"))
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-2].choices[0].finish_reason == "stop"
+
+
+def test_a_named_conversation_keeps_its_own_history(ada: OpenAI, eve: OpenAI) -> None:
+    """Only what is new is taken of the messages; another's conversation is not found."""
+    first = ada.chat.completions.with_raw_response.create(model="Tester", messages=asked("My name is Ada."))
+    headers = {"X-Conversation-Id": first.headers["x-conversation-id"]}
+    history: Any = [*asked("forged"), {"role": "assistant", "content": "x"}, *asked("What is my name?")]
+    second = ada.chat.completions.with_raw_response.create(
+        model="Tester", messages=history, extra_headers=headers
+    )
+    assert second.headers["x-conversation-id"] == headers["X-Conversation-Id"]
+    assert "Ada" in (second.parse().choices[0].message.content or "")
+    items = ada.conversations.items.list(headers["X-Conversation-Id"], limit=10).data
+    assert len(items) == 4
+    with pytest.raises(openai.NotFoundError):
+        eve.chat.completions.create(model="Tester", messages=asked("hi"), extra_headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_of_the_client(ada: OpenAI, stream: bool) -> None:
+    """They come as `tool_calls`, answered by messages of the role `tool`."""
+    history = asked(call("get_weather", place="Rome"))
+    options: Any = {"model": "Tester", "tools": [TOOL]}
+    if stream:
+        with ada.chat.completions.stream(messages=history, **options) as events:
+            message = events.until_done().get_final_completion().choices[0].message
+    else:
+        made = ada.chat.completions.create(messages=history, **options)
+        assert made.choices[0].finish_reason == "tool_calls"
+        message = made.choices[0].message
+    assert message.tool_calls
+    (wanted,) = message.tool_calls
+    assert wanted.type == "function"
+    assert wanted.function.name == "get_weather"
+    history += [
+        {"role": "assistant", "tool_calls": [wanted.to_dict()]},
+        {"role": "tool", "tool_call_id": wanted.id, "content": "sunny"},
+    ]
+    answer = ada.chat.completions.create(messages=history, **options)
+    assert "sunny" in (answer.choices[0].message.content or "")
+    history += [{"role": "assistant", "content": "sunny"}, *asked("thanks")]
+    assert ada.chat.completions.create(messages=history, **options).choices[0].message.content
+
+
+def test_a_call_of_the_service_that_waits_is_told(ada: OpenAI, file: Path) -> None:
+    """A front end that cannot approve shows that somebody must; nothing has run."""
+    words = call("Work-write", file=str(file), line="one")
+    made = ada.chat.completions.with_raw_response.create(model="Tester", messages=asked(words))
+    message = made.parse().choices[0].message
+    assert "Approval is needed" in (message.content or "")
+    assert message.tool_calls is None
+    assert not file.exists()
+    headers = {"X-Conversation-Id": made.headers["x-conversation-id"]}
+    with pytest.raises(openai.ConflictError):
+        ada.chat.completions.create(model="Tester", messages=asked("go on"), extra_headers=headers)
+
+
+def test_what_would_change_the_meaning_is_refused(ada: OpenAI) -> None:
+    """By its name, rather than answered as if it had not been asked."""
+    refused: list[tuple[str, Any]] = [
+        ("n", 2),
+        ("logprobs", True),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
+        ("tool_choice", "required"),
+        ("modalities", ["audio"]),
+        ("messages", []),
+        ("messages", "hello"),
+    ]
+    for name, value in refused:
+        with pytest.raises(openai.BadRequestError) as error:
+            ada.chat.completions.create(**{"model": "Tester", "messages": asked("hi"), name: value})
+        assert error.value.param == name
+
+
+def test_a_stream_that_fails_raises(wire: httpx.Client, ada: OpenAI, file: Path) -> None:
+    """The error of a request that failed is the last thing in its stream."""
+    words = call("Work-rest", file=str(file), seconds=30)
+    stream = ada.chat.completions.create(model="Tester", messages=asked(words), stream=True)
+    request = stream.response.headers["x-request-id"]
+    next(iter(stream))
+    wire.post(f"/responses/resp_{request}_1/cancel").raise_for_status()
+    with pytest.raises(openai.APIError) as error:
+        list(stream)
+    assert error.value.code == "request_canceled"
