@@ -1,0 +1,128 @@
+"""The fold of recorded events, over runs that nobody thought of."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response
+from openai_talk import EVENT, Json
+
+from tealagents.api.openai.documents import About
+from tealagents.api.openai.fold import DONE, UNSEEN, Fold
+from tealagents.domain.events import (
+    Canceled,
+    Completed,
+    Event,
+    Failed,
+    Paused,
+    Recorded,
+    Started,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
+from tealagents.domain.models import Approval, Failure, FinishReason, Outcome, ToolCall, Usage, User
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+ABOUT = About(response_id="resp_r_1", request_id="r", task_id="t", number=1, agent="Tester", created_at=NOW)
+REASONS: list[FinishReason] = ["stop", "length", "content_filter", "refusal"]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Event]:
+    """The events of one stretch, in any order in which they can come."""
+    events: list[Event] = [Started(draw(st.sampled_from(["Running", "Queued"])))]
+    under_way: list[ToolCall] = []
+    for n in range(draw(st.integers(0, 12))):
+        what = draw(st.sampled_from(["text", "text", "call", "return"]))
+        if what == "text":
+            events.append(TextDelta(draw(st.text(max_size=4)), draw(st.booleans())))
+        elif what == "call":
+            under_way.append(ToolCall(f"c{n}", draw(st.sampled_from(["Work-note", "note"])), "{}"))
+            events.append(ToolCalled(under_way[-1]))
+        elif under_way:
+            call = under_way.pop(draw(st.integers(0, len(under_way) - 1)))
+            events.append(ToolReturned(call.id, call.tool, draw(st.text()), draw(st.booleans()), 1.0))
+    return [*events, draw(ends())]
+
+
+@st.composite
+def ends(draw: st.DrawFn) -> Event:
+    match draw(st.sampled_from(["completed", "paused", "failed", "canceled"])):
+        case "completed":
+            reason = draw(st.sampled_from(REASONS))
+            return Completed(Outcome(draw(st.text()), Usage(1, 2, 3), None, reason))
+        case "failed":
+            return Failed(Failure("model_error", "It broke."))
+        case "canceled":
+            return Canceled(Failure("request_canceled", "It was canceled."))
+    links = [{"server": "s", "url": "https://s.example/", "scopes": ()}]
+    return Paused(
+        Approval(
+            approval_id="a",
+            request_id="r",
+            task_id="t",
+            session_id="s",
+            owner=User("t", "o"),
+            created_at=NOW,
+            expires_at=NOW,
+            status=draw(st.sampled_from(["pending", "decided", "canceled"])),
+            calls=tuple(
+                ToolCall(f"p{n}", "Work-write", "{}", by_client=draw(st.booleans()))
+                for n in range(draw(st.integers(1, 3)))
+            ),
+            message="Approve, please.",
+            authorizations=tuple(draw(st.sampled_from([[], links]))),
+        )
+    )
+
+
+def frames(events: Sequence[Event], *, after: int = -1) -> bytes:
+    fold = Fold(ABOUT, after=after)
+    return b"".join(fold(Recorded(n + 1, event)) for n, event in enumerate(events))
+
+
+def told(sent: bytes) -> list[Json]:
+    assert sent.endswith(DONE)
+    parts = sent.removesuffix(DONE).decode().split("\n\n")[:-1]
+    return [json.loads(part.partition("\ndata: ")[2]) for part in parts]
+
+
+@given(runs(), st.integers(-1, 60))
+def test_any_tail_is_what_was_sent_before(run: list[Event], n: int) -> None:
+    """`fold(all)[n:] == resumed(n)`, byte for byte, and the events are numbered without a gap."""
+    whole = told(frames(run))
+    assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+    assert told(frames(run, after=n)) == whole[n + 1 :]
+
+
+@given(runs())
+def test_every_event_is_what_the_sdk_takes(run: list[Event]) -> None:
+    """Each is valid; items are added, then done, once each, and make the output of the last event."""
+    whole = told(frames(run))
+    for event in whole:
+        EVENT.validate_python(event)
+    added = [event["output_index"] for event in whole if event["type"] == "response.output_item.added"]
+    done = {
+        event["output_index"]: event["item"]
+        for event in whole
+        if event["type"] == "response.output_item.done"
+    }
+    assert added == list(range(len(added))) == sorted(done)
+    final = whole[-1]["response"]
+    Response.model_validate(final)
+    assert final["output"] == [done[n] for n in added]
+    deltas = [event["delta"] for event in whole if event["type"] == "response.output_text.delta"]
+    parts = [part for item in final["output"] for part in item.get("content", [])]
+    assert "".join(deltas) == "".join(part.get("text", "") for part in parts)
+
+
+@given(runs())
+def test_what_is_read_is_what_was_streamed(run: list[Event]) -> None:
+    """The fold that encodes nothing ends with the document that the last event holds."""
+    fold = Fold(ABOUT, after=UNSEEN)
+    for event in run:
+        fold.take(event)
+    assert fold.response == told(frames(run))[-1]["response"]

@@ -1,0 +1,249 @@
+"""Background, cancel, what is not stored, limits, keys: how responses begin and end."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai_talk import WEATHER, call, create, raw, retrieved, said, sdk, serving, stream, streamed
+from wire import records, store_of
+
+from tealagents.domain.models import User
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread
+
+SCRIPT = """
+rules:
+  - when: {text: for ever}
+    reply: {text: never, headers_delay_ms: 600000}
+  - when: {text: dripping}
+    reply: {text: 'drip drip drip drip drip drip', piece_delay_ms: 100}
+  - when: {text: too long}
+    reply: {text: cut sho, finish_reason: length}
+  - when: {text: broken}
+    reply: {error: {status: 400, message: no such thing}}
+"""
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQDJ/pLvAAAAAElF"
+    "TkSuQmCC"
+)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    with serving(SCRIPT, limits={"max_requests_per_user": 3}) as pair:
+        yield pair
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not look():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.02)
+
+
+def test_a_response_in_the_background(wire: httpx.Client, ada: OpenAI) -> None:
+    """It is answered at once, followed from any event by whoever comes, and read when it has ended."""
+    begun = create(wire, input="dripping", background=True)
+    assert (begun["status"], begun["background"], begun["output"]) == ("in_progress", True, [])
+    followed = streamed(wire.get(f"/responses/{begun['id']}", params={"stream": "true"}).text)
+    assert followed[0]["type"] == "response.created"
+    ended = ada.responses.retrieve(begun["id"])
+    assert ended.status == "completed"
+    assert ended.output_text == "drip drip drip drip drip drip"
+    tail = list(ada.responses.retrieve(begun["id"], stream=True, starting_after=4))
+    assert [event.sequence_number for event in tail] == list(range(5, len(followed)))
+
+
+def test_a_stream_that_is_left_goes_on(ada: OpenAI) -> None:
+    """A client that comes back takes the rest, as if it had never left."""
+    stream = ada.responses.create(model="Tester", input="dripping", stream=True, background=True)
+    seen = []
+    for event in stream:
+        seen.append(event)
+        if event.type == "response.output_text.delta":
+            break
+    stream.close()
+    assert seen[0].type == "response.created"
+    response_id = seen[0].response.id
+    last = seen[-1].sequence_number
+    rest = list(ada.responses.retrieve(response_id, stream=True, starting_after=last))
+    assert [event.sequence_number for event in rest][:2] == [last + 1, last + 2]
+    assert rest[-1].type == "response.completed"
+
+
+def test_a_response_is_cancelled(ada: OpenAI, wire: httpx.Client) -> None:
+    """What runs is ended; what has ended stays as it was."""
+    begun = ada.responses.create(model="Tester", input="for ever", background=True)
+    assert ada.responses.cancel(begun.id).status == "cancelled"
+    assert ada.responses.retrieve(begun.id).status == "cancelled"
+    events = streamed(wire.get(f"/responses/{begun.id}", params={"stream": "true"}).text)
+    assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.failed", "cancelled")
+    ended = ada.responses.create(model="Tester", input="hello")
+    assert ada.responses.cancel(ended.id) == ended
+
+
+def test_an_answer_that_is_cut_short_is_incomplete(wire: httpx.Client) -> None:
+    """The status says so, and why."""
+    response = create(wire, input="too long")
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert stream(wire, input="too long")[-1]["type"] == "response.incomplete"
+
+
+def test_a_request_that_fails_raises(ada: OpenAI, wire: httpx.Client) -> None:
+    """As JSON with its status, which no SDK repeats; in a stream as its last event; kept as failed."""
+    with pytest.raises(openai.InternalServerError) as failed:
+        ada.with_options(max_retries=2).responses.create(model="Tester", input="broken")
+    assert failed.value.code == "model_error"
+    assert failed.value.response.headers["x-should-retry"] == "false"
+    last = stream(wire, input="broken")[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["type"] == "model_error"
+    assert retrieved(wire, last["response"]["id"]) == last["response"]
+    following = create(wire, input="hello", previous_response_id=last["response"]["id"])
+    assert following["status"] == "completed"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_is_not_stored_is_erased(service: ServiceThread, streams: bool) -> None:
+    """`store: false` leaves nothing behind once the response has ended; a branch leaves its origin alone."""
+    with raw(service, "bob") as bob:
+        first = create(bob, input="hello")
+        bodies: list[dict[str, Any]] = [
+            {"input": "a secret"},
+            {"input": "a secret", "previous_response_id": first["id"]},
+        ]
+        for body in bodies:
+            if streams:
+                response = stream(bob, store=False, **body)[-1]["response"]
+            else:
+                response = create(bob, store=False, **body)
+            assert said(response)
+            assert response["store"] is False
+            gone = f"/responses/{response['id']}"
+            until(lambda gone=gone: bob.get(gone).status_code == 404)  # type: ignore[misc]
+        assert retrieved(bob, first["id"]) == first
+        partition = service.app.exchange.service.records.partition(User("mock", "bob"))
+        kept = [record.value for record in records(store_of(service), partition).values()]
+        assert any(b"hello" in value for value in kept)
+        assert not any(b"secret" in value for value in kept)
+        refused = bob.post("/responses", json={"input": "x", "store": False, "background": True})
+        assert refused.status_code == 400
+
+
+def test_instructions_are_for_one_response(ada: OpenAI, model: OfflineModel) -> None:
+    """Instructions and system and developer messages are told to the model once, and not carried over."""
+    system: Any = [{"role": "developer", "content": "Speak Latin."}, {"role": "user", "content": "hello"}]
+    first = ada.responses.create(model="Tester", input=system, instructions="Be brief.")
+    told = str(model.requests[-1]["body"]["messages"])
+    assert "Be brief." in told
+    assert "Speak Latin." in told
+    ada.responses.create(model="Tester", input="again", previous_response_id=first.id)
+    told = str(model.requests[-1]["body"]["messages"])
+    assert "Be brief." not in told
+    assert "Speak Latin." not in told
+
+
+def test_images_come_along(ada: OpenAI, model: OfflineModel) -> None:
+    """As data URIs; an address is refused, for nothing is fetched that a user's text names."""
+
+    def ask(url: str) -> Any:
+        parts = [{"type": "input_text", "text": "what is this?"}, {"type": "input_image", "image_url": url}]
+        return [{"role": "user", "content": parts}]
+
+    response = ada.responses.create(model="Tester", input=ask(PIXEL))
+    assert PIXEL in str(model.requests[-1]["body"]["messages"])
+    (item,) = ada.responses.input_items.list(response.id).data
+    assert PIXEL in str(item.to_dict())
+    for url in ("https://example.com/a.png", "data:image/png;base64,???"):
+        with pytest.raises(openai.BadRequestError):
+            ada.responses.create(model="Tester", input=ask(url))
+
+
+def test_a_key_makes_a_message_safe_to_send_again(ada: OpenAI) -> None:
+    """The same key with the same body is the same response; with another body it is refused."""
+    headers = {"Idempotency-Key": "one"}
+    first = ada.responses.create(model="Tester", input="hello", extra_headers=headers)
+    assert ada.responses.create(model="Tester", input="hello", extra_headers=headers) == first
+    with pytest.raises(openai.UnprocessableEntityError):
+        ada.responses.create(model="Tester", input="other", extra_headers=headers)
+    branch: Any = {"model": "Tester", "input": "on", "previous_response_id": first.id}
+    ada.responses.create(**branch)
+    forked = ada.responses.create(**branch, extra_headers={"Idempotency-Key": "two"})
+    assert ada.responses.create(**branch, extra_headers={"Idempotency-Key": "two"}) == forked
+
+
+def test_a_busy_conversation_is_a_conflict_and_a_busy_response_branches(ada: OpenAI) -> None:
+    """A conversation is a head that moves; a response is a snapshot, and others go on from it at any time."""
+    first = ada.responses.create(model="Tester", input="My name is Ada.")
+    assert first.conversation
+    busy = ada.responses.create(
+        model="Tester", input="for ever", previous_response_id=first.id, background=True
+    )
+    with pytest.raises(openai.ConflictError) as refused:
+        ada.responses.create(model="Tester", input="hi", conversation=first.conversation.id)
+    assert refused.value.code == "task_busy"
+    assert refused.value.response.headers["retry-after"] == "1"
+    with pytest.raises(openai.ConflictError):
+        ada.responses.create(model="Tester", input="hi", previous_response_id=busy.id)
+    branch = ada.responses.create(model="Tester", input="What is my name?", previous_response_id=first.id)
+    assert "Ada" in branch.output_text
+    assert branch.conversation != first.conversation
+    ada.responses.cancel(busy.id)
+
+
+def test_too_many_at_once_are_a_rate_limit(service: ServiceThread) -> None:
+    """The SDK waits as it is told and tries again."""
+    with sdk(service, "carl") as carl:
+        begun = [carl.responses.create(model="Tester", input="for ever", background=True) for _ in range(3)]
+        with pytest.raises(openai.RateLimitError) as refused:
+            carl.responses.create(model="Tester", input="hello")
+        assert refused.value.response.headers["retry-after"] == "1"
+        timer = threading.Timer(0.3, lambda: [carl.responses.cancel(each.id) for each in begun])
+        timer.start()
+        patient = carl.with_options(max_retries=5)
+        assert patient.responses.create(model="Tester", input="hello").status == "completed"
+        timer.join()
+
+
+def test_who_calls_without_a_token_is_told_where_to_get_one(service: ServiceThread) -> None:
+    """401 in OpenAI's form on every path, with the challenge that OAuth clients look for."""
+    with raw(service, None) as nobody:
+        for method, path in (
+            ("POST", "/responses"),
+            ("GET", "/responses/resp_1"),
+            ("GET", "/models"),
+            ("POST", "/chat/completions"),
+            ("POST", "/conversations"),
+        ):
+            answer = nobody.request(method, path, json={})
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert answer.json()["error"]["type"] == "authentication_error"
+        assert nobody.get("/nowhere").status_code == 404
+        assert nobody.put("/models").status_code == 405
+
+
+def test_the_root_says_where_it_is(service: ServiceThread) -> None:
+    """`GET /` names the address that clients take as `base_url`."""
+    (agent,) = httpx.get(service.root).json()["agents"]
+    assert agent["protocols"]["openai"] == {"base_url": f"{service.prefix}/openai/v1"}
+
+
+def test_client_tools_may_be_rejected_through_other_protocols(
+    service: ServiceThread, wire: httpx.Client, file: Path
+) -> None:
+    """A pause is one pause, whichever protocol decides it."""
+    paused = create(wire, input=call("Work-write", file=str(file), line="one"), tools=[WEATHER])
+    request = paused["id"].split("_")[1]
+    with service.client() as ada:
+        ada.post(f"/requests/{request}/resume", json={"action": "approve"}).raise_for_status()
+    following = f"resp_{request}_2"
+    assert retrieved(wire, following)["previous_response_id"] == paused["id"]
+    assert file.read_text() == "one\n"

@@ -1,0 +1,88 @@
+"""Responses on several processes over one store, and after a process was killed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai_talk import PLUGINS, SPEC, call, sdk
+from replicas import replicas, until
+
+from tealagents.testing.forking import Nursery
+from tealagents.testing.pytest_stores import Place
+
+SCRIPT = {
+    "rules": [
+        {"when": {"text": "dripping"}, "reply": {"text": "drip " * 20, "piece_delay_ms": 30}},
+        {"when": {"text": "for ever"}, "reply": {"text": "never", "headers_delay_ms": 600_000}},
+    ]
+}
+
+
+def asked(client: OpenAI, words: Any, **options: Any) -> Any:
+    return client.responses.create(model="Tester", input=words, **options)
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+def test_a_response_is_continued_followed_and_decided_elsewhere(
+    place: Place, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Whatever one process began, another streams, branches, approves, cancels and reads the same."""
+    env = {"TA_PERSISTENCE": place.url, "TA_PLUGIN_MODULE": str(PLUGINS)}
+    file = tmp_path / "written"
+    with replicas(nursery, tmp_path, env=env, script=SCRIPT, **SPEC) as pair:
+        one, two = sdk(pair.first), sdk(pair.second)
+        first = asked(one, "My name is Ada.")
+        assert two.responses.retrieve(first.id) == first
+        second = asked(two, "What is my name?", previous_response_id=first.id)
+        branch = asked(two, "What is my name?", previous_response_id=first.id)
+        assert "Ada" in second.output_text
+        assert "Ada" in branch.output_text
+        live = list(asked(one, "dripping", stream=True))
+        replay = list(two.responses.retrieve(live[0].response.id, stream=True, starting_after=3))
+        assert replay == live[4:]
+        begun = asked(one, "dripping", background=True)
+        followed = list(two.responses.retrieve(begun.id, stream=True))
+        assert followed[-1].type == "response.completed"
+        paused = asked(one, call("Work-write", file=str(file), line="one"))
+        answer = [
+            {
+                "type": "mcp_approval_response",
+                "approval_request_id": paused.output[0].id,
+                "approve": True,
+            }
+        ]
+        assert asked(two, answer) == asked(one, answer)
+        assert file.read_text() == "one\n"
+        running = asked(one, "for ever", background=True)
+        assert two.responses.cancel(running.id).status == "cancelled"
+        assert one.responses.retrieve(running.id).status == "cancelled"
+
+
+def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> None:
+    """After `kill -9` what was told is read as it was, a pause is decided, and what ran has failed."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "1"}
+    file = tmp_path / "written"
+    with replicas(nursery, tmp_path, 1, env=env, script=SCRIPT, **SPEC) as alone:
+        client = sdk(alone.first, max_retries=3)
+        first = asked(client, "My name is Ada.")
+        events = list(asked(client, "dripping", stream=True))
+        paused = asked(client, call("Work-write", file=str(file), line="one"))
+        running = asked(client, "for ever", background=True)
+        alone.first.kill()
+        alone.first.start()
+        assert client.responses.retrieve(first.id) == first
+        replay = list(client.responses.retrieve(events[0].response.id, stream=True, starting_after=2))
+        assert replay == events[3:]
+        answer = {
+            "type": "mcp_approval_response",
+            "approval_request_id": paused.output[0].id,
+            "approve": True,
+        }
+        assert asked(client, [answer]).status == "completed"
+        assert file.read_text() == "one\n"
+        until(lambda: client.responses.retrieve(running.id).status == "failed")
+        error = client.responses.retrieve(running.id).error
+        assert error is not None
+        assert error.to_dict()["type"] == "interrupted"
+        assert "Ada" in asked(client, "What is my name?", previous_response_id=first.id).output_text
