@@ -1,5 +1,5 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
-import {html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
+import {Component, html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./pause.js";
@@ -12,8 +12,13 @@ import {readable} from "./text.js";
 import {Ended, Parts, Turn, UserMessage} from "./turn.js";
 import {Icon, Loading, Problem} from "./ui.js";
 
-/** turns that are drawn at once; earlier ones come as one scrolls up to them */
-const DRAWN = 30;
+/** turns that are drawn at once; earlier ones come, a few at a time, as one scrolls up to them */
+const DRAWN = 12;
+const MORE = 6;
+/** pixels from the beginning of what is drawn at which more is */
+const NEAR = 900;
+/** whether the browser itself keeps in place what is looked at, as it does but at the very beginning */
+const ANCHORS = CSS.supports("overflow-anchor", "auto");
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -92,7 +97,7 @@ function Running({live, user, task, foreign, reload}) {
     <section class="turn" data-live="true">
       ${user.map((message) => html`<${UserMessage} key=${message.message_id} message=${message} />`)}
       <div class="answer">
-        <${Parts} parts=${parts} />
+        <${Parts} parts=${parts} growing />
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
         ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}
@@ -117,45 +122,60 @@ function Running({live, user, task, foreign, reload}) {
 function Scroller({past, task, foreign, follow, children}) {
   const [drawn, setDrawn] = useState(DRAWN);
   const box = useRef(null);
-  const top = useRef(null);
-  const height = useRef({before: 0, atEnd: true});
+  const place = useRef({atEnd: true, before: null});
   const first = Math.max(0, past.length - drawn);
+  const grow = () => {
+    const {scrollTop, scrollHeight} = box.current;
+    if (first === 0 || scrollTop > NEAR || place.current.before !== null) return;
+    place.current.before = scrollHeight;
+    setDrawn((count) => count + MORE);
+  };
   useLayoutEffect(() => {
     const {current} = box;
-    if (height.current.grew) current.scrollTop += current.scrollHeight - height.current.before;
-    else if (height.current.atEnd) current.scrollTop = current.scrollHeight;
-    height.current.grew = false;
+    const {before, atEnd} = place.current;
+    if (before !== null && !(ANCHORS && current.scrollTop > 0)) current.scrollTop += current.scrollHeight - before;
+    else if (atEnd) current.scrollTop = current.scrollHeight;
+    place.current.before = null;
+    const again = requestAnimationFrame(grow);
+    return () => cancelAnimationFrame(again);
   }, [drawn, past.length, follow, children]);
-  useEffect(() => {
-    if (first === 0) return;
-    const seen = new IntersectionObserver(
-      ([entry]) => {
-        if (!entry.isIntersecting) return;
-        height.current = {before: box.current.scrollHeight, atEnd: false, grew: true};
-        setDrawn((count) => count + DRAWN);
-      },
-      {root: box.current, rootMargin: "600px"},
-    );
-    seen.observe(top.current);
-    return () => seen.disconnect();
-  }, [first]);
-  const scrolled = ({currentTarget: {scrollTop, scrollHeight, clientHeight}}) => {
-    height.current.atEnd = scrollHeight - scrollTop - clientHeight < 40;
+  const scrolled = () => {
+    if (box.current === null) return; // told late, of a page that was left
+    const {scrollTop, scrollHeight, clientHeight} = box.current;
+    place.current.atEnd = scrollHeight - scrollTop - clientHeight < 40;
+    grow();
   };
   return html`
     <div class="scroller" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Messages">
       <div class="column">
-        ${first > 0 && html`<p ref=${top} class="muted earlier">${plural(first, "earlier request")}</p>`}
+        ${first > 0 && html`<p class="muted earlier">${plural(first, "earlier request")}</p>`}
         ${task.origin && first === 0 && html`<${Origin} task=${task} />`}
         ${past.slice(first).map((turn, place) => html`
-          <${Turn} key=${turn.requestId} turn=${turn} task=${task}
-            actions=${foreign ? undefined : (of, message) => html`<${Edit} message=${message} task=${task} before=${past.slice(0, first + place).findLast((earlier) => earlier.answered)} />`} />
+          <${PastTurn} key=${turn.requestId} turn=${turn} task=${task} foreign=${foreign} earlier=${past} place=${first + place} />
         `)}
         ${children}
         ${past.length === 0 && !children?.[0] && html`<p class="muted">No message is on this path. Write one below.</p>`}
       </div>
     </div>
   `;
+}
+
+/** A turn that has ended is not made again while nothing in it has changed, however many there are. */
+class PastTurn extends Component {
+  shouldComponentUpdate({turn, foreign}) {
+    const known = this.props;
+    return (
+      turn.last.message_id !== known.turn.last.message_id ||
+      turn.parts.length !== known.turn.parts.length ||
+      foreign !== known.foreign
+    );
+  }
+
+  render({turn, task, foreign, earlier, place}) {
+    const before = () => earlier.slice(0, place).findLast((each) => each.answered);
+    const actions = (message) => html`<${Edit} message=${message} task=${task} before=${before()} />`;
+    return html`<${Turn} turn=${turn} task=${task} actions=${foreign ? undefined : actions} />`;
+  }
 }
 
 function Origin({task}) {

@@ -44,7 +44,7 @@ purify.addHook("afterSanitizeAttributes", (node) => {
 
 /** beyond these a text is shown as it is: no reader misses the formatting, and none waits for it */
 const LONGEST_TEXT = 200_000;
-const LONGEST_BLOCK = 20_000;
+const LONGEST_BLOCK = 60_000;
 const DEEPEST_LINE = /^[ \t]*(?:(?:>|[-*+]|\d+[.)])[ \t]*){24}/m;
 const TANGLED = /[[*_~`<!(\\]{200}|(?:[[*_~`<!(\\][^\s[*_~`<!(\\]{0,2}){400}/;
 
@@ -59,22 +59,23 @@ function blocksOf(text) {
   }
 }
 
-/** An answer as it is known so far. While it grows, only the block that has changed is made anew. */
-export function Markdown({text}) {
+/** Text as markdown; while it is `growing` only the block that has changed is made anew. */
+export function Markdown({text, growing = false}) {
   const blocks = useMemo(() => blocksOf(readable(text)), [text]);
   if (blocks === null) return html`<${Plain} text=${text} />`;
+  if (!growing) return html`<${Made} tokens=${blocks} raw=${text} name="markdown" />`;
   return html`<div class="markdown" dir="auto">
-    ${blocks.map((token, place) => html`<${Block} key=${place} token=${token} />`)}
+    ${blocks.map((token, place) => html`<${Made} key=${place} tokens=${[token]} raw=${token.type + token.raw} name="block" />`)}
   </div>`;
 }
 
-function Block({token}) {
+/** What tokens stand for, which is anew only if `raw` is. */
+function Made({tokens, raw, name}) {
   const place = useRef(null);
-  const made = useMemo(() => marked.parser([token]), [token.raw, token.type]);
   useLayoutEffect(() => {
-    const nodes = purify.sanitize(made, ALLOWED);
+    const nodes = purify.sanitize(marked.parser(tokens), ALLOWED);
     for (const wide of nodes.querySelectorAll("pre, table")) wide.tabIndex = 0;
     place.current.replaceChildren(nodes);
-  }, [made]);
-  return html`<div class="block" ref=${place}></div>`;
+  }, [raw]);
+  return html`<div class=${name} dir="auto" ref=${place}></div>`;
 }

@@ -21,7 +21,7 @@ export const readable = (text) => String(text).replace(REORDERING, codePoint);
 export const exact = (text) => String(text).replace(INVISIBLE, codePoint);
 
 /** characters of a text that are laid out without being asked for */
-const SHOWN = 20_000;
+const SHOWN = 60_000;
 
 /** Text as it is, in lines; of a long one the beginning, and the rest on demand. */
 export function Plain({text, code = false}) {

@@ -52,11 +52,11 @@ export function Call({call}) {
 const OUTCOMES = {done: "done", failed: "failed", open: "no result yet"};
 
 /** What the agent said and did, in its order. */
-export function Parts({parts}) {
+export function Parts({parts, growing = false}) {
   return parts.map((part, place) => {
     if (part.type === "call") return html`<${Call} key=${`${place} ${part.id}`} call=${part} />`;
     if (part.type === "image") return html`<${Image} key=${place} source=${part.source} />`;
-    return html`<${Markdown} key=${place} text=${part.text} />`;
+    return html`<${Markdown} key=${place} text=${part.text} growing=${growing} />`;
   });
 }
 
@@ -65,7 +65,7 @@ export function Turn({turn, task, actions}) {
   return html`
     <section class="turn" id=${`turn-${turn.requestId}`}>
       ${turn.user.map((message) => html`
-        <${UserMessage} key=${message.message_id} message=${message}>${actions?.(turn, message)}<//>
+        <${UserMessage} key=${message.message_id} message=${message}>${actions?.(message)}<//>
       `)}
       <div class="answer">
         <${Parts} parts=${turn.parts} />
