@@ -25,6 +25,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
+from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state import keys
@@ -263,6 +264,7 @@ class Wiring:
             keepalive_seconds=limits.keepalive_seconds,
             cors_origins=config.cors_origins,
             public_url=config.public_url,
+            is_local=is_loopback_host if _is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": self._store_probe},
             traced=config.telemetry.traced,
@@ -334,7 +336,7 @@ class Wiring:
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
     """Why a config must not be served like this; empty where it may."""
     found = []
-    if config.auth.provider == "mock" and not config.auth.chosen and not is_loopback(host):
+    if _is_open(config) and not is_loopback_host(host):
         found.append(
             f"authentication was not chosen, and mock authentication is not served on {host}: set "
             "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if anybody may be anybody"
@@ -349,5 +351,6 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
     return found
 
 
-def is_loopback(host: str) -> bool:
-    return host in ("127.0.0.1", "localhost", "::1") or host.startswith("127.")
+def _is_open(config: ServiceConfig) -> bool:
+    """Whether anyone who reaches the service is believed to be anyone, and the operator has not said so."""
+    return config.auth.provider == "mock" and not config.auth.chosen

@@ -4,14 +4,14 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
 from talk import approve, call, connections, items, paused, request, send, told, working_service
 from wire import NOBODYS, Json, events, problem, streamed, text
 
-from tealagents.api import sse
+from tealagents.api import bodies, sse
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 
@@ -41,6 +41,44 @@ def cancel(client: httpx.Client, accepted: Json) -> None:
 
 
 # --- how many at once -----------------------------------------------------------------------------
+
+
+def sending(service: ServiceThread, user: str, *, sent: int, announced: int) -> socket.socket:
+    """A connection on which a message is on its way, and does not end."""
+    connection = socket.create_connection(("127.0.0.1", service.port))
+    head = f"POST {service.prefix} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {user}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {announced}\r\n\r\n"
+    connection.sendall(head.encode() + b" " * sent)
+    return connection
+
+
+def test_bodies_on_their_way_have_a_budget() -> None:
+    """Unfinished posts of one user hold no more than some bodies of the largest size; one too many is
+    answered 429, others go on, and what ends or leaves gives its share back. covers: STATE-5"""
+    limits = {"max_body_bytes": 1_000_000}
+    with working_service(SCRIPT, limits=limits) as (service, _), ExitStack() as stack:
+        ada = stack.enter_context(service.client())
+        eve = stack.enter_context(service.client("eve"))
+        for _ in range(bodies.BODIES_PER_USER):
+            stack.enter_context(sending(service, "ada", sent=990_000, announced=999_000))
+        large = text("x" * 500_000)
+        while (refused := ada.post("", json=large)).status_code == 200:
+            pass  # what was sent above is still arriving
+        problem(refused, 429, "overloaded")
+        assert send(ada, "a short one")["status"] == "Completed"
+        assert eve.post("", json=large).status_code == 200
+        crowd = [f"u{n}" for n in range(bodies.BODIES_PER_PROCESS)]
+        for user in crowd:
+            stack.enter_context(sending(service, user, sent=990_000, announced=999_000))
+        while (refused := eve.post("", json=large)).status_code == 200:
+            pass
+        problem(refused, 503, "overloaded")
+        assert send(eve, "a short one")["status"] == "Completed"
+        assert ada.get("/health/ready").status_code == 200
+        stack.pop_all().close()
+        with service.client() as ada:
+            while (answer := ada.post("", json=large)).status_code != 200:
+                problem(answer, answer.status_code, "overloaded")
 
 
 @pytest.mark.parametrize("suffix", ["", "/sse"])

@@ -387,7 +387,7 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         ("x = 1/0\n", "custom_plugins.py, line 2: .* ZeroDivisionError"),
         ("def broken(:\n", "custom_plugins.py, line 2: .* SyntaxError"),
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("import semantic_kernel\n", "pip install semantic-kernel"),
+        ("import semantic_kernel.memory\n", "imports semantic_kernel.memory of the earlier framework"),
         ("class P(Plugin):\n    pass\n", "P: the plugin has no tool: mark a method with @tool"),
         (
             "class P(Plugin):\n    def __init__(self, x): pass\n    @tool\n    def f(self): 'x'\n",

@@ -1,6 +1,5 @@
 """Whose credentials a call may use: each one a tool can be given, against owner, approver and stranger."""
 
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -111,14 +110,8 @@ async def passed_on_headers(folder: Path) -> Case:
 
 async def earlier_plugin(folder: Path) -> Case:
     """The header that plugins of the earlier framework are made with."""
-    sys.path.insert(0, str(FIXTURES / "earlier" / "packages"))
-    try:
-        plugins = load_plugins(FIXTURES / "earlier" / "custom_plugins.py", ["HeaderPlugin"])
-        yield by_name(plugins)["HeaderPlugin-authorization_header"], "Bearer passed-alice"
-    finally:
-        sys.path.pop(0)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "semantic_kernel"]:
-            del sys.modules[name]
+    plugins = load_plugins(FIXTURES / "earlier" / "custom_plugins.py", ["HeaderPlugin"])
+    yield by_name(plugins)["HeaderPlugin-authorization_header"], "Bearer passed-alice"
 
 
 @asynccontextmanager

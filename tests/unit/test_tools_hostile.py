@@ -20,8 +20,10 @@ from starlette.routing import Route
 from tools_setup import Context, by_name, served
 
 from tealagents.domain.errors import ToolFailed
+from tealagents.domain.ports import Checking, Tool
 from tealagents.llm.failures import complaint_of_body, page, told
 from tealagents.outbound import addresses
+from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_servers import (
@@ -364,3 +366,35 @@ def test_no_text_stalls_a_pattern() -> None:
         assert len(told(refusal, (), url="http://x")) < 1_000
         assert len(page(text)) < 20_000
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("kind", ["code", "openapi"])
+async def test_a_name_of_megabytes_is_neither_echoed_nor_compared(tmp_path: Path, kind: str) -> None:
+    """Edited arguments come from a client: what is wrong with them is told in a sentence."""
+    if kind == "code":
+        (tmp_path / "custom_plugins.py").write_text(
+            "from tealagents.plugins import Plugin, tool\n"
+            "class P(Plugin):\n    @tool\n    def run(self, path: int) -> None: 'Run.'\n"
+        )
+        tool = by_name(load_plugins(tmp_path / "custom_plugins.py", ["P"]))["P-run"]
+        await check_refusals(tool)
+    else:
+        file = tmp_path / "openapi.json"
+        parameters = [{"name": "path", "in": "query", "schema": {"type": "string"}}]
+        file.write_text(json.dumps(document(parameters=parameters)))
+        entry = RemotePluginOptions(
+            plugin_name="P", openapi_json_path=str(file), server_url="http://127.0.0.1:1"
+        )
+        async with OpenAPIPlugin(entry) as plugin:
+            await check_refusals(by_name(plugin)["P-run"])
+
+
+async def check_refusals(tool: Tool) -> None:
+    assert isinstance(tool, Checking)
+    began = time.process_time()
+    many = {f"x{n}": n for n in range(200_000)}
+    for arguments in ({"p" * 19_000_000: 1}, {"path": 1, "p" * 19_000_000: 1}, many):
+        with pytest.raises(ToolFailed) as told:
+            tool.check(arguments)
+        assert len(str(told.value)) < 3_000
+    assert time.process_time() - began < 20

@@ -1,33 +1,27 @@
-"""Plugins written for the earlier framework, with a stand-in for the package they import."""
+"""Plugins written for the earlier framework, with stand-ins for the packages they import."""
 
 import sys
-from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.ports import Tool
+from tealagents.tools import Sources
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.options import MCPServerOptions
 
 FOLDER = FIXTURES / "earlier"
 FILE = FOLDER / "custom_plugins.py"
-
-
-@pytest.fixture
-def _semantic_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(FOLDER / "packages")
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "semantic_kernel"]:
-        del sys.modules[name]
 
 
 def tools(*names: str) -> dict[str, Tool]:
     return by_name(load_plugins(FILE, names))
 
 
-@pytest.mark.usefixtures("_semantic_kernel")
 async def test_kernel_functions_are_tools() -> None:
     """Kernel functions are called with the caller's header and a collector of extra data."""
     loaded = tools("WeatherPlugin")
@@ -44,7 +38,6 @@ async def test_kernel_functions_are_tools() -> None:
     assert context.extra == {"asked by": "Bearer mine"}
 
 
-@pytest.mark.usefixtures("_semantic_kernel")
 async def test_parameters_for_the_framework_are_hidden() -> None:
     """What the framework filled in, or kept from the model, is left to its default."""
     tool = tools("WeatherPlugin")["WeatherPlugin-warn"]
@@ -54,20 +47,17 @@ async def test_parameters_for_the_framework_are_hidden() -> None:
         await tool.call(Context(), {"text": "storm", "channel": "all"})
 
 
-@pytest.mark.usefixtures("_semantic_kernel")
 async def test_declared_scopes_give_a_delegated_token() -> None:
     """A class that declares scopes is given a token to act for the user in place of the header."""
     tool = tools("DelegatingPlugin")["DelegatingPlugin-authorization_header"]
     assert await tool.call(Context(), {}) == "Bearer token-of-alice-for-mail.send"
 
 
-@pytest.mark.usefixtures("_semantic_kernel")
 async def test_class_without_base_works() -> None:
     """A plain class with kernel functions and no constructor is a plugin as well."""
     assert await tools("PlainPlugin")["PlainPlugin-greet"].call(Context(), {}) == "hello"
 
 
-@pytest.mark.usefixtures("_semantic_kernel")
 def test_what_cannot_be_called_is_told_at_start() -> None:
     """A function that needs the kernel, or a class with another constructor, is refused with the reason."""
     with pytest.raises(
@@ -78,14 +68,26 @@ def test_what_cannot_be_called_is_told_at_start() -> None:
         tools("OddConstructor")
 
 
-@pytest.mark.usefixtures("_semantic_kernel")
 def test_stand_ins_do_not_stay() -> None:
     """The earlier framework's modules can be imported only while a plugin file is."""
     tools("PlainPlugin")
-    assert not [name for name in sys.modules if name.startswith("sk_agents")]
+    assert not [name for name in sys.modules if name.startswith(("sk_agents", "semantic_kernel"))]
 
 
-def test_missing_package_is_told() -> None:
-    """Without the package the error says what to install, and the other way out."""
-    with pytest.raises(ToolsetError, match="pip install semantic-kernel, or derive them"):
-        tools("WeatherPlugin")
+def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path) -> None:
+    """A file that needs more of the framework than its mark is told what to do, and what is in the way."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("from semantic_kernel.connectors.ai import something\n")
+    with pytest.raises(ToolsetError, match=r"imports semantic_kernel\.connectors of the earlier.*mcp"):
+        load_plugins(file, ["Any"])
+
+
+def test_an_mcp_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package may have brought an older one along: an error that says so, and no traceback."""
+    older = ModuleType("mcp.client")
+    monkeypatch.setitem(sys.modules, "mcp.client", older)
+    for name in [name for name in sys.modules if name.startswith("tealagents.tools.mcp")]:
+        monkeypatch.delitem(sys.modules, name)
+    sources = Sources(servers=[MCPServerOptions(name="a", command="x")])
+    with pytest.raises(ToolsetError, match=r"MCP servers need mcp 2.* is installed.*semantic-kernel"):
+        sources.mcp()

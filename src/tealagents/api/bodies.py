@@ -1,10 +1,13 @@
 """Request bodies: their size, their JSON, and what no store could keep."""
 
+import asyncio
 import base64
 import binascii
 import contextlib
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -13,7 +16,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from typing_extensions import TypeVar
 
-from tealagents.domain.errors import InvalidRequest, TooLarge
+from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -23,6 +26,12 @@ _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | 
 DEEPEST = 64
 #: a body past the limit is read on so far, unseen, so that the client gets to read the answer
 DISCARDED = 64 * 1024 * 1024
+#: who stops sending for this long is answered at once
+DISCARD_SECONDS = 5.0
+#: bodies of the largest size that may be on their way at once, of one user and in the process
+BODIES_PER_USER, BODIES_PER_PROCESS = 4, 16
+#: bytes of each body that are not counted
+FREE = 64 * 1024
 #: integers beyond this lose digits in other people's JSON
 LARGEST_INTEGER = 2**63 - 1
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
@@ -30,8 +39,56 @@ _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 REPEATED = 200
 
 
-async def read(request: Request, limit: int) -> bytes:
-    """The body, or `TooLarge` beyond `limit` bytes."""
+class Budget:
+    """Bytes of bodies that are on their way into this process, in all and by user.
+
+    A body counts beyond its first `FREE` bytes, so that short messages come through whatever others hold.
+    """
+
+    def __init__(self, largest: int) -> None:
+        """`largest`: bytes that one body may have."""
+        self._per_user = BODIES_PER_USER * largest
+        self._per_process = BODIES_PER_PROCESS * largest
+        self._by_user: Counter[str] = Counter()
+        self._held = 0
+
+    def take(self, user: str, size: int) -> None:
+        """`Overloaded` where it would be too much."""
+        if self._by_user[user] + size > self._per_user:
+            raise Overloaded("You are sending too much at once. Wait for some to finish.", per_user=True)
+        if self._held + size > self._per_process:
+            raise Overloaded("Too much is being sent to this process at once. Try again shortly.")
+        self._by_user[user] += size
+        self._held += size
+
+    def give_back(self, user: str, size: int) -> None:
+        self._held -= size
+        self._by_user[user] -= size
+        if not self._by_user[user]:
+            del self._by_user[user]
+
+
+async def read(request: Request, limit: int, budget: Budget, user: str) -> bytes:
+    """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget."""
+    held = 0
+
+    def take(size: int) -> None:
+        nonlocal held
+        more = max(size - FREE, 0) - held
+        if more > 0:
+            budget.take(user, more)
+            held += more
+
+    try:
+        return await _read(request, limit, take)
+    except Overloaded:
+        await _discard(request)
+        raise
+    finally:
+        budget.give_back(user, held)
+
+
+async def _read(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         await _discard(request)
@@ -43,24 +100,28 @@ async def read(request: Request, limit: int) -> bytes:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise InvalidRequest("body", "ended before it was whole", malformed=True)
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
+        chunk = message.get("body", b"")
+        size += len(chunk)
         more = message.get("more_body", False)
         if size > limit:
             if more:
                 await _discard(request)
             _too_large(limit)
+        take(size)
+        chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _discard(request: Request) -> None:
     """Takes what is still to come, within bounds: who is still sending would not hear the answer."""
     size = 0
-    while size < DISCARDED:
-        message = await request.receive()
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            return
-        size += len(message.get("body", b""))
+    with contextlib.suppress(TimeoutError):
+        while size < DISCARDED:
+            async with asyncio.timeout(DISCARD_SECONDS):
+                message = await request.receive()
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
+            size += len(message.get("body", b""))
 
 
 def _too_large(limit: int) -> NoReturn:

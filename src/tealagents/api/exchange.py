@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 MOST_CLIENT_TOOLS = 128
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
+#: where a connection keeps whose it is
+_USER = "tealagents.user"
+
 #: one recorded event as the bytes that a protocol sends for it; empty for an event that it does not show
 Fold = Callable[[Recorded], bytes]
 
@@ -89,6 +92,8 @@ class Exchange:
         self.transfer = Transfer(service.records, service.tasks)
         self._approvals = Approvals(service)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)
+        #: the bodies on their way
+        self._incoming = bodies.Budget(settings.max_body_bytes)
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
         #: cancels on their way whose clients have left
@@ -106,7 +111,9 @@ class Exchange:
 
     async def identify(self, connection: HTTPConnection) -> Caller:
         """The caller. Raises `Unauthenticated`, `InsufficientScope`, `AuthUnavailable`."""
-        return await self._bearer.caller(connection)
+        caller = await self._bearer.caller(connection)
+        connection.scope[_USER] = caller.user.key
+        return caller
 
     def resource(self, path: str) -> ProtectedResource:
         """What clients that look for a token are told about the protocol at `path`."""
@@ -129,7 +136,9 @@ class Exchange:
         if none and empty is not None:
             return empty
         bodies.require_json(request)
-        return bodies.parse(await bodies.read(request, self.settings.max_body_bytes))
+        user = request.scope.get(_USER, "")
+        read = bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
+        return bodies.parse(await read)
 
     def admit(self, message: NewMessage) -> None:
         """Refuses a message that is larger than may be kept."""

@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tealagents.api import sse
+from tealagents.api import local, sse
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
 
@@ -30,6 +30,10 @@ class Host:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._starlette(scope, receive, send)
+            return
+        is_local = self.exchange.settings.is_local
+        if is_local is not None and (reason := local.refusal(scope, is_local)):
+            await local.refuse(reason, scope, receive, send)
             return
         sse.remember_connection(scope, send)
         if scope["type"] == "http" and scope["method"] == "HEAD" and _is_probed(scope["path"]):

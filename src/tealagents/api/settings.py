@@ -34,6 +34,8 @@ class ApiSettings:
     cors_origins: Sequence[str] = ()
     #: where clients see the root of this service; None: where they call it
     public_url: str | None = None
+    #: whether a `Host` may be asked for; None: any may
+    is_local: Callable[[str], bool] | None = None
     metadata: Json = field(default_factory=dict)
     dependencies: dict[str, Probe] = field(default_factory=dict)
     #: a span for each request but the probes, continuing the caller's trace

@@ -119,10 +119,10 @@ def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
 
 def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
     """The config with the console decided: where nothing is said of it, by the address; for workers, too."""
-    from tealagents.bootstrap import is_loopback
+    from tealagents.outbound.addresses import is_loopback_host
 
     if config.console.enabled is None:
-        console = config.console.model_copy(update={"enabled": is_loopback(host)})
+        console = config.console.model_copy(update={"enabled": is_loopback_host(host)})
         config = dataclasses.replace(config, console=console)
     os.environ["TA_CONSOLE__ENABLED"] = str(config.console.enabled).lower()
     return config

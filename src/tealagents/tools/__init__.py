@@ -31,6 +31,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ class Sources:
             raise ToolsetError(
                 f"MCP servers need a package that is not installed ({error.name}): pip install "
                 "'tealagents[mcp]'."
+            ) from error
+        except ImportError as error:
+            raise ToolsetError(
+                f"MCP servers need mcp 2, and {version('mcp')} is installed, which another package may have "
+                "brought along (semantic-kernel does): pip install 'tealagents[mcp]' where that is not."
             ) from error
         return [MCPServer(one, consents, changed) for one in self.servers]
 

@@ -10,6 +10,8 @@ from tealagents.domain.models import TOOL_SEPARATOR
 
 #: what model services accept
 MAX_NAME = 64
+#: characters of a foreign text that an error repeats
+MAX_EXCERPT = 100
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]+", re.ASCII)
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
@@ -52,7 +54,14 @@ def _with_digest(name: str, original: str) -> str:
     return f"{name[: MAX_NAME - 9]}_{digest}"
 
 
+def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
+    """As much of a foreign text as an error repeats."""
+    return text if len(text) <= most else text[:most] + "…"
+
+
 def suggestion(wrong: str, known: Sequence[str]) -> str:
-    """` Did you mean …?`, or nothing."""
+    """` Did you mean …?`, or nothing: not for what is too long to be a slip, which would take minutes."""
+    if len(wrong) > MAX_EXCERPT:
+        return ""
     close = get_close_matches(wrong, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
-from tealagents.tools.naming import suggestion
+from tealagents.tools.naming import excerpt, suggestion
 from tealagents.tools.openapi_document import Body, Operation, Parameter
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
@@ -66,7 +66,7 @@ def _by_parameter(operation: Operation, arguments: Json) -> Json:
         if name not in known and name not in in_body and not (body and body.open):
             takes = ", ".join([*known, *in_body]) or "no arguments"
             raise ToolFailed(
-                f"There is no argument {name!r}; the tool takes {takes}."
+                f"There is no argument {excerpt(name)!r}; the tool takes {takes}."
                 f"{suggestion(name, [*known, *in_body])} Nothing was done."
             )
     # null is what models send for an option they do not use
@@ -115,7 +115,9 @@ def _refuse_steps(parameter: Parameter, value: Any) -> None:
     values = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
     texts = [_text(one) for one in values]
     if not texts or any(step in ("", ".", "..") for text in texts for step in _STEPS.split(text)):
-        raise ToolFailed(f"{parameter.argument} cannot be {_text(value)!r} in a path. Nothing was done.")
+        raise ToolFailed(
+            f"{parameter.argument} cannot be {excerpt(_text(value))!r} in a path. Nothing was done."
+        )
 
 
 def _form_pairs(parameter: Parameter, value: Any) -> Pairs:
@@ -155,7 +157,9 @@ def _header_text(parameter: Parameter, value: Any) -> str:
     else:
         text = ",".join(_text(one) for one in (value if isinstance(value, list) else [value]))
     if not _PRINTABLE.fullmatch(text):
-        raise ToolFailed(f"{parameter.argument} cannot be sent as a header: {text!r}. Nothing was done.")
+        raise ToolFailed(
+            f"{parameter.argument} cannot be sent as a header: {excerpt(text)!r}. Nothing was done."
+        )
     return text
 
 

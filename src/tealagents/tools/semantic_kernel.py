@@ -1,8 +1,8 @@
 """Plugins written for the earlier framework: `BasePlugin` classes with `@kernel_function` methods.
 
-They load when the package `semantic_kernel` is installed, whose decorator they import. What the
-decorator leaves on a method (`__kernel_function__` and its siblings) is all that is used of it. The
-classes of the earlier framework itself (`sk_agents`) are stood in for where it is not installed.
+What the decorator of the package `semantic_kernel` leaves on a method (`__kernel_function__` and its
+siblings) is all that is used of it. Where that package, or the earlier framework itself (`sk_agents`), is not
+installed, what plugins import of it is stood in for.
 
 As there, an instance is made for each use, with the caller's authorization and a collector of extra
 data; here a use is one call.
@@ -11,10 +11,12 @@ data; here a use is one call.
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel
 
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
@@ -109,24 +111,69 @@ class BasePlugin:
         self.extra_data_collector = extra_data_collector
 
 
+class Kernel:
+    """What annotations of parameters name that the framework filled in; there is none here."""
+
+
+def kernel_function(
+    func: Callable[..., Any] | None = None, name: str | None = None, description: str | None = None
+) -> Callable[..., Any]:
+    """The framework's decorator, leaving on a function what the real one documents."""
+
+    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+        marked: Any = func
+        marked.__kernel_function__ = True
+        marked.__kernel_function_name__ = name or func.__name__
+        marked.__kernel_function_description__ = description or func.__doc__
+        marked.__kernel_function_parameters__ = [
+            _parameter(parameter)
+            for parameter in inspect.signature(func, eval_str=True).parameters.values()
+            if parameter.name != "self"
+        ]
+        return func
+
+    return decorate(func) if func is not None else decorate
+
+
+def _parameter(parameter: inspect.Parameter) -> Json:
+    described: Json = {"name": parameter.name, "is_required": parameter.default is parameter.empty}
+    if get_origin(parameter.annotation) is Annotated:
+        for extra in get_args(parameter.annotation)[1:]:
+            if isinstance(extra, str):
+                described["description"] = extra
+            elif isinstance(extra, dict) and "description" in extra:
+                # the real one takes it out of the annotation, too
+                described["description"] = extra.pop("description")
+    return described
+
+
+_SEMANTIC_KERNEL: dict[str, dict[str, Any]] = {
+    "semantic_kernel": {"Kernel": Kernel},
+    "semantic_kernel.functions": {"kernel_function": kernel_function},
+    "semantic_kernel.functions.kernel_function_decorator": {"kernel_function": kernel_function},
+    "semantic_kernel.kernel_pydantic": {"KernelBaseModel": BaseModel},
+}
+_SK_AGENTS: dict[str, dict[str, Any]] = {
+    "sk_agents": {},
+    "sk_agents.ska_types": {"BasePlugin": BasePlugin},
+    "sk_agents.extra_data_collector": {"ExtraDataCollector": ExtraDataCollector},
+}
+
+
 @contextmanager
 def earlier_framework() -> Iterator[None]:
-    """While a plugin file is imported, `sk_agents` can be imported too, as far as plugins need it.
+    """While a plugin file is imported, its imports of the earlier framework find what plugins need of it.
 
-    Does nothing where the real one is installed, or where `semantic_kernel` is not.
+    Each of the two packages is stood in for only where the real one is not installed.
     """
-    if importlib.util.find_spec("sk_agents") or not importlib.util.find_spec("semantic_kernel"):
-        yield
-        return
-    stand_ins: dict[str, dict[str, type[Any]]] = {
-        "sk_agents": {},
-        "sk_agents.ska_types": {"BasePlugin": BasePlugin},
-        "sk_agents.extra_data_collector": {"ExtraDataCollector": ExtraDataCollector},
+    stand_ins = {
+        **({} if importlib.util.find_spec("semantic_kernel") else _SEMANTIC_KERNEL),
+        **({} if importlib.util.find_spec("sk_agents") else _SK_AGENTS),
     }
     for name, members in stand_ins.items():
         module = ModuleType(name)
-        for member, value in members.items():
-            setattr(module, member, value)
+        module.__path__ = []  # a package, whose other modules are not there
+        vars(module).update(members)
         sys.modules[name] = module
     try:
         yield
@@ -140,8 +187,9 @@ def missing_package(module: str) -> str | None:
     if module.partition(".")[0] not in ("semantic_kernel", "sk_agents"):
         return None
     return (
-        "it holds plugins of the earlier framework, which need the package semantic-kernel: "
-        "pip install semantic-kernel, or derive them from tealagents.plugins.Plugin."
+        f"it imports {module} of the earlier framework, of which only what marks plugins is here. Derive its "
+        "plugins from tealagents.plugins.Plugin, or install the package semantic-kernel in an environment of "
+        "its own without MCP servers: it needs an older version of the package mcp."
     )
 
 

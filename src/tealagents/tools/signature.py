@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
+from reprlib import Repr
 from types import NoneType
 from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
@@ -22,10 +23,12 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import suggestion
+from tealagents.tools.naming import excerpt, suggestion
 
 #: errors of one call that are told to the model
 MAX_ERRORS = 20
+#: arguments of one call
+MAX_ARGUMENTS = 1_000
 #: kinds of parameters that cannot be given by name
 _NAMELESS = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD, Parameter.POSITIONAL_ONLY)
 
@@ -100,6 +103,8 @@ class Signature:
 
     def check(self, arguments: Json) -> dict[str, Any]:
         """The arguments as the function's own types. `ToolFailed` tells the model what is wrong with them."""
+        if len(arguments) > MAX_ARGUMENTS:
+            raise ToolFailed(f"There are more than {MAX_ARGUMENTS} arguments. Nothing was done.")
         try:
             checked = self._model.model_validate(arguments)
         except ValidationError as error:
@@ -219,14 +224,18 @@ def _description(documented: Docstring) -> str:
 
 
 def _told(detail: ErrorDetails, known: list[str]) -> str:
-    place = ".".join(str(part) for part in detail["loc"]) or "arguments"
+    place = excerpt(".".join(excerpt(str(part)) for part in detail["loc"]) or "arguments")
     if detail["type"] == "missing":
         return f"- {place}: missing"
     if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
         takes = "takes " + ", ".join(known) if known else "takes no arguments"
         return f"- {place}: there is no such argument; the tool {takes}.{suggestion(place, known)}"
-    given = repr(detail["input"])
-    return f"- {place}: {detail['msg']} (given: {given if len(given) <= 100 else given[:100] + '…'})"
+    return f"- {place}: {excerpt(detail['msg'], 500)} (given: {excerpt(_SHORT.repr(detail['input']))})"
+
+
+#: of a value of any size
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,48 @@
+"""Requests that must come from this machine: where no one checks who is asking, no browser is led here.
+
+A web page can make a browser ask any address under the page's own name (DNS rebinding), and a proxy passes on
+what others ask. So where authentication is off because nothing was chosen, a request names a loopback host,
+and no one has passed it on.
+"""
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+#: what proxies add to a request
+_PASSED_ON = frozenset(
+    {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip"}
+)
+
+
+def refusal(scope: Scope, is_local: Callable[[str], bool]) -> str | None:
+    """Why this request is not answered; None where it is."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) != 1 or not is_local(_host(hosts[0])):
+        return "Host: must be a loopback address or localhost"
+    if passed_on := sorted(name.decode("ascii") for name, _ in headers if name in _PASSED_ON):
+        return f"{passed_on[0]}: requests that a proxy passes on are not answered"
+    return None
+
+
+def _host(header: bytes) -> str:
+    try:
+        return urlsplit(f"//{header.decode('ascii')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+async def refuse(reason: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the reason, and what to do."""
+    detail = f"{reason}, because authentication is off and was not chosen. Set TA_AUTH on the service."
+    problem = {
+        "type": "urn:tealagents:problem:invalid_request",
+        "title": "Invalid request",
+        "status": 400,
+        "detail": detail,
+        "code": "invalid_request",
+    }
+    await JSONResponse(problem, 400, media_type="application/problem+json")(scope, receive, send)
