@@ -10,14 +10,16 @@
         authority.hits["keys"]                    # how often keys were asked for
 
 It listens on a loopback address, in threads of its own, so that it neither needs nor disturbs an event loop.
-It serves for any tenant: metadata of versions 1.0 and 2.0, keys, the token endpoint (password, client
-credentials, on-behalf-of) and the page where a user consents. Anybody gets any token: never let it listen
-where others can connect.
+It serves for any tenant: metadata of versions 1.0 and 2.0, keys, the token endpoint (password, code with
+PKCE, refresh token, client credentials, on-behalf-of), the page where a user signs in, who is always
+`signed_in`, and the one where a user consents. Anybody gets any token: never let it listen where others can
+connect.
 """
 
 import base64
 import json
 import secrets
+import ssl
 import threading
 import time
 import uuid
@@ -25,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -36,6 +39,7 @@ from jwt.algorithms import RSAAlgorithm
 from jwt.types import Options
 
 from tealagents.domain.ports import Clock
+from tealagents.testing.signing_in import SignIns, client_info
 
 __all__ = [
     "APP_ID_URI",
@@ -113,7 +117,9 @@ class LocalAuthority:
         port: int = 0,
         clock: Clock | None = None,
         signing_key: AuthorityKey | None = None,
+        certificate: Path | None = None,
     ) -> None:
+        """With a `certificate`, a PEM file that holds its key as well, it serves over https."""
         self.tenant = tenant
         self.domain = domain
         self.audiences = tuple(audiences)
@@ -129,6 +135,10 @@ class LocalAuthority:
         self.forms: list[Json] = []
         self.signing_key = signing_key or AuthorityKey.generate()
         self.keys = [self.signing_key]
+        #: who signs in in a browser
+        self.signed_in = "alice"
+        self._sign_ins = SignIns()
+        self._certificate = certificate
         self._refusal: Json | None = None
         self._now: Callable[[], float] = (lambda: clock.now().timestamp()) if clock else time.time
         self._mode: Mode = "ok"
@@ -140,13 +150,19 @@ class LocalAuthority:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._certificate else 'http'}://127.0.0.1:{self._port}"
 
     def start(self) -> None:
         if self._server is not None:
             return
         self._server = _Server(("127.0.0.1", self._port), self)
         self._port = self._server.server_address[1]
+        if self._certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._certificate)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
@@ -310,6 +326,8 @@ class LocalAuthority:
         grant = form.get("grant_type")
         if grant == "password":
             return self._issued(self._token_for_form(form.get("username", "alice"), tid, form))
+        if grant in ("authorization_code", "refresh_token"):
+            return self._signed_in(tid, form)
         if not self._knows_client(form):
             return {"error": "invalid_client", "error_description": "AADSTS7000215: wrong client credentials"}
         if grant == "client_credentials":
@@ -319,6 +337,23 @@ class LocalAuthority:
         if grant == "urn:ietf:params:oauth:grant-type:jwt-bearer":
             return self._on_behalf_of(tid, form)
         return {"error": "unsupported_grant_type", "error_description": "AADSTS70003: unknown grant"}
+
+    def _signed_in(self, tid: str, form: Json) -> Json:
+        """What a public client gets for a code or a refresh token: the tokens, and who signed in."""
+        grant = self._sign_ins.redeem(form)
+        if grant is None:
+            return {
+                "error": "invalid_grant",
+                "error_description": "AADSTS70008: not a good code or token",
+            }
+        claims = {"aud": grant.client_id, "tid": tid, "nonce": grant.nonce}
+        return {
+            **self._issued(self._token_for_form(grant.user, tid, form)),
+            "scope": form.get("scope", ""),
+            "id_token": self.id_token(grant.user, **claims),
+            "refresh_token": self._sign_ins.refresh_token(grant),
+            "client_info": client_info(object_id(grant.user), tid),
+        }
 
     def _token_for_form(self, user: str, tid: str, form: Json) -> str:
         asked = [scope for scope in form.get("scope", "").split() if scope not in _OPENID_SCOPES]
@@ -367,6 +402,11 @@ class LocalAuthority:
         return {"token_type": "Bearer", "expires_in": self.lifetime, "access_token": token}
 
 
+_ANY_ORIGIN = {
+    "access-control-allow-origin": "*",
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "*",
+}
 _OPENID_SCOPES = frozenset({"openid", "profile", "offline_access", "email"})
 
 
@@ -405,6 +445,13 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 self._json(404, {"error": "not_found"})
 
+    def do_OPTIONS(self) -> None:
+        """A page of another origin may ask for tokens, as it may at Entra."""
+        self.send_response(204)
+        for name, value in _ANY_ORIGIN.items():
+            self.send_header(name, value)
+        self.end_headers()
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
         path = urlsplit(self.path).path
@@ -438,6 +485,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _consent(self, query: Json) -> None:
         self._authority.hits["authorize"] += 1
+        if "code_challenge" in query:
+            self._redirect(self._authority._sign_ins.redirection(query, self._authority.signed_in))
+            return
         self._authority.give_consent()
         if "redirect_uri" in query:
             self._redirect(f"{query['redirect_uri']}?{urlencode({'code': secrets.token_urlsafe(16)})}")
@@ -462,6 +512,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
+        self.send_header("access-control-allow-origin", "*")
         self.end_headers()
         self.wfile.write(body)
 

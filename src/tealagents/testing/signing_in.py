@@ -1,0 +1,93 @@
+"""Signing in at the local authority as a browser does: code with PKCE, refresh tokens, https."""
+
+import base64
+import datetime
+import hashlib
+import ipaddress
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+__all__ = ["Grant", "SignIns", "client_info", "self_signed"]
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a code or a refresh token stands for."""
+
+    user: str
+    client_id: str
+    redirect_uri: str
+    challenge: str
+    nonce: str | None
+
+
+class SignIns:
+    """The codes and refresh tokens that were given out. Each is good once."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, Grant] = {}
+        self._refresh: dict[str, Grant] = {}
+
+    def redirection(self, query: Json, user: str) -> str:
+        """Where a browser that asked to sign in `user` goes: back, with a code behind the address's `#`."""
+        code = secrets.token_urlsafe(16)
+        self._codes[code] = Grant(
+            user, query["client_id"], query["redirect_uri"], query["code_challenge"], query.get("nonce")
+        )
+        answer = {"code": code, "state": query.get("state", "")}
+        return f"{query['redirect_uri']}#{urlencode(answer)}"
+
+    def redeem(self, form: Json) -> Grant | None:
+        """The grant of a code or a refresh token, or None where it is not good for this form."""
+        if form.get("grant_type") == "refresh_token":
+            return self._refresh.pop(form.get("refresh_token", ""), None)
+        grant = self._codes.pop(form.get("code", ""), None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        if grant is None or challenge != grant.challenge or form.get("redirect_uri") != grant.redirect_uri:
+            return None
+        return grant
+
+    def refresh_token(self, grant: Grant) -> str:
+        token = secrets.token_urlsafe(24)
+        self._refresh[token] = grant
+        return token
+
+
+def client_info(oid: str, tid: str) -> str:
+    """Who signed in, as MSAL wants to be told beside the tokens."""
+    told = json.dumps({"uid": oid, "utid": tid}).encode()
+    return base64.urlsafe_b64encode(told).rstrip(b"=").decode()
+
+
+def self_signed(path: Path) -> Path:
+    """Writes a key and its certificate for 127.0.0.1, valid for a day, into one PEM file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    return path

@@ -1,0 +1,85 @@
+"""Signing in with Entra's own library, against the local authority: code with PKCE, roles, renewal."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agents import ENVIRONMENT, agent
+from playwright.sync_api import expect
+from tabs import Tab, Tabs
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.authority import USER_CLIENT, LocalAuthority
+from tealagents.testing.service import ServiceProcess, agent_config
+from tealagents.testing.signing_in import self_signed
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return self_signed(tmp_path_factory.mktemp("authority") / "authority.pem")
+
+
+@pytest.fixture(scope="module")
+def authority(certificate: Path) -> Iterator[LocalAuthority]:
+    with LocalAuthority(certificate=certificate) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def protected(authority: LocalAuthority, certificate: Path) -> Iterator[ServiceProcess]:
+    """A service that trusts the authority, and its certificate."""
+    spec = agent(console={"enabled": True, "client_id": USER_CLIENT}, auth={})
+    with OfflineModel() as model:
+        env = {
+            **ENVIRONMENT,
+            **authority.environment(),
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "key",
+            "SSL_CERT_FILE": str(certificate),
+        }
+        with ServiceProcess(agent_config(**spec), env) as running:
+            yield running
+
+
+def _signed_in(tabs: Tabs, service: ServiceProcess) -> Tab:
+    tab = tabs.open(f"{service.url}/console/", ignore_https_errors=True)
+    tab.page.goto(tab.console)
+    tab.button("Sign in with Microsoft").click()
+    tab.link("New conversation").wait_for()
+    return tab
+
+
+def test_signing_in_and_talking(tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess) -> None:
+    """The page goes to the authority and comes back with a token, which is in no address."""
+    tab = _signed_in(tabs, protected)
+    expect(tab.text("alice@contoso.example")).to_be_visible()
+    tab.say("My name is Alice.")
+    expect(tab.text("Nice to meet you, Alice.")).to_be_visible()
+    tab.page.reload()
+    expect(tab.text("Nice to meet you, Alice.")).to_be_visible()
+    assert {url.split("/")[2] for url in tab.strangers()} == {authority.url.removeprefix("https://")}
+    assert not [url for url in tab.requests if re.search(r"eyJ[\w-]+\.eyJ", url)]
+    grants = [form["grant_type"] for form in authority.forms]
+    assert grants == ["authorization_code"]
+    assert "code_verifier" in authority.forms[0]
+
+
+def test_a_token_is_renewed(tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess) -> None:
+    """A token that has run out is renewed without a word to the user."""
+    authority.lifetime = 30  # less than the five minutes before its end at which the library renews
+    tab = _signed_in(tabs, protected)
+    tab.say("My name is Alice.")
+    expect(tab.text("Nice to meet you, Alice.")).to_be_visible()
+    authority.lifetime = 3600
+    assert "refresh_token" in [form["grant_type"] for form in authority.forms]
+
+
+def test_signing_out_forgets_the_tokens(tabs: Tabs, protected: ServiceProcess) -> None:
+    """Nothing of the session is left in the tab."""
+    tab = _signed_in(tabs, protected)
+    tab.button("Sign out").click()
+    expect(tab.button("Sign in with Microsoft")).to_be_visible()
+    kept = tab.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+    assert "accesstoken" not in kept.lower()
+    assert "refreshtoken" not in kept.lower()
