@@ -4,9 +4,11 @@ Everything an agent needs is made here and opened in the application's lifespan,
 needed, and closed in the reverse order.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from tealagents import telemetry
 from tealagents.api import protocols
@@ -16,7 +18,7 @@ from tealagents.api.host import Host
 from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
-from tealagents.domain.errors import PersistenceUnavailable, TealError, ToolFailed
+from tealagents.domain.errors import TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store
 from tealagents.engine.agent import Agent
@@ -192,6 +194,17 @@ def _description(config: ServiceConfig) -> str:
     return config.description or config.metadata.description or config.name
 
 
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs `work` beside the block, and ends it with the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class Wiring:
     """Makes the parts of one application, and opens them."""
 
@@ -298,8 +311,8 @@ class Wiring:
             stack.push_async_callback(self.service.drain, 0)
             stack.enter_context(drained_by_signals(self.service, config.limits.drain_seconds))
             self._say_hello()
-            await self._resume_erasing()
-            yield
+            async with background(self.exchange.eraser.sweep()):
+                yield
 
     async def _check_key(self) -> None:
         """Without its key a store that was encrypted is not served: what is new would lie in the clear."""
@@ -310,15 +323,6 @@ class Wiring:
             raise StoreConfigError(
                 "The store holds encrypted records: set TA_ENCRYPTION_KEY to the key they were stored with."
             )
-
-    async def _resume_erasing(self) -> None:
-        try:
-            resumed = await self.exchange.eraser.resume_all()
-        except PersistenceUnavailable as error:
-            log.warning("deletions that were begun are gone on with later: %s", error)
-        else:
-            if resumed:
-                log.info("went on with %d deletions that had been begun", resumed)
 
     def _say_hello(self) -> None:
         config = self.config

@@ -179,12 +179,21 @@ def test_a_comment_is_a_line_and_no_event() -> None:
         assert [event.name for event in events(told)][-1] == "final-response"
 
 
-def test_probes_may_ask_with_head(small_bodies: ServiceThread) -> None:
-    """As `wget --spider` and `curl -I` do; elsewhere HEAD is no method. covers: APP-4"""
+def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
+    """As `wget --spider` and `curl -I` ask; of a stream only the head is sent. covers: APP-4"""
     with small_bodies.client(None) as nobody:
         for path in ("/health", "/health/live", "/health/ready"):
             assert (nobody.head(path).status_code, nobody.head(path).content) == (200, b"")
-        assert nobody.head("/tasks").status_code == 405
+        assert nobody.head("/tasks").status_code == 401
+    with small_bodies.client() as ada:
+        assert (ada.head("/tasks").status_code, ada.head("/tasks").content) == (200, b"")
+        request_id = send(ada, "hello")["request_id"]
+        events = ada.head(f"/requests/{request_id}/events")
+        assert (events.status_code, events.headers["content-type"]) == (
+            200,
+            "text/event-stream; charset=utf-8",
+        )
+        assert ada.head("/sse").status_code == 405
 
 
 def test_a_task_that_is_deleted_while_it_is_read_is_not_found() -> None:

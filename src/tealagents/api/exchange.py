@@ -308,7 +308,7 @@ class Exchange:
     def refused(self, error: TealError) -> None:
         """Called by the protocol for each error that it answers with: counted, and logged where ours."""
         if status_of(error) >= 500:
-            log.warning("%s: %s", error.code, error.detail)
+            log.warning("%s: %s", error.code, error)
         self.agent.observer.refused(error)
 
     # --- ending ----------------------------------------------------------------------------------

@@ -36,8 +36,9 @@ class Host:
             await local.refuse(reason, scope, receive, send)
             return
         sse.remember_connection(scope, send)
-        if scope["type"] == "http" and scope["method"] == "HEAD" and _is_probed(scope["path"]):
-            scope = {**scope, "method": "GET"}  # the server, whose own says HEAD, leaves out the body
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            # where GET is there HEAD is; the server, whose own scope says HEAD, leaves out the body
+            scope = {**scope, "method": "GET", sse.HEAD: True}
         await self._owner(scope)(scope, receive, send)
 
     def _owner(self, scope: Scope) -> ASGIApp:
@@ -50,7 +51,3 @@ class Host:
         if any(route.matches(scope)[0] is not Match.NONE for route in self._discovery.routes):
             return self._discovery
         return self.base.app
-
-
-def _is_probed(path: str) -> bool:
-    return path == "/" or path.endswith(("/health", "/health/live", "/health/ready"))

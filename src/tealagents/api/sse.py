@@ -21,6 +21,8 @@ KEEPALIVE = b": keepalive\n"
 SEND_TIMEOUT = 60.0
 #: seconds between two looks whether the end of a response was taken
 FLUSH_LOOK = 0.25
+#: marks the scope of a HEAD that is answered as GET: a stream would go on for no one
+HEAD = "tealagents.head"
 #: where a scope holds its connection
 _TRANSPORT = "tealagents.transport"
 
@@ -68,6 +70,10 @@ class EventStream(Response):
         self._on_disconnect = on_disconnect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get(HEAD):
+            await self._frames.aclose()
+            await Response(headers=dict(self.headers))(scope, receive, send)
+            return
         me = asyncio.current_task()
         left = finished = False
 

@@ -268,9 +268,21 @@ class CorruptState(TealError):
 
 
 class PersistenceUnavailable(TealError):
-    """The store cannot be reached or refuses to work. The text never holds a URL's password."""
+    """The store cannot be reached or refuses to work.
+
+    `str()` says why, for logs and operators: it may name a host or a path, but never a password. `detail` is
+    for clients, and names neither.
+    """
 
     code = "persistence_unavailable"
+
+    def __init__(self, cause: str, /, *, retry_after: float | None = None, **ids: str | None) -> None:
+        super().__init__(
+            "The store is unavailable. Retry later; the request, or the idempotency key, tells how it ended.",
+            retry_after=retry_after,
+            **ids,
+        )
+        self.args = (cause,)
 
 
 class StoreError(Exception):

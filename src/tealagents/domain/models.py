@@ -376,6 +376,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: a checkpoint's: what context providers and views remember of the conversation so far
     context: Json | None = None
     imported: bool = False
+    #: how many pauses were decided before the task was imported
+    imported_pauses: int = 0
 
     @property
     def ids(self) -> dict[str, str]:
@@ -396,6 +398,15 @@ class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: datetime
     #: being erased together with its tasks
     erased: bool = False
+
+
+class Deleting(Struct, frozen=True):
+    """`deleting` of an owner: sessions that are deleted while the records of their tasks are still erased.
+
+    It is read with every task, so that the tasks of a deleted session are gone for every reader at once.
+    """
+
+    sessions: tuple[str, ...]
 
 
 class IdempotencyRecord(Struct, frozen=True):

@@ -137,6 +137,9 @@ class Approvals:
         if not record.approvals:
             if record.status == "Canceled":
                 raise RequestCanceled("The request was canceled.").with_ids(**_ids(record))
+            if record.imported_pauses:
+                decided = "The request was imported; its pauses were decided before."
+                raise AlreadyDecided(decided).with_ids(**_ids(record))
             raise NotFound(f"The request {record.request_id} waits for no decision.").with_ids(**_ids(record))
         if command.approval_id is not None:
             if command.approval_id not in record.approvals:

@@ -47,6 +47,8 @@ class Recorder:
         self.messages: list[Message] = [message] if message else []
         #: the request's tool calls by id, and what is known of them
         self.intents: dict[str, ToolOutcome] = {}
+        #: the calls that have not returned
+        self.running: dict[str, ToolCall] = {}
         #: the answer so far, and why the model stopped
         self.output: list[str] = []
         self.finish_reason: FinishReason | None = None
@@ -112,11 +114,13 @@ class Recorder:
         for call in calls:
             shown = call.arguments[:ARGUMENTS_SHOWN]
             self.intents[call.id] = ToolOutcome(call.id, call.tool, shown, "unknown")
+            self.running[call.id] = call
 
     def called(self, result: ToolResult) -> None:
         """A tool has run."""
         call = result.call
         self.intents[call.id] = replace(self.intents[call.id], outcome=result.outcome)
+        self.running.pop(call.id, None)
         step = Step(
             step_id=ids.random_id(),
             request_id=self.request_id,
@@ -153,6 +157,7 @@ class Recorder:
         """Calls wait for a decision; they have not run."""
         for call in approval.calls:
             self.intents.pop(call.id, None)
+            self.running.pop(call.id, None)
         step = Step(
             step_id=ids.random_id(),
             request_id=self.request_id,

@@ -36,7 +36,7 @@ from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
 from tealagents.state.task_writer import Fenced, TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Ending, Tasks
-from tealagents.state.transitions import SERVICE, Transition, completed, paused, stopped
+from tealagents.state.transitions import SERVICE, Transition, completed, paused, stopped, unreturned
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class Run:
             await self._end(ending.status, failure, stop.actor, RequestCanceled(ending.detail))
 
     async def _fail(self, error: TealError) -> None:
-        await self._end("Failed", Failure(error.code, error.detail), SERVICE, error)
+        await self._end("Failed", _stored(error), SERVICE, error)
 
     async def _end(self, status: Status, failure: Failure, actor: str, error: TealError) -> None:
         """The request ends without an answer; `error` is what context providers hear of it."""
@@ -277,14 +277,18 @@ class Run:
         withdrawn = superseded and self._tasks.rules.concurrency == "rollback"
         now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
 
+        running, request_id = list(self._recorder.running.values()), self.request.request_id
+
         async def store() -> None:
             tools = await self._tools()
+
+            begun = [unreturned(request_id, call.id, call.tool, call.arguments, now) for call in running]
 
             def ended(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
                 return stopped(
                     head,
                     request,
-                    due,
+                    [*due, *begun],
                     status,
                     failure,
                     outcome,
@@ -407,6 +411,17 @@ class Run:
             recorder.finish_reason,
             self._agent.source,
         )
+
+
+def _stored(error: TealError) -> Failure:
+    """What a request that failed says of it from then on: not to wait for what will not come."""
+    if isinstance(error, PersistenceUnavailable):
+        return Failure(
+            error.code,
+            "The store was unavailable while the request ran, so it failed. Send the message again, under a "
+            "new idempotency key if you use one.",
+        )
+    return Failure(error.code, error.detail)
 
 
 def _pause_message(needed: HumanNeeded) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from tealagents.domain.errors import CorruptState, NotFound
-from tealagents.domain.models import Approval, Head, Session, User
+from tealagents.domain.models import Approval, Deleting, Head, Session, User
 from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
@@ -49,16 +49,19 @@ class Catalog:
         prefix = f"session-tasks/{session_id}/" if session_id else "tasks/"
         names, after = await self._index(partition, prefix, cursor, limit)
         found: list[object] = []
+        deleting = await self._records.get(partition, keys.DELETING, Deleting) if names else None
         for name, record in await self._read(partition, keys.task, names):
-            head = await self._head(partition, name, record)
+            head = await self._head(partition, name, record, deleting)
             if head is not None and (status is None or (isinstance(head, Head) and head.status == status)):
                 found.append(head)
         return Page(found, after)
 
-    async def _head(self, partition: str, task_id: str, record: Found) -> Head | Damaged | None:
+    async def _head(
+        self, partition: str, task_id: str, record: Found, deleting: Stored[Deleting] | None
+    ) -> Head | Damaged | None:
         try:
             opened = self._records.open(partition, keys.task(task_id), _readable(record), Head)
-            stored = await self._tasks.settle(partition, self._tasks.present(opened, task_id))
+            stored = await self._tasks.settle(partition, self._tasks.present(opened, task_id, deleting))
         except NotFound:
             return None
         except CorruptState as error:

@@ -11,8 +11,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.errors import Conflict, CorruptState, NotFound, TaskBusy
-from tealagents.domain.models import Approval, Batch, Head, RequestRecord, Session, User
+from tealagents.domain.errors import (
+    Conflict,
+    CorruptState,
+    NotFound,
+    PersistenceUnavailable,
+    TaskBusy,
+    Unknown,
+)
+from tealagents.domain.models import Approval, Batch, Deleting, Head, RequestRecord, Session, User
 from tealagents.state import keys, memories
 from tealagents.state.codec import unseal
 from tealagents.state.records import RecordStore, Stored
@@ -22,6 +29,11 @@ log = logging.getLogger(__name__)
 
 #: records deleted in one commit
 PAGE = 10
+
+
+#: seconds between two looks for deletions that were cut short, how old those are at least, and for how long a
+#: deletion is remembered that never came to its mark
+SWEEP_SECONDS, RESUMED_AFTER_SECONDS, FORGOTTEN_AFTER_SECONDS = 15.0, 5.0, 60.0
 
 
 class Tombstone(Struct, frozen=True):
@@ -84,16 +96,55 @@ class Eraser:
             await self._refuse_busy(partition, session_id)
             note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
             await self._records.commit(keys.erasing(self._records.agent), marker=key, put={key: note})
+            await self._mark_deleted(partition, session)
+        await self.erase_session(partition, session.value)
+
+    async def _mark_deleted(self, partition: str, session: Stored[Session]) -> None:
+        """From this commit on the session and all its tasks are gone for every reader."""
+        key = keys.session(session.value.session_id)
+        while True:
+            deleting = await self._records.get(partition, keys.DELETING, Deleting)
+            names = (*(deleting.value.sessions if deleting else ()), session.value.session_id)
             try:
                 await self._records.commit(
                     partition,
                     marker=key,
-                    expect={key: session.version},
-                    put={key: replace(session.value, erased=True)},
+                    expect={key: session.version, keys.DELETING: deleting.version if deleting else None},
+                    put={
+                        key: replace(session.value, erased=True),
+                        keys.DELETING: Deleting(tuple(dict.fromkeys(names))),
+                    },
                 )
             except Conflict:
-                raise NotFound(f"There is no session {session_id}.", session_id=session_id) from None
-        await self.erase_session(partition, session.value)
+                again = await self._records.get(partition, key, Session)
+                if again is None or again.value.erased:
+                    raise NotFound(
+                        f"There is no session {session.value.session_id}.",
+                        session_id=session.value.session_id,
+                    ) from None
+                session = again
+            else:
+                return
+
+    async def _unmark_deleted(self, partition: str, session_id: str) -> None:
+        """No task of the session is left that would have to be hidden."""
+        while deleting := await self._records.get(partition, keys.DELETING, Deleting):
+            if session_id not in deleting.value.sessions:
+                return
+            left = tuple(name for name in deleting.value.sessions if name != session_id)
+            try:
+                if not left:
+                    await self._records.delete_if(partition, keys.DELETING, deleting.version)
+                else:
+                    await self._records.commit(
+                        partition,
+                        marker=keys.DELETING,
+                        expect={keys.DELETING: deleting.version},
+                        put={keys.DELETING: Deleting(left)},
+                    )
+            except (Conflict, Unknown):
+                continue
+            return
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
         for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
@@ -116,6 +167,7 @@ class Eraser:
                 if found.value.erased or await self._bury(partition, found):
                     await self.erase(partition, found.value)
                     break
+        await self._unmark_deleted(partition, session.session_id)
         await self._records.delete(
             partition,
             [
@@ -229,8 +281,18 @@ class Eraser:
         while found := await self._records.store.scan(partition, prefix, limit=PAGE):
             await self._records.delete(partition, [key for key, _ in found])
 
-    async def resume_all(self, older_than_seconds: float = 60) -> int:
-        """Goes on with deletions that a crash has left; returns how many. Damaged notes are left alone."""
+    async def sweep(self) -> None:
+        """Finishes deletions that a crash or an outage has cut short, for as long as the service runs."""
+        while True:
+            try:
+                if resumed := await self.resume_all():
+                    log.info("resumed %d pending deletions", resumed)
+            except PersistenceUnavailable as error:
+                log.warning("pending deletions resume later: %s", error)
+            await self._records.clock.sleep(SWEEP_SECONDS)
+
+    async def resume_all(self, older_than_seconds: float = RESUMED_AFTER_SECONDS) -> int:
+        """Resumes pending deletions; returns how many. Damaged notes are left alone."""
         grave = keys.erasing(self._records.agent)
         before = await self._records.store.now() - older_than_seconds
         resumed, after = 0, None
@@ -240,7 +302,7 @@ class Eraser:
                 try:
                     resumed += await self._resume(grave, key, record.value, before)
                 except CorruptState as error:
-                    log.error("a deletion that had begun cannot be gone on with: %s", error)
+                    log.error("a pending deletion cannot be resumed: %s", error)
         return resumed
 
     async def _resume(self, grave: str, key: str, stored: bytes, before: float) -> bool:
@@ -255,8 +317,7 @@ class Eraser:
         partition = self._records.partition(note.owner)
         head = await self._records.get(partition, key, Head)
         if head is None or not head.value.erased:
-            await self._records.delete(grave, [key])
-            return False
+            return await self._drop(grave, key, note.begun_at, before, gone=head is None)
         await self.erase(partition, head.value)
         return True
 
@@ -266,7 +327,12 @@ class Eraser:
         partition = self._records.partition(note.owner)
         session = await self._records.get(partition, key, Session)
         if session is None or not session.value.erased:
-            await self._records.delete(grave, [key])
-            return False
+            return await self._drop(grave, key, note.begun_at, before, gone=session is None)
         await self.erase_session(partition, session.value)
         return True
+
+    async def _drop(self, grave: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
+        """Forgets a deletion that is done, or that never came to its mark: once no process can be about to."""
+        if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
+            await self._records.delete(grave, [key])
+        return False

@@ -20,6 +20,7 @@ from tealagents.domain.models import (
     RequestEnd,
     Step,
     StepBody,
+    ToolCall,
     ToolIntent,
     ToolOutcome,
     Usage,
@@ -41,6 +42,15 @@ class Round(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: tuple[Message, ...] = ()
     remote_id: str | None = None
+
+
+class Produced(Struct, frozen=True):
+    """What a request has produced so far, by the log."""
+
+    tools: tuple[ToolOutcome, ...]
+    usage: Usage
+    #: calls that were begun and have not returned
+    running: tuple[ToolCall, ...]
 
 
 class Logged(Struct, frozen=True):
@@ -226,27 +236,28 @@ class History:
         self, partition: str, task_id: str, first: int, tail: int
     ) -> tuple[ToolOutcome, ...]:
         """What the tools of the request whose entries begin at `first` have done, or may have."""
-        return (await self.produced(partition, task_id, first, tail))[0]
+        return (await self.produced(partition, task_id, first, tail)).tools
 
-    async def produced(
-        self, partition: str, task_id: str, first: int, tail: int
-    ) -> tuple[tuple[ToolOutcome, ...], Usage]:
-        """The same, and what all its model calls have used."""
+    async def produced(self, partition: str, task_id: str, first: int, tail: int) -> "Produced":
+        """The same, what all its model calls have used, and which of its tool calls have not returned."""
         calls: dict[str, ToolOutcome] = {}
+        running: dict[str, ToolCall] = {}
         usage = Usage()
         if first > tail:
-            return (), usage
+            return Produced((), usage, ())
         async for logged in self.forwards(partition, task_id, ((first, tail),)):
             body = logged.body
             if isinstance(body, StepBody) and body.step.usage is not None:
                 usage = usage + body.step.usage
             if isinstance(body, ToolIntent):
                 for call in body.calls:
+                    running[call.id] = call
                     calls[call.id] = ToolOutcome(
                         call.id, call.tool, call.arguments[:ARGUMENTS_SHOWN], "unknown"
                     )
             elif isinstance(body, StepBody) and body.step.kind == "tool":
                 call_id = str((body.step.input or {}).get("call_id", ""))
+                running.pop(call_id, None)
                 if call_id in calls and body.step.outcome in ("done", "failed"):
                     known = calls[call_id]
                     calls[call_id] = ToolOutcome(
@@ -261,7 +272,8 @@ class History:
                 # asked for once more, a call has not run: it waits for its owner, or for consent
                 for shown in (body.step.input or {}).get("tool_calls", ()):
                     calls.pop(shown["id"], None)
-        return tuple(calls.values()), usage
+                    running.pop(shown["id"], None)
+        return Produced(tuple(calls.values()), usage, tuple(running.values()))
 
 
 def _whole(tail: int) -> Path:

@@ -71,6 +71,10 @@ def request(request_id: str) -> str:
     return f"request/{request_id}"
 
 
+#: names the sessions of an owner that are being erased
+DELETING = "deleting"
+
+
 def session(session_id: str) -> str:
     return f"session/{session_id}"
 

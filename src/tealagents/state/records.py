@@ -167,6 +167,12 @@ class RecordStore:
         ref = await self.put_blob(partition, record.task_id, codec.encode_json(record))
         return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
+    async def delete_if(self, partition: str, key: str, version: str) -> None:
+        """Deletes a record that is as it was read; `Conflict` where it is not."""
+        await self.store.commit(
+            partition, Commit(operation=ids.operation_id(), expect={key: version}, delete=(key,))
+        )
+
     async def delete(self, partition: str, names: Collection[str]) -> None:
         """Deletes up to ten records, whatever they hold now.
 

@@ -25,6 +25,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import (
     Caller,
     ClientTool,
+    Deleting,
     Head,
     IdempotencyRecord,
     Item,
@@ -136,6 +137,7 @@ class _Found(Struct, frozen=True):
     key: Stored[IdempotencyRecord] | None = None
     #: a task of the id that the client names for a new one
     named: Stored[Head] | None = None
+    deleting: Stored[Deleting] | None = None
 
 
 Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
@@ -223,6 +225,7 @@ class _Attempt:
         log_id = ""
         if message.task_id:
             named["task"] = keys.task(message.task_id)
+            named["deleting"] = keys.DELETING
             log_id, batches = self._recheck_keys(message.task_id)
             logged = [keys.log(message.task_id, first) for first in batches]
         else:
@@ -245,7 +248,11 @@ class _Attempt:
             for name in logged:
                 _check_batch(partition, name, found[name], task.value.task_id)
         self._found = _Found(
-            task, opened("session", Session), opened("key", IdempotencyRecord), opened("named", Head)
+            task,
+            opened("session", Session),
+            opened("key", IdempotencyRecord),
+            opened("named", Head),
+            opened("deleting", Deleting),
         )
         return task
 
@@ -367,7 +374,7 @@ class _Attempt:
         tasks, message, partition = self._tasks, self._message, self._partition
         if found is None:
             await owner_directory.foreign(tasks.directory, tasks.records, self._caller, keys.task, task_id)
-        stored = await tasks.settle(partition, tasks.present(found, task_id))
+        stored = await tasks.settle(partition, tasks.present(found, task_id, self._found.deleting))
         if found is None or stored.version != found.version:
             return _Again()
         head, now = stored.value, tasks.records.clock.now()

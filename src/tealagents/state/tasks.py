@@ -25,6 +25,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import (
     ENDED,
     Approval,
+    Deleting,
     Failure,
     Head,
     IdempotencyRecord,
@@ -43,6 +44,7 @@ from tealagents.state.transitions import (
     Transition,
     left_queue,
     stopped,
+    unreturned,
     with_key,
 )
 from tealagents.state.workers import Lease, Word
@@ -141,12 +143,21 @@ class Tasks:
 
     async def head(self, partition: str, task_id: str) -> Stored[Head]:
         """A task's head as it stands, after what is due of it was done (`settle`). `NotFound` if erased."""
-        found = await self.records.get(partition, keys.task(task_id), Head)
-        return await self.settle(partition, self.present(found, task_id))
+        return await self.settle(partition, await self.here(partition, task_id))
 
-    def present(self, found: Stored[Head] | None, task_id: str) -> Stored[Head]:
-        """The head, unless it is erased or past its `expires_at`."""
-        if found is None or found.value.erased or self.expired(found.value):
+    async def here(self, partition: str, task_id: str) -> Stored[Head]:
+        """A task's head as it was written. `NotFound` where it, or its session, was deleted."""
+        names = [keys.task(task_id), keys.DELETING]
+        head, deleting = await self.records.store.read(partition, names)
+        found = self.records.open(partition, names[0], head, Head)
+        return self.present(found, task_id, self.records.open(partition, names[1], deleting, Deleting))
+
+    def present(
+        self, found: Stored[Head] | None, task_id: str, deleting: Stored[Deleting] | None
+    ) -> Stored[Head]:
+        """The head, unless it or its session is deleted, or it is past its `expires_at`."""
+        gone = found is None or found.value.erased or self.expired(found.value)
+        if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
             raise NotFound(
                 f"There is no task {task_id}. Check the id; it may have been deleted or expired.",
                 task_id=task_id,
@@ -162,13 +173,13 @@ class Tasks:
         found = await self.records.get(partition, key, RequestRecord)
         if found is None:
             raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
-        before = await self.records.get(partition, keys.task(found.value.task_id), Head)
         try:
-            head = await self.settle(partition, self.present(before, found.value.task_id))
+            before = await self.here(partition, found.value.task_id)
+            head = await self.settle(partition, before)
         except NotFound as error:
             raise error.with_ids(request_id=request_id) from None
         ended = found.value.status in ENDED
-        if before is None or head.version != before.version or not (ended or _knows(head.value, request_id)):
+        if head.version != before.version or not (ended or _knows(head.value, request_id)):
             found = await self.records.get(partition, key, RequestRecord)
             if found is None:
                 raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
@@ -191,8 +202,7 @@ class Tasks:
                 return found
             request_id, ending = due
             await self.end(partition, found, request_id, ending, SERVICE)
-            again = await self.records.get(partition, keys.task(head.task_id), Head)
-            found = self.present(again, head.task_id)
+            found = await self.here(partition, head.task_id)
 
     async def _due(self, head: Head) -> tuple[str, Ending] | None:
         running = head.running
@@ -297,7 +307,10 @@ class Tasks:
         """
         transition = with_key(transition, self.key_life)
         request = transition.request
-        head, log_key, batch = await self.records.append(partition, transition.head, transition.entries)
+        grown = transition.head
+        if grown.updated_at < grown.created_at:  # the clock was set back
+            grown = replace(grown, updated_at=grown.created_at)
+        head, log_key, batch = await self.records.append(partition, grown, transition.entries)
         put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
         if request is not None and request.ended_at is not None:
             put[keys.request(request.request_id)] = request
@@ -361,15 +374,15 @@ class Tasks:
                 head, request, ending.status, failure, nothing, actor=actor, last_event=last_event, now=now
             )
             return await self._renewing_key(partition, waiting)
-        tools, usage = await self.history.produced(partition, head.task_id, occupant.first_seq, head.tail_seq)
+        produced = await self.history.produced(partition, head.task_id, occupant.first_seq, head.tail_seq)
         transition = stopped(
             head,
             request,
-            (),
+            [unreturned(request_id, each.id, each.tool, each.arguments, now) for each in produced.running],
             ending.status,
             failure,
-            Outcome(unfinished.output, usage, request.extra_data, source=self.source),
-            tools=tools,
+            Outcome(unfinished.output, produced.usage, request.extra_data, source=self.source),
+            tools=produced.tools,
             actor=actor,
             last_event=last_event,
             withdrawn=self.rules.concurrency == "rollback" and ending is SUPERSEDED,

@@ -616,6 +616,7 @@ def _imported(request: RequestRecord, by: int) -> RequestRecord:
         remote_id=None,
         worker_id=None,
         approvals=(),
+        imported_pauses=len(request.approvals) + request.imported_pauses,
         idempotency=None,
         waiting=None,
         last_event=max(2, request.last_event),

@@ -236,6 +236,21 @@ def _end(
     return draft(f"request.{status.lower()}", actor, request_id, end, **details)
 
 
+def unreturned(request_id: str, call_id: str, tool: str, arguments: str, now: datetime) -> Draft:
+    """The step of a call that was begun and never returned: whether it took effect is unknown."""
+    step = Step(
+        step_id=ids.random_id(),
+        request_id=request_id,
+        kind="tool",
+        name=tool,
+        started_at=now,
+        input={"call_id": call_id, "arguments": arguments},
+        is_error=True,
+        outcome="unknown",
+    )
+    return draft("tool.unreturned", SERVICE, request_id, StepBody(step))
+
+
 def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:
     """The step that a request without an answer ends with."""
     step = Step(

@@ -27,7 +27,8 @@ Way = Literal["json", "sse", "background"]
 #: characters of the longest idempotency key
 LONGEST_KEY = 255
 _IDEMPOTENCY_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
-_RESPOND_ASYNC = re.compile(r"(?:^|[,;\s])respond-async(?:$|[,;\s])", re.IGNORECASE)
+#: a preference of its own, not a parameter of another one (RFC 7240, section 2)
+_RESPOND_ASYNC = re.compile(r"(?:^|,)\s*respond-async\s*(?:$|[,;])", re.IGNORECASE)
 
 SEND = """Sends a message to the agent and returns its answer.
 
