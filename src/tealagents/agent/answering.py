@@ -32,6 +32,7 @@ from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import Asked, TurnLoop, Waits, open_turn
 from tealagents.state.decisions import decision_step
+from tealagents.state.history import in_call_order
 from tealagents.state.memories import Memory
 from tealagents.state.records import RecordStore
 from tealagents.threads.base import AgentThread
@@ -134,7 +135,7 @@ class Answering(Struct, frozen=True, kw_only=True):
         await self._keep(last)
         yield Answer(
             text="".join(recorder.output),
-            messages=tuple(recorder.response),
+            messages=tuple(in_call_order(recorder.response)),
             usage=recorder.usage,
             request_id=recorder.request_id,
             steps=tuple(recorder.steps),
@@ -169,7 +170,7 @@ class Answering(Struct, frozen=True, kw_only=True):
     async def _keep(self, last: turns.Answer) -> None:
         """The thread takes in what is new, all of it at once, and marks the place."""
         thread = self.thread
-        await thread.on_new_messages(self.recorder.messages)
+        await thread.on_new_messages(in_call_order(self.recorder.messages))
         if isinstance(thread, RemoteThread):
             thread.continued(last.remote_id)
         thread.context = last.context or {}
@@ -199,7 +200,7 @@ class Answering(Struct, frozen=True, kw_only=True):
             for each in needed.calls
             if each not in approved
         ]
-        return Resumption(tuple(approved), tuple(rejected), tuple(each.id for each in needed.calls))
+        return Resumption(tuple(approved), tuple(rejected))
 
     async def _approves(self, call: ToolCall) -> bool:
         """Whether a call that needs approval may be made. Without an `approve` to ask it may not."""

@@ -211,8 +211,7 @@ class Approvals:
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
         """Runs what was approved: exactly the calls that were shown."""
         now = self._records.clock.now()
-        order = tuple(call.id for call in decided.calls)
-        resumption = Resumption(approved_calls(decided), _told(decided, now), order)
+        resumption = Resumption(approved_calls(decided), _told(decided, now))
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 

@@ -8,6 +8,7 @@ from tealagents.engine.histories import Histories
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.turn import Asked
+from tealagents.state.history import before_open_round
 from tealagents.state.memories import Memory
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
@@ -70,7 +71,7 @@ class Conversations:
         return Asked(
             **request.ids,
             owner=writer.head.owner,
-            said=recorder.messages,
+            said=before_open_round(recorder.messages),
             resumed=writer.message is None,
             user_context=request.user_context,
             instructions=request.instructions,

@@ -91,8 +91,6 @@ class Resumption(Struct, frozen=True):
     approved: tuple[ToolCall, ...]
     #: what the model is told of the others: that they were rejected, or what the client that ran them says
     rejected: tuple[Message, ...]
-    #: the ids of the calls that were shown, in their order
-    order: tuple[str, ...]
 
 
 class LoopState(Struct, kw_only=True):
@@ -114,6 +112,10 @@ class LoopState(Struct, kw_only=True):
     rounds: int = 0
     #: ids of calls so far: a model that uses one twice gets it told apart
     call_ids: set[str] = set()
+    #: the calls of the round under way, in the model's order, and their results as far as they are there: the
+    #: model is sent them together, in that order
+    round_ids: tuple[str, ...] = ()
+    held: list[Message] = []
 
 
 async def converse(state: LoopState, resumption: Resumption | None = None) -> AsyncGenerator[LoopEvent, None]:
@@ -123,7 +125,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
     """
     if resumption is not None:
         deferred: list[Deferred] = []
-        async for made in _make_calls(state, resumption, deferred, announce=False):
+        async for made in _make_calls(state, resumption, deferred, announce=False, waits=False):
             yield made
         if deferred:
             yield _human_needed((), deferred)
@@ -148,11 +150,12 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
                 "`limits.max_tool_rounds` or ask for less at once."
             )
         state.prompt.add(answered.message)
+        state.round_ids = tuple(call.id for call in calls)
         governed = tuple(call for call in calls if state.toolbox.governed(call))
         free = [call for call in calls if call not in governed]
         deferred = []
-        whole = Resumption(tuple(free), (), tuple(call.id for call in free))
-        async for made in _make_calls(state, whole, deferred, announce=True):
+        whole = Resumption(tuple(free), ())
+        async for made in _make_calls(state, whole, deferred, announce=True, waits=bool(governed)):
             yield made
         if governed or deferred:
             yield _human_needed(governed, deferred)
@@ -257,9 +260,12 @@ UNWIND_SECONDS = 1.0
 
 
 async def _make_calls(
-    state: LoopState, decided: Resumption, deferred: list[Deferred], *, announce: bool
+    state: LoopState, decided: Resumption, deferred: list[Deferred], *, announce: bool, waits: bool
 ) -> AsyncGenerator[Calling | Called | RoundDone, None]:
-    """Makes calls concurrently, tells of each as it finishes, and of all in order at the end."""
+    """Makes calls concurrently, reports each as it finishes, and all in order at the end.
+
+    The model is sent the results once none of the round `waits` any more.
+    """
     calls = decided.approved
     if calls and announce:
         yield Calling(calls)
@@ -283,12 +289,15 @@ async def _make_calls(
             future.cancel()
         if pending:  # what they let go of is let go before anything they use is closed
             await asyncio.wait(pending, timeout=UNWIND_SECONDS)
-    order = {call_id: n for n, call_id in enumerate(decided.order)}
+    order = {call_id: n for n, call_id in enumerate(state.round_ids)}
     deferred.sort(key=lambda item: order[item.call.id])
     messages = [*decided.rejected, *(_result_message(state, result) for result in results.values())]
     messages.sort(key=lambda message: order[message.tool_call_id or ""])
-    for message in messages:
-        state.prompt.add(message)
+    state.held = sorted([*state.held, *messages], key=lambda message: order[message.tool_call_id or ""])
+    if not waits and not deferred:
+        for message in state.held:
+            state.prompt.add(message)
+        state.held = []
     if messages:
         yield RoundDone(tuple(messages))
 

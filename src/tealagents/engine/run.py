@@ -34,6 +34,7 @@ from tealagents.engine.turn import Answer, Turn, TurnLoop, Waits, open_turn
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
+from tealagents.state.history import in_call_order
 from tealagents.state.task_writer import Fenced, TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Ending, Tasks
 from tealagents.state.transitions import SERVICE, Transition, completed, paused, stopped, unreturned
@@ -196,7 +197,7 @@ class Run:
             )
 
         await self._persist(lambda: self._writer.conclude(drafts, done, rest))
-        messages, first_seq = self._recorder.messages, self.request.first_seq
+        messages, first_seq = in_call_order(self._recorder.messages), self.request.first_seq
         self._conversations.extend(self._writer.head, first_seq, messages, last.context)
         self._tell(self.request)
 

@@ -31,6 +31,7 @@ from tealagents.engine.loop import (
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult
+from tealagents.state.history import open_round
 from tealagents.state.memories import Memory
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.views import Part, Report, Upcoming
@@ -180,10 +181,7 @@ async def _prompt(
         if conversation.remote_id is None:  # the service does not have the conversation yet: all of it
             unsent = [*await conversation.encoded(), *map(model.encode, [*new, *said])]
         else:
-            unsent = [
-                model.encode(each)
-                for each in (_since_the_model_spoke(said) if asked.resumed else [*new, *said])
-            ]
+            unsent = [model.encode(each) for each in (() if asked.resumed else [*new, *said])]
         return RemotePrompt(model, standing, unsent)
     if agent.view is not None and context is not None:
         return ViewedPrompt(
@@ -215,12 +213,6 @@ def _from_application(asked: Asked) -> list[Message]:
             items=(Item("text", context_note(asked.user_context)),),
         )
     ]
-
-
-def _since_the_model_spoke(said: Sequence[Message]) -> Sequence[Message]:
-    """What the model service has not been sent: results of the calls that were made before the pause."""
-    spoke = max((n for n, message in enumerate(said) if message.role == "assistant"), default=-1)
-    return said[spoke + 1 :]
 
 
 # --- taking it -----------------------------------------------------------------------------------
@@ -276,6 +268,7 @@ class TurnLoop:
             rounds=sum(1 for message in messages if message.tool_calls),
             call_ids={call.id for message in messages for call in message.tool_calls},
         )
+        self._state.round_ids, self._state.held = open_round(messages)
         self._recorder.noted(turn.reports)
 
     async def events(

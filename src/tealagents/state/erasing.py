@@ -332,7 +332,7 @@ class Eraser:
         return True
 
     async def _drop(self, grave: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
-        """Forgets a deletion that is done, or that never came to its mark: once no process can be about to."""
+        """Forgets a deletion that is done, or that never came to its mark and no longer will."""
         if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
             await self._records.delete(grave, [key])
         return False

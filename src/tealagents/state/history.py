@@ -4,7 +4,7 @@ A *path* names the entries that make one history. Read backwards, a request's en
 messages, so a request that did not complete is passed over without being read.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 
 from msgspec import Struct
@@ -169,7 +169,7 @@ class History:
                         request_id=end.body.request_id,
                         first_seq=end.body.first_seq,
                         last_seq=end.seq,
-                        messages=tuple(reversed(messages)),
+                        messages=tuple(in_call_order(messages[::-1])),
                         remote_id=end.body.remote_id,
                     )
                     end, messages = None, []
@@ -177,16 +177,20 @@ class History:
     async def messages(
         self, partition: str, task_id: str, path: Path, *, after: int = 0, limit: int
     ) -> tuple[list[Message], int | None]:
-        """A page of the messages of a path, oldest first, and the number to go on after (None: no more)."""
+        """A page of the messages of a path, oldest first, and the number to go on after (None: no more).
+
+        A page may be short so that it ends before a round of tools, and not within it.
+        """
         found: list[Message] = []
-        last = 0
+        seqs: list[int] = []
         async for logged in self.forwards(partition, task_id, path, after):
             if isinstance(logged.body, MessageBody):
                 if len(found) == limit:
-                    return found, last
+                    end = _page_end(found, logged.body.message)
+                    return in_call_order(found[:end]), seqs[end - 1]
                 found.append(logged.body.message)
-                last = logged.seq
-        return found, None
+                seqs.append(logged.seq)
+        return in_call_order(found), None
 
     async def steps(
         self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int
@@ -278,3 +282,60 @@ class History:
 
 def _whole(tail: int) -> Path:
     return ((1, tail),) if tail else ()
+
+
+def in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with the results of each round in the order of its calls.
+
+    In the log they stand as they came: where a round was paused, those of approved calls come last.
+    """
+    ordered: list[Message] = []
+    for group in grouped(messages):
+        if group[0].tool_calls:
+            place = {call.id: n for n, call in enumerate(group[0].tool_calls)}
+            ordered += [
+                group[0],
+                *sorted(group[1:], key=lambda result: place.get(result.tool_call_id or "", 0)),
+            ]
+        else:
+            ordered += group
+    return ordered
+
+
+def _page_end(found: Sequence[Message], following: Message) -> int:
+    """How many of the messages make a page: a round that goes on behind them is left to the next."""
+    if following.role != "tool":
+        return len(found)
+    before = before_open_round(found)
+    begins = len(before) - 1 if before and before[-1].tool_calls else 0
+    return begins or len(found)
+
+
+def grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Each message by itself, but for a round of tools: the calls and all their results are one group."""
+    group: list[Message] = []
+    for message in messages:
+        if group and group[0].tool_calls and message.role == "tool":
+            group.append(message)
+            continue
+        if group:
+            yield group
+        group = [message]
+    if group:
+        yield group
+
+
+def open_round(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Message]]:
+    """The calls of a round that was paused, in order, and those of its results that are there."""
+    before = before_open_round(messages)
+    if len(before) == 0 or not before[-1].tool_calls:
+        return (), []
+    return tuple(call.id for call in before[-1].tool_calls), list(messages[len(before) :])
+
+
+def before_open_round(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages without the results behind the last calls, which the model is sent with the round's others."""
+    last = len(messages)
+    while last and messages[last - 1].role == "tool":
+        last -= 1
+    return messages[:last]

@@ -1,0 +1,93 @@
+"""The results of a round stand in the order of its calls, whenever each of them was there."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+from engine_setup import ADA, Process, Scripted, calls, noting, process, says
+
+from tealagents.domain.errors import AlreadyDecided, ModelFailed
+from tealagents.domain.events import ModelDone, ModelEvent
+from tealagents.domain.models import Json, Message, RequestRecord, ToolCall
+from tealagents.domain.ports import ModelCall
+from tealagents.engine.approvals import Command
+
+DELETE, LOOK, AGAIN = (
+    ToolCall("c1", "Shell-delete", "{}"),
+    ToolCall("c2", "Shell-look", "{}"),
+    ToolCall("c3", "Shell-delete", "{}"),
+)
+
+
+async def approved(here: Process, request: RequestRecord) -> RequestRecord:
+    sent = await here.approvals.resume(ADA, request.request_id, Command(action="approve"), streamed=True)
+    return await here.service.outcome(sent)
+
+
+async def test_the_results_of_a_paused_round_are_in_the_order_of_its_calls() -> None:
+    """In what the model is sent at once and later, and in the messages, page by page. covers: HITL-1"""
+    ran: list[Json] = []
+    model = Scripted(calls(DELETE, LOOK, AGAIN), says("done"), says("yes"))
+    tools = (noting(ran, governed=True), noting(ran, "Shell-look"))
+    async with process(None, model, *tools) as here:
+        paused = await here.ask()
+        assert paused.status == "Paused"
+        ended = await approved(here, paused)
+        assert ended.status == "Completed"
+        await here.ask("and?", ended.task_id)
+        for call in (1, 2):
+            sent = [part.decode().partition(": ")[0] for part in model.calls[call].prompt]
+            assert sent[:5] == ["user", "assistant", "tool", "tool", "tool"]
+        partition, task_id = here.partition(), ended.task_id
+        path = (await here.tasks.head(partition, task_id)).value.path
+        for limit in (1, 2, 3, 4, 5, 50):
+            found: list[Message] = []
+            after: int | None = 0
+            while after is not None:
+                page, after = await here.tasks.history.messages(
+                    partition, task_id, path, after=after, limit=limit
+                )
+                found += page
+            assert len(found) == 8
+            if limit >= 4:  # a round that is larger than a page comes as it is stored
+                results = [each.tool_call_id for each in found if each.role == "tool"]
+                assert results == ["c1", "c2", "c3"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_fault_of_the_service_is_reported_as_one(streamed: bool) -> None:
+    """Not as an interruption: trying again does not help. covers: STATE-5"""
+
+    async def broken(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        raise KeyError("a fault")
+        yield ModelDone(finish_reason="stop")
+
+    async with process(None, Scripted(broken)) as here:
+        ended = await here.ask(streamed=streamed)
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("Failed", "internal_error")
+        assert "a fault" not in ended.error.detail
+
+
+async def test_a_reply_that_is_nested_too_deeply_is_the_models_fault() -> None:
+    """It is a `model_error`. covers: STATE-5"""
+
+    async def deep(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        raise RecursionError("maximum recursion depth exceeded")
+        yield ModelDone(finish_reason="stop")
+
+    async with process(None, Scripted(deep)) as here:
+        ended = await here.ask()
+        assert ended.error is not None
+        assert ended.error.code == ModelFailed.code
+
+
+async def test_a_decision_on_an_imported_pause_is_too_late() -> None:
+    """It was decided before; the request is not said to be unknown. covers: HITL-1"""
+    model = Scripted(calls(DELETE), says("done"))
+    async with process(None, model, noting([], governed=True)) as here:
+        ended = await approved(here, await here.ask())
+        document = await here.transfer.export(here.partition(), ended.task_id)
+        await here.eraser.delete_task(here.partition(), ended.task_id)
+        await here.transfer.import_(ADA, document)
+        with pytest.raises(AlreadyDecided):
+            await approved(here, ended)
