@@ -104,7 +104,7 @@ def told(events: list[Event]) -> str:
 
 def in_service(service: ServiceThread, work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine that runs in the event loop of the service."""
-    loop = service.app.exchange.service.lease._task.get_loop()
+    loop = service.app.exchange.service.tasks.lease._task.get_loop()
     return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
 

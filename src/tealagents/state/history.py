@@ -334,7 +334,7 @@ def open_round(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Messa
 
 
 def before_open_round(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages without the results behind the last calls, which the model is sent with the round's others."""
+    """The messages without the results behind the last calls, which the model is sent with the others."""
     last = len(messages)
     while last and messages[last - 1].role == "tool":
         last -= 1
