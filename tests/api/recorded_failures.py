@@ -243,7 +243,7 @@ def consent() -> str:
             at.get("/oauth/callback", user=None)
             at.get("/oauth/callback?error=access_denied&state=forged", user=None)
             at.note("a user who declines")
-            paused = at.post("", json=text("call secure-whoami {}"), user="eve").json()["content"]
+            paused = at.post("", json=text("call secure-connect {}"), user="eve").json()["content"]
             state = httpx.URL(paused["authorizations"][0]["url"]).params["state"]
             at.get(f"/oauth/callback?error=access_denied&state={state}", user=None)
             return at.text
