@@ -118,6 +118,10 @@ async def never(context: ToolContext, name: str, arguments: object) -> str:
     raise AssertionError(name)
 
 
+async def connect(context: ToolContext) -> str:
+    raise AssertionError
+
+
 def lister(**options: object) -> Lister:
     given = {"name": "files", "command": "x", "trust_level": "sandboxed", **options}
     return Lister(MCPServerOptions.model_validate(given), never)
@@ -147,6 +151,6 @@ def test_a_listing_that_loosens_governance_warns(caplog: pytest.LogCaptureFixtur
 def test_an_override_holds_for_a_tool_that_is_not_listed_yet() -> None:
     """By the server's own name, whatever characters the model's name leaves out of it."""
     files = lister(trust_level="trusted", tool_governance_overrides={"drop.table": {"requires_hitl": True}})
-    assert asks(files.unlisted("files-drop_table")) is True
-    assert asks(files.unlisted("files-read")) is False
-    assert files.unlisted("file-read") is None
+    assert asks(files.unlisted("files-drop_table", connect)) is True
+    assert asks(files.unlisted("files-read", connect)) is False
+    assert files.unlisted("file-read", connect) is None

@@ -86,6 +86,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     plugin: str = ""
     #: run by the client that declared the tool: its decision is an output
     by_client: bool = False
+    #: in a pause: digest of the tool as it stood when the call was shown; empty where it was not listed
+    pinned: str = ""
 
     @property
     def plugin_name(self) -> str:

@@ -64,6 +64,8 @@ class HumanNeeded(Struct, frozen=True):
     authorizations: tuple[Json, ...]
     #: calls that were approved already and wait only for the owner's own token
     awaits_owner: bool
+    #: tools that are others now than those that were approved
+    changed: tuple[str, ...] = ()
 
 
 class Noted(Struct, frozen=True):
@@ -128,7 +130,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
         async for made in _make_calls(state, resumption, deferred, announce=False, waits=False):
             yield made
         if deferred:
-            yield _human_needed((), deferred)
+            yield _human_needed(state.toolbox, (), deferred)
             return
     while True:
         answered: Answered | None = None
@@ -158,15 +160,20 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
         async for made in _make_calls(state, whole, deferred, announce=True, waits=bool(governed)):
             yield made
         if governed or deferred:
-            yield _human_needed(governed, deferred)
+            yield _human_needed(state.toolbox, governed, deferred)
             return
 
 
-def _human_needed(governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) -> HumanNeeded:
+def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) -> HumanNeeded:
+    waiting = (
+        item.call if item.call.pinned and not item.changed else box.pinned(item.call) for item in deferred
+    )
     return HumanNeeded(
-        (*governed, *(item.call for item in deferred)),
+        (*map(box.pinned, governed), *waiting),
         tuple(item.authorization for item in deferred if item.authorization is not None),
-        awaits_owner=not governed and all(item.authorization is None for item in deferred),
+        awaits_owner=not governed
+        and all(item.authorization is None and not item.changed for item in deferred),
+        changed=tuple(item.call.tool for item in deferred if item.changed),
     )
 
 

@@ -429,6 +429,9 @@ def _pause_message(needed: HumanNeeded) -> str:
     names = ", ".join(call.tool for call in needed.calls)
     if needed.authorizations:
         return f"Your authorization is needed before {names} can run: visit the listed URLs, then approve."
+    if needed.changed:
+        changed = ", ".join(dict.fromkeys(needed.changed))
+        return f"{changed} has changed since it was approved. Approve again before {names} can run."
     if needed.awaits_owner:
         return f"{names} is approved and waits for the owner of the task to resume it."
     return f"Approval is needed before {names} can run."

@@ -1,6 +1,7 @@
 """The tools one agent has, and how one call is made safely."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -10,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall, User
@@ -54,11 +56,14 @@ class ToolResult(Struct, frozen=True):
 
 
 class Deferred(Struct, frozen=True):
-    """A call that could not be made yet: it needs the owner's consent, or the owner's own token."""
+    """A call that could not be made yet: it needs the owner's consent, or the owner's own token, or its tool
+    is another one than was approved."""
 
     call: ToolCall
-    #: `{server, url, scopes}` to visit, or None where only the owner's own resume is awaited
+    #: `{server, url, scopes}` to visit, or None where it is not consent that is awaited
     authorization: Json | None
+    #: the tool has changed since the call was shown
+    changed: bool = False
 
 
 class CallContext:
@@ -139,6 +144,21 @@ class Finding(Protocol):
     """A toolset that knows tools it does not list."""
 
     def find(self, name: str) -> Tool | None: ...
+
+
+@runtime_checkable
+class Unlisted(Protocol):
+    """Stands for a tool of a server that has not listed its tools for the owner yet."""
+
+    async def list_for(self, context: ToolContext) -> None:
+        """Has the server list them. Raises what a call would raise."""
+        ...
+
+
+def digest_of_tool(spec: ToolSpec) -> str:
+    """SHA-256 of what an approval is given for: what the tool says of itself, and how it is governed."""
+    said = (spec.name, spec.description, spec.parameters, spec.governance, spec.auth)
+    return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
 
 
 @runtime_checkable
@@ -270,6 +290,13 @@ class Toolbox:
             return False
         return isinstance(_arguments(call), dict)
 
+    def pinned(self, call: ToolCall) -> ToolCall:
+        """The call as a pause shows it: what runs later is the tool that stands here now, or nothing."""
+        tool = self.find(call.tool)
+        if tool is None or call.by_client or isinstance(tool, Unlisted):
+            return replace(call, pinned="")
+        return replace(call, pinned=digest_of_tool(tool.spec))
+
     def check(self, name: str, arguments: Json) -> None:
         """`ToolFailed` where the tool knows already that it would refuse these arguments."""
         tool = self.find(name)
@@ -288,7 +315,10 @@ class Toolbox:
         started = time.perf_counter()
         is_error = unknown = False
         try:
-            output = await self._attempt(call, context)
+            tool = await self._meant(call, context)
+            if tool is not None and call.pinned not in ("", digest_of_tool(tool.spec)):
+                return Deferred(call, None, changed=True)
+            output = await self._attempt(tool, call, context)
         except Authorization as need:
             where = {"server": need.server, "url": need.url, "scopes": list(need.scopes)}
             return Deferred(call, where)
@@ -299,8 +329,19 @@ class Toolbox:
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
         return ToolResult(call, storable(output), is_error, duration_ms, unknown)
 
-    async def _attempt(self, call: ToolCall, context: CallContext) -> str:
+    async def _meant(self, call: ToolCall, context: CallContext) -> Tool | None:
+        """The tool of a call; one that was approved is listed first, to be held against what was shown."""
         tool = self.find(call.tool)
+        if call.pinned and isinstance(tool, Unlisted):
+            try:
+                async with asyncio.timeout(tool.spec.timeout or self._timeout):
+                    await tool.list_for(context)
+            except TimeoutError:
+                raise ToolFailed(f"the server of {call.tool} lists no tools now. Nothing was done.") from None
+            return self.current().find(call.tool)
+        return tool
+
+    async def _attempt(self, tool: Tool | None, call: ToolCall, context: CallContext) -> str:
         if tool is None:
             listed = ", ".join(sorted(self._tools)[:NAMES_LISTED]) or "none"
             raise ToolFailed(f"there is no tool {call.tool!r}. The tools are: {listed}.")

@@ -311,7 +311,7 @@ class TurnLoop:
 
     async def _call_tool(self, call: ToolCall) -> ToolResult | Deferred:
         with self._agent.observer.tool_call(call) as watch:
-            outcome = await self._turn.toolbox.call(call, self._context)
+            outcome = await self._state.toolbox.call(call, self._context)
             if isinstance(outcome, Deferred):
                 watch.deferred()
             else:

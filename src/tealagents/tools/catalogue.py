@@ -141,6 +141,13 @@ class PerOwner(Protocol):
     def tools_of(self, owner: User) -> Sequence[Tool]: ...
 
 
+@runtime_checkable
+class Unlisted(Protocol):
+    """Stands for a tool that its server has not listed yet."""
+
+    async def list_for(self, context: ToolContext) -> None: ...
+
+
 class GovernedTool:
     """A tool under the governance that holds for it.
 
@@ -167,6 +174,19 @@ class GovernedTool:
         return await self.inner.call(context, arguments)
 
 
+class GovernedUnlistedTool(GovernedTool):
+    """The same for what stands for a tool that is not listed yet."""
+
+    async def list_for(self, context: ToolContext) -> None:
+        assert isinstance(self.inner, Unlisted)
+        await self.inner.list_for(context)
+
+
+def _under(tool: Tool, spec: ToolSpec, consents: Consents | None) -> Tool:
+    kind = GovernedUnlistedTool if isinstance(tool, Unlisted) else GovernedTool
+    return kind(tool, spec, consents)
+
+
 def govern(
     tools: Sequence[Tool], catalogue: Catalogue | None, consents: Consents | None = None
 ) -> list[Tool]:
@@ -178,7 +198,7 @@ def govern(
     3. Without a catalogue: what the toolset says (an MCP server's trust level, `@tool(requires_hitl=…)`).
     """
     entries = {entry.tool_id: entry for entry in catalogue.entries()} if catalogue else None
-    return [GovernedTool(tool, _governed(tool, entries), consents) for tool in tools]
+    return [_under(tool, _governed(tool, entries), consents) for tool in tools]
 
 
 def _governed(tool: Tool, entries: dict[str, ToolEntry] | None) -> ToolSpec:

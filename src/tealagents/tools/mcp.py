@@ -99,7 +99,7 @@ class MCPServer:
             return self._listed.named(name)
         if name == self._connect_tool.spec.name:
             return self._connect_tool
-        return self._lister.unlisted(name)
+        return self._lister.unlisted(name, self.connect)
 
     async def __aenter__(self) -> Self:
         connection = Connection(self.options, self._list_all)

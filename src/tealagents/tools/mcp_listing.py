@@ -37,6 +37,17 @@ class MCPTool:
         return await self._call(context, self.spec.name, arguments)
 
 
+class UnlistedTool(MCPTool):
+    """Stands for a tool that its server has not listed for the owner yet: any name is taken at its word."""
+
+    def __init__(self, tool: MCPTool, connect: Callable[[ToolContext], Awaitable[str]]) -> None:
+        super().__init__(tool.spec, tool.override, tool._call)
+        self._connect = connect
+
+    async def list_for(self, context: ToolContext) -> None:
+        await self._connect(context)
+
+
 class ConnectTool:
     """Stands for the tools of a server that tells of them only once a user has authorized it."""
 
@@ -82,7 +93,7 @@ class Lister:
             self._warn_of_loosened(before, tools)
         return Listing(dict(zip(names, functions, strict=True)), tools)
 
-    def unlisted(self, name: str) -> Tool | None:
+    def unlisted(self, name: str, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool | None:
         """What stands for a tool that was not listed yet, under the strictest rule that could hold for it."""
         prefix = prefix_of(self._options.name)
         if not name.startswith(prefix) or not VALID_NAME.fullmatch(name):
@@ -91,7 +102,7 @@ class Lister:
         for own in self._options.tool_governance_overrides:
             if tool_names(self._options.name, [own]) == [name]:
                 function = own
-        return self._tool(types.Tool(name=function, input_schema={}), name)
+        return UnlistedTool(self._tool(types.Tool(name=function, input_schema={}), name), connect)
 
     def connect(self, connect: Callable[[ToolContext], Awaitable[str]]) -> Tool:
         spec = self._spec(
@@ -127,7 +138,7 @@ class Lister:
                     tool.spec.name,
                 )
 
-    def _tool(self, tool: types.Tool, name: str) -> Tool:
+    def _tool(self, tool: types.Tool, name: str) -> MCPTool:
         override = self._options.tool_governance_overrides.get(tool.name)
         governance = _governance(self._options.trust_level, tool.annotations)
         spec = self._spec(

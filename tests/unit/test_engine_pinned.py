@@ -1,0 +1,162 @@
+"""An approval is given for a tool as it was shown: what has changed since then is asked about again."""
+
+import pytest
+from engine_setup import ADA, Function, Process, Scripted, calls, noting, process, says
+from msgspec.structs import replace
+from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
+
+from tealagents.domain.errors import Authorization
+from tealagents.domain.models import Approval, Json, RequestRecord, ToolCall, User
+from tealagents.domain.ports import Governance, ToolSpec
+from tealagents.engine.approvals import Command
+from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult, digest_of_tool
+from tealagents.state import keys
+from tealagents.stores.memory import MemoryStore
+from tealagents.tools.catalogue import GovernedToolset
+from tealagents.tools.mcp import MCPServer
+from tealagents.tools.oauth import Consents
+from tealagents.tools.options import MCPServerOptions
+
+
+async def approval_of(here: Process, request: RequestRecord) -> Approval:
+    found = await here.records.get(here.partition(), keys.approval(request.approvals[-1]), Approval)
+    assert found is not None
+    return found.value
+
+
+async def approve(here: Process, request: RequestRecord) -> RequestRecord:
+    command = Command(action="approve", approval_id=request.approvals[-1])
+    sent = await here.approvals.resume(ADA, request.request_id, command, streamed=False)
+    return await here.service.outcome(sent)
+
+
+def redescribed(tool: Function) -> None:
+    tool.spec = replace(tool.spec, description="Delete everything.")
+
+
+def reshaped(tool: Function) -> None:
+    tool.spec = replace(tool.spec, parameters={"type": "object", "properties": {"all": {"type": "boolean"}}})
+
+
+def loosened(tool: Function) -> None:
+    tool.spec = replace(tool.spec, governance=Governance())
+
+
+def recosted(tool: Function) -> None:
+    tool.spec = replace(tool.spec, governance=replace(tool.spec.governance, cost="high"))
+
+
+@pytest.mark.parametrize("changes", [redescribed, reshaped, loosened, recosted])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_tool_that_changed_after_it_was_shown_is_asked_about_again(
+    changes: object, restarted: bool
+) -> None:
+    """Whatever changed of it, in this process or in the next: nothing has run, the new pause says why, and
+    approving it runs the tool as it is now, once. covers: HITL-1"""
+    ran: list[Json] = []
+    tool, store = noting(ran, governed=True), MemoryStore()
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", '{"path": "/x"}')), says("Done."))
+    async with store, process(store, model, tool) as here:
+        paused = await here.ask()
+        shown = await approval_of(here, paused)
+        assert [call.pinned for call in shown.calls] == [digest_of_tool(tool.spec)]
+        if not restarted:
+            changes(tool)  # type: ignore[operator]
+            again = await approve(here, paused)
+            await check(here, again, ran)
+    if restarted:
+        changes(tool)  # type: ignore[operator]
+        async with store, process(store, model, tool) as here:
+            await check(here, await approve(here, paused), ran)
+
+
+async def check(here: Process, again: RequestRecord, ran: list[Json]) -> None:
+    assert (again.status, ran) == ("Paused", [])
+    approval = await approval_of(here, again)
+    assert approval.message == (
+        "Shell-delete has changed since it was approved. Approve again before Shell-delete can run."
+    )
+    assert (approval.status, approval.awaits_owner) == ("pending", False)
+    done = await approve(here, again)
+    assert (done.status, ran) == ("Completed", [{"path": "/x"}])
+
+
+async def test_a_tool_that_stayed_as_it_was_runs() -> None:
+    """Others may have changed meanwhile."""
+    ran: list[Json] = []
+    tool, other = noting(ran, governed=True), noting([], "Shell-list")
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("Done."))
+    async with process(None, model, tool, other) as here:
+        paused = await here.ask()
+        redescribed(other)
+        assert (await approve(here, paused)).status == "Completed"
+        assert ran == [{}]
+
+
+def test_the_digest_is_of_what_is_approved() -> None:
+    """The name, the description, the arguments, the governance and the authorization: in any order."""
+    spec = ToolSpec(
+        name="A-b", description="d", parameters={"a": 1, "b": {"c": 2, "d": 3}}, governance=Governance()
+    )
+    same = replace(spec, parameters={"b": {"d": 3, "c": 2}, "a": 1}, timeout=5)
+    others = [
+        replace(spec, name="A-c"),
+        replace(spec, description="e"),
+        replace(spec, parameters={"a": 2}),
+        replace(spec, governance=Governance(requires_hitl=True)),
+        replace(spec, governance=Governance(data_sensitivity="sensitive")),
+        replace(spec, auth={"auth_server": "https://x"}),
+    ]
+    assert digest_of_tool(spec) == digest_of_tool(same)
+    assert len({digest_of_tool(one) for one in (spec, *others)}) == 1 + len(others)
+
+
+# --- tools that a server lists for its users -----------------------------------------------------
+
+
+def context() -> CallContext:
+    user = User("contoso", "ada")
+    return CallContext(
+        session_id="s",
+        task_id="t",
+        request_id="r",
+        owner=user,
+        actor=user,
+        token="",
+        headers=None,
+        delegation=None,
+        extra_data={},
+    )
+
+
+async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() -> None:
+    """After a restart the server lists its tools again, and the call runs where the tool is the same."""
+    provider, secrets = Provider(), SecretStore()
+    with protected(provider, per_user=True) as url:
+        options = MCPServerOptions(name="private", url=url)
+        consents = Consents(CALLBACK, secrets=secrets)
+        call = ToolCall("c1", "private-notes", "{}")
+        async with MCPServer(options, consents) as server:
+            box = boxed(GovernedToolset(server, None, consents))
+            assert box.pinned(call).pinned == ""
+            with pytest.raises(Authorization) as asked:
+                await server.connect(context())
+            brought = await visited(provider, "Ada", asked.value.url)
+            await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
+            await server.connect(context())
+            pinned = box.of(User("contoso", "ada")).pinned(call)
+            assert pinned.pinned != ""
+        consents = Consents(CALLBACK, secrets=secrets)
+        async with MCPServer(options, consents) as server:
+            box = boxed(GovernedToolset(server, None, consents)).of(User("contoso", "ada"))
+            result = await box.call(pinned, context())
+            assert isinstance(result, ToolResult)
+            assert (result.output, result.is_error) == ("the notes of Ada", False)
+            other = replace(pinned, pinned="0" * 64)
+            assert await box.current().call(other, context()) == Deferred(other, None, changed=True)
+
+
+def boxed(*toolsets: GovernedToolset) -> Toolbox:
+    box = Toolbox(Scripted(), 30)
+    box.load(toolsets)
+    return box
