@@ -31,7 +31,9 @@ def service(provider: Provider) -> Iterator[ServiceThread]:
 
 
 @contextmanager
-def serving(provider: Provider, **options: Any) -> Iterator[ServiceThread]:
+def serving(
+    provider: Provider, *, protocols: tuple[str, ...] = (), **options: Any
+) -> Iterator[ServiceThread]:
     """A service with a protected tool server; `boss` is an approver."""
     port = free_port()
     with protected(provider) as url, OfflineModel() as model:
@@ -43,7 +45,7 @@ def serving(provider: Provider, **options: Any) -> Iterator[ServiceThread]:
             "TA_PUBLIC_URL": f"http://127.0.0.1:{port}",
         }
         auth = {"provider": "mock", "options": {"approver_users": ["boss"]}}
-        config = agent_config(agent={"mcp_servers": [server]}, auth=auth)
+        config = agent_config(agent={"mcp_servers": [server]}, auth=auth, protocols=list(protocols))
         with ServiceThread(config, env, port=port) as running:
             yield running
 

@@ -18,6 +18,7 @@ OF_EXTRAS = {
     "postgres": ["asyncpg"],
     "redis": ["redis", "hiredis"],
     "dynamodb": ["aiobotocore", "botocore"],
+    "a2a": ["a2a"],
     "mcp": ["mcp", "mcp_types"],
     "mem0": ["mem0"],
     "tokens": ["tiktoken"],
@@ -25,6 +26,7 @@ OF_EXTRAS = {
 }
 #: modules that are the extra's own
 NEED_AN_EXTRA = {
+    *(f"tealagents.api.a2a.{name}" for name in ("app", "card", "documents", "errors", "fold", "handler")),
     "tealagents.stores.dynamodb",
     "tealagents.stores.dynamodb_service",
     "tealagents.stores.postgres",
@@ -39,6 +41,7 @@ NEED_AN_EXTRA = {
     "tealagents.testing.stores",
     "tealagents.tools.mcp",
     "tealagents.tools.mcp_connection",
+    "tealagents.tools.mcp_listing",
     "tealagents.tools.mcp_results",
     "tealagents.tools.mcp_transport",
 }

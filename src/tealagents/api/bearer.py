@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from tealagents.domain.errors import NotFound, Unauthenticated
+from tealagents.api.http import json_response
+from tealagents.domain.errors import InsufficientScope, NotFound, TealError, Unauthenticated
 from tealagents.domain.models import Caller, Json
 from tealagents.domain.ports import Authenticator
 
@@ -53,6 +56,24 @@ class Bearer:
             raise Unauthenticated("The token is not text. " + _NEEDED) from None
 
 
+def www_authenticate(error: TealError, challenge: str) -> str:
+    """The value of `WWW-Authenticate` for an error; `challenge` is its beginning.
+
+    RFC 6750, section 3: no error code where no credentials came, or where they are not to blame.
+    """
+    parts = [challenge]
+    separator = ", " if "=" in challenge else " "
+    if isinstance(error, InsufficientScope):
+        parts.append(f'error="insufficient_scope", scope="{_quoted(error.required)}"')
+    elif isinstance(error, Unauthenticated) and error.credentials_given:
+        parts.append('error="invalid_token", error_description="The access token is not valid here"')
+    return separator.join(parts)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "").replace('"', "")
+
+
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
@@ -70,7 +91,7 @@ class ProtectedResource:
 
     def challenge(self, request: Request) -> str:
         """The beginning of `WWW-Authenticate`: where the authority's name is, if there is one."""
-        resource = self._resource(request)
+        resource = self.url(request)
         if self._authenticator.resource_metadata(resource) is None:
             return "Bearer"
         parts = urlsplit(resource)
@@ -78,14 +99,24 @@ class ProtectedResource:
 
     def document(self, request: Request, path: str) -> Json:
         """The metadata at the well-known URL, behind which `path` names the resource; `NotFound`."""
-        resource = self._resource(request)
+        resource = self.url(request)
         if path in ("", self._prefix, urlsplit(resource).path):
             metadata = self._authenticator.resource_metadata(resource)
             if metadata is not None:
                 return metadata
         raise NotFound("There is no such protected resource here.")
 
-    def _resource(self, request: Request) -> str:
+    def route(self) -> Route:
+        """Where the metadata of this resource is, for a protocol below the agent's own path."""
+
+        async def document(request: Request) -> Response:
+            return json_response(self.document(request, self._prefix))
+
+        below = urlsplit(self._public_url or "").path
+        return Route(WELL_KNOWN + below + self._prefix, document)
+
+    def url(self, request: Request) -> str:
+        """Where this client sees the resource."""
         return (self._public_url or self._base(request)) + self._prefix
 
     @staticmethod

@@ -136,9 +136,12 @@ class Exchange:
         if none and empty is not None:
             return empty
         bodies.require_json(request)
+        return bodies.parse(await self.raw_body(request))
+
+    async def raw_body(self, request: Request) -> bytes:
+        """The body as it came, within the limits."""
         user = request.scope.get(_USER, "")
-        read = bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
-        return bodies.parse(await read)
+        return await bodies.read(request, self.settings.max_body_bytes, self._incoming, user)
 
     def admit(self, message: NewMessage) -> None:
         """Refuses a message that is larger than may be kept."""

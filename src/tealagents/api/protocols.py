@@ -34,6 +34,7 @@ Build = Callable[[Exchange, str], Served]
 PROTOCOLS: Mapping[str, tuple[str, str]] = {
     "tealagents/v1alpha1": ("", "tealagents.api.v1alpha1.app:build"),
     "openai": ("/openai/v1", "tealagents.api.openai.app:build"),
+    "a2a": ("/a2a", "tealagents.api.a2a.app:build"),
 }
 
 

@@ -18,6 +18,7 @@ from tealagents.domain.models import (
     MessageBody,
     Path,
     RequestEnd,
+    RequestRecord,
     Step,
     StepBody,
     ToolCall,
@@ -191,6 +192,17 @@ class History:
                 found.append(logged.body.message)
                 seqs.append(logged.seq)
         return in_call_order(found), None
+
+    async def messages_of(self, partition: str, record: RequestRecord, tail: int) -> list[Message]:
+        """The messages of one request, oldest first. `tail` is the end of its task's log."""
+        if not record.first_seq:
+            return []  # it waits its turn, and its message with it
+        path = ((record.first_seq, record.last_seq or tail),)
+        return [
+            logged.body.message
+            async for logged in self.forwards(partition, record.task_id, path)
+            if isinstance(logged.body, MessageBody) and logged.body.message.request_id == record.request_id
+        ]
 
     async def steps(
         self, partition: str, task_id: str, tail: int, *, after: int = 0, limit: int

@@ -5,16 +5,15 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tealagents.api.bearer import www_authenticate
 from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, retry_after, status_of
 from tealagents.domain.errors import (
     ApprovalPending,
     IdempotencyKeyReused,
-    InsufficientScope,
     InvalidRequest,
     RequestInProgress,
     TaskBusy,
     TealError,
-    Unauthenticated,
 )
 from tealagents.domain.models import Failure, Json
 
@@ -106,7 +105,7 @@ def respond(error: TealError, *, challenge: str = "Bearer") -> Response:
     body = document(error)
     headers = {}
     if body["status"] in (401, 403):
-        headers["www-authenticate"] = _challenge(error, challenge)
+        headers["www-authenticate"] = www_authenticate(error, challenge)
     if (seconds := retry_after(error)) is not None:
         headers["retry-after"] = seconds
     return problem_response(body, headers=headers)
@@ -118,18 +117,3 @@ def respond_failure(failure: Failure, ids: Mapping[str, str], headers: Mapping[s
     if failure.code in RETRY_AFTER and not headers:
         extra["retry-after"] = str(RETRY_AFTER[failure.code])
     return problem_response(of_failure(failure, ids), headers=extra)
-
-
-def _challenge(error: TealError, challenge: str) -> str:
-    """RFC 6750, section 3: no error code where no credentials came, or where they are not to blame."""
-    parts = [challenge]
-    separator = ", " if "=" in challenge else " "
-    if isinstance(error, InsufficientScope):
-        parts.append(f'error="insufficient_scope", scope="{_quoted(error.required)}"')
-    elif isinstance(error, Unauthenticated) and error.credentials_given:
-        parts.append('error="invalid_token", error_description="The access token is not valid here"')
-    return separator.join(parts)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "").replace('"', "")

@@ -1,0 +1,85 @@
+"""Requests as A2A tasks, in ProtoJSON's form; and the parts of messages as items."""
+
+import base64
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import ContentTypeNotSupportedError
+
+from tealagents.api.decisions import pending
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
+from tealagents.state.codec import encode_json
+from tealagents.state.latest import changed_at
+
+_STATES = {"Queued": "SUBMITTED", "Running": "WORKING", "Paused": "INPUT_REQUIRED"}
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+INPUT_MODES = ("text/plain", "application/json", *_IMAGES)
+
+
+def task(record: RequestRecord, messages: Iterable[Message] = ()) -> Json:
+    """A request as it stands, with some of its messages."""
+    now = status(record, record.status, record.error.detail if record.error else "")
+    shown = {
+        "status": paused(record.pause) if record.pause else {**now, "timestamp": _time(changed_at(record))},
+        "artifacts": [artifact(record.output)] if record.output or record.status == "Completed" else [],
+        "history": [_said(record, m.message_id, [_part(i) for i in m.items], m.role) for m in messages],
+    }
+    return {"id": record.request_id, "contextId": record.task_id, **{k: v for k, v in shown.items() if v}}
+
+
+def status(record: RequestRecord, status: str, text: str = "") -> Json:
+    """A status, with what the agent says of it where that is not in the answer."""
+    said = {"message": _said(record, f"{record.request_id}/{status}", [{"text": text}])} if text else {}
+    return {"state": f"TASK_STATE_{_STATES.get(status, status.upper())}", **said}
+
+
+def paused(pause: Approval) -> Json:
+    """The status of a task that waits: for a decision, or for the user's authorization before it."""
+    links = [f"{each['server']}: {each['url']}" for each in pause.authorizations]
+    waits_for: Json = {"data": pending(pause), "mediaType": "application/json"}
+    return {
+        "state": "TASK_STATE_AUTH_REQUIRED" if links else "TASK_STATE_INPUT_REQUIRED",
+        "message": _said(pause, pause.approval_id, [{"text": "\n".join((pause.message, *links))}, waits_for]),
+        "timestamp": _time(pause.created_at),
+    }
+
+
+def artifact(text: str) -> Json:
+    """The one artifact of a task: its answer, or a piece of it."""
+    return {"artifactId": "answer", "parts": [{"text": text}]}
+
+
+def _said(of: RequestRecord | Approval, message_id: str, parts: list[Json], role: str = "") -> Json:
+    ids = {"messageId": message_id, "taskId": of.request_id, "contextId": of.task_id}
+    return {**ids, "role": "ROLE_USER" if role == "user" else "ROLE_AGENT", "parts": parts}
+
+
+def _part(item: Item) -> Json:
+    if item.content_type == "text":
+        return {"text": item.content}
+    head, _, encoded = item.content.partition(";base64,")
+    return {"raw": encoded, "mediaType": head.removeprefix("data:")}
+
+
+def _time(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def items(message: pb.Message, sent: Json) -> tuple[Item, ...]:
+    """The items of a message; `sent` is its JSON."""
+    return tuple(_item(part, sent["parts"][n], f"message.parts.{n}") for n, part in enumerate(message.parts))
+
+
+def _item(part: pb.Part, sent: Any, field: str) -> Item:
+    kind, media = part.WhichOneof("content"), part.media_type.partition(";")[0].strip().lower()
+    if kind is None:
+        raise InvalidRequest(field, "has no content: text, data or raw")
+    if kind == "raw" and part.raw and media in _IMAGES:
+        return Item("image", f"data:{media};base64,{base64.b64encode(part.raw).decode()}")
+    textual = media in ("", "application/json") or media.startswith("text/")
+    if kind in ("url", "raw") or not textual:
+        raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`.")
+    return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())

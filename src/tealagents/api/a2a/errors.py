@@ -1,0 +1,74 @@
+"""Domain errors as both bindings say them: a JSON-RPC error, or a `google.rpc.Status` (AIP-193)."""
+
+from collections.abc import Mapping
+
+from a2a.utils import errors as a2a
+from a2a.utils.error_handlers import A2A_DOMAIN, ERROR_INFO_TYPE
+from starlette.responses import Response
+
+from tealagents.api.gate import Call
+from tealagents.api.http import json_response, status_of
+from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.models import Json
+
+#: errors that A2A has a class for, by their code
+_CLASSES: dict[str, type[a2a.A2AError]] = {
+    "invalid_request": a2a.InvalidParamsError,
+    "idempotency_key_reused": a2a.InvalidParamsError,
+    "not_found": a2a.TaskNotFoundError,
+    "not_owner": a2a.TaskNotFoundError,  # what is another user's is reported as if it did not exist
+    "already_decided": a2a.UnsupportedOperationError,
+    "approval_expired": a2a.UnsupportedOperationError,
+    "request_canceled": a2a.UnsupportedOperationError,
+    "corrupt_state": a2a.InternalError,
+}
+_NOT_FOUND = "There is no such task, context or path. Check the id; it may have been deleted or have expired."
+#: HTTP status → google.rpc.Code
+_NAMES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 409: "ABORTED", 413: "INVALID_ARGUMENT"}
+_NAMES |= {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+#: what proxies and generic clients act upon: JSON-RPC errors come with these statuses too, others with 200
+_OF_TRANSPORT = frozenset({401, 403, 413, 415, 429, 500, 503})
+#: how the ids of the domain are called here
+_IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
+_ADVICE = {
+    "task_busy": " Wait for its task, or cancel it.",
+    "approval_pending": ' Send its taskId with a data part, {"action": "approve", "approval_id": "…"}.',
+}
+
+
+def is_rpc(call: Call) -> bool:
+    """Whether it came to where the protocol is; HTTP+JSON has its paths below that."""
+    return str(call.request.scope["path"]).rstrip("/").endswith("/a2a")
+
+
+def _kind(error: TealError) -> tuple[int, int, str, str]:
+    """The HTTP status, the JSON-RPC code, the google.rpc.Code and A2A's reason."""
+    if isinstance(error, InvalidRequest) and error.field == "Content-Type":
+        return 415, -32005, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
+    if isinstance(error, InvalidRequest) and error.field == "body":
+        return 400, -32700 if error.malformed else -32600, "INVALID_ARGUMENT", "INVALID_REQUEST"
+    kind = _CLASSES.get(error.code)
+    if kind is None:
+        status = status_of(error)
+        return status, -32000, _NAMES.get(status, "INTERNAL"), error.code.upper()
+    status, name, reason = a2a.A2A_ERROR_MAPPING[kind]
+    return status, a2a.JSON_RPC_ERROR_CODE_MAP[kind], name, reason
+
+
+def document(error: TealError, call: Call) -> Json:
+    """The body of an error, in the binding of the call."""
+    status, code, name, reason = _kind(error)
+    text, ids = _NOT_FOUND, {}
+    if reason != "TASK_NOT_FOUND":
+        text = error.detail + _ADVICE.get(error.code, "")
+        ids = {_IDS[key]: value for key, value in error.ids.items() if key in _IDS}
+    info = {"@type": ERROR_INFO_TYPE, "reason": reason, "domain": A2A_DOMAIN, "metadata": ids}
+    if is_rpc(call):
+        return {"jsonrpc": "2.0", "id": call.rpc_id, "error": {"code": code, "message": text, "data": [info]}}
+    return {"error": {"code": status, "status": name, "message": text, "details": [info]}}
+
+
+def respond(call: Call, error: TealError, headers: Mapping[str, str]) -> Response:
+    status = _kind(error)[0]
+    shown = 200 if is_rpc(call) and status not in _OF_TRANSPORT else status
+    return json_response(document(error, call), status=shown, headers=headers)

@@ -1,0 +1,162 @@
+"""A2A's operations over the exchange."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from a2a.server.context import ServerCallContext
+from a2a.server.request_handlers.request_handler import RequestHandler
+from a2a.types import a2a_pb2 as pb
+from a2a.utils import errors
+from a2a.utils.proto_utils import validate_proto_required_fields
+from a2a.utils.task import validate_history_length, validate_page_size
+from google.protobuf.json_format import ParseDict
+
+from tealagents.api import requests
+from tealagents.api.a2a import documents
+from tealagents.api.a2a.errors import is_rpc
+from tealagents.api.a2a.fold import Updates, envelope, failed
+from tealagents.api.decisions import decision
+from tealagents.api.exchange import Exchange, RequestView, key_of
+from tealagents.api.gate import Call
+from tealagents.domain.errors import InvalidRequest, RequestInProgress, TealError
+from tealagents.domain.models import ENDED, Json, RequestRecord
+from tealagents.state.latest import changed_at
+from tealagents.state.submission import NewMessage
+
+
+def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """An operation as the SDK calls it. A domain error is left with the call, which is answered with it."""
+
+    async def operation(self: "Handler", params: Any, context: ServerCallContext) -> Any:
+        call: Call = context.state["call"]
+        try:
+            validate_proto_required_fields(params)
+            return await work(self, params, call)
+        except TealError as error:
+            call.refused = error
+            raise errors.InvalidRequestError from None
+
+    return operation
+
+
+def _streams(work: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
+    """As `_answers`, for an operation that leaves its stream with the call."""
+
+    async def operation(self: "Handler", params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
+        await _answers(work)(self, params, context)
+        return
+        yield
+
+    return operation
+
+
+class Handler(RequestHandler):
+    """Answers the calls that the SDK's dispatchers have read."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    @_answers
+    async def on_message_send(self, params: pb.SendMessageRequest, call: Call) -> pb.Task:
+        at_once = params.configuration.return_immediately
+        view = await self._begin(params, call, streamed=at_once)
+        if not at_once:
+            view = await requests.settled(self._exchange, view, call.request.receive)
+        return await self._task(view, params.configuration)
+
+    @_streams
+    async def on_message_send_stream(self, params: pb.SendMessageRequest, call: Call) -> None:
+        self._stream(await self._begin(params, call, streamed=True), call)
+
+    async def _begin(self, params: pb.SendMessageRequest, call: Call, *, streamed: bool) -> RequestView:
+        """Stores a message, or carries out the decision that it is."""
+        validate_history_length(params.configuration)
+        message, body = params.message, call.body or {}
+        # as exactly as it was sent: to protobuf every number is a float
+        sent: Json = (body["params"] if is_rpc(call) else body)["message"]
+        if message.role != pb.Role.ROLE_USER:
+            raise InvalidRequest("message.role", "must be ROLE_USER")
+        if params.configuration.HasField("task_push_notification_config"):
+            raise errors.PushNotificationNotSupportedError
+        if message.task_id:
+            return await self._decide(message, sent, call, streamed=streamed)
+        new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
+        if message.context_id:
+            new = await requests.placed(self._exchange, call.user, new, message.context_id, "contextId")
+        try:
+            key = key_of(f"a2a\n{message.message_id}", sent)
+            return await self._exchange.submit(call.user, new, key, streamed=streamed)
+        except RequestInProgress as error:
+            return await requests.own(self._exchange, call.user, error.ids["request_id"])
+
+    async def _decide(self, message: pb.Message, sent: Json, call: Call, *, streamed: bool) -> RequestView:
+        record = (await requests.own(self._exchange, call.user, message.task_id)).record
+        if message.context_id not in ("", record.task_id):
+            raise InvalidRequest("message.contextId", "is not the context of this task")
+        data = [part["data"] for part in sent["parts"] if "data" in part]
+        if record.status != "Paused" and not (data and record.approvals):
+            raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
+        if len(data) != 1 or len(message.parts) != 1:
+            text = 'must be one data part that decides, such as {"data": {"action": "approve"}}'
+            raise InvalidRequest("message.parts", text)
+        command = decision(data[0])
+        return await self._exchange.decide(call.user, record.request_id, command, streamed=streamed)
+
+    @_streams
+    async def on_subscribe_to_task(self, params: pb.SubscribeToTaskRequest, call: Call) -> None:
+        view = await requests.own(self._exchange, call.user, params.id)
+        if view.record.status in ENDED:
+            raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
+        self._stream(view, call, events=requests.to_the_end(self._exchange, view))
+
+    def _stream(self, view: RequestView, call: Call, **which: Any) -> None:
+        """Leaves the stream of a task with the call."""
+        fold, fail = Updates(view.record, envelope(call)), partial(failed, call)
+        call.response = self._exchange.stream(view, fold, fail, **which)
+
+    @_answers
+    async def on_get_task(self, params: pb.GetTaskRequest, call: Call) -> pb.Task:
+        view = await requests.own(self._exchange, call.user, params.id)
+        return await self._task(view, params, default=None)
+
+    @_answers
+    async def on_list_tasks(self, params: pb.ListTasksRequest, call: Call) -> pb.ListTasksResponse:
+        size = params.page_size if params.HasField("page_size") else 50
+        validate_page_size(size)
+        state = pb.TaskState.Name(params.status) if params.status else ""
+        since = params.status_timestamp_after.ToMicroseconds() / 1e6
+
+        def wanted(record: RequestRecord) -> bool:
+            found = params.context_id in ("", record.task_id) and changed_at(record).timestamp() >= since
+            return found and state in ("", documents.task(record)["status"]["state"])
+
+        views, token, total = await requests.page(self._exchange, call.user, wanted, params.page_token, size)
+        tasks = [await self._task(view, params) for view in views]
+        return pb.ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
+
+    @_answers
+    async def on_cancel_task(self, params: pb.CancelTaskRequest, call: Call) -> pb.Task:
+        record = (await requests.own(self._exchange, call.user, params.id)).record
+        if record.status not in ENDED:
+            record = await self._exchange.cancel(call.user, record.request_id)
+            if record.status == "Canceled":
+                return ParseDict(documents.task(record), pb.Task())
+        raise errors.TaskNotCancelableError("The task has ended.")
+
+    async def _task(self, view: RequestView, limits: Any, *, default: int | None = 0) -> pb.Task:
+        """A task with as many of its last messages as were asked for, else `default` (None: all)."""
+        validate_history_length(limits)
+        most = limits.history_length if limits.HasField("history_length") else default
+        messages = await requests.messages(self._exchange, view) if most != 0 else []
+        shown = [each for each in messages if each.items and each.role != "tool"]
+        return ParseDict(documents.task(view.record, shown[-(most or len(shown)) :]), pb.Task())
+
+    async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> NoReturn:
+        raise errors.UnsupportedOperationError("There is no extended agent card.")
+
+    async def _no_push(self, params: Any, context: ServerCallContext) -> NoReturn:
+        raise errors.PushNotificationNotSupportedError("None are sent. Subscribe to the task.")
+
+    on_create_task_push_notification_config = on_get_task_push_notification_config = _no_push
+    on_list_task_push_notification_configs = on_delete_task_push_notification_config = _no_push

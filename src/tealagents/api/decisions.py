@@ -1,0 +1,57 @@
+"""The document that decides a pause, as every protocol takes it: `{"action": "approve"}`, and its details."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tealagents.api import bodies
+from tealagents.domain import ids
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Approval, Json
+from tealagents.engine.approvals import CallDecision, Command
+from tealagents.state.decisions import shown_calls
+
+Action = Literal["approve", "reject"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _OfCall(_Strict):
+    id: str
+    action: Action | None = None
+    arguments: Json | None = None
+    output: str | None = None
+    is_error: bool = False
+
+
+class _Decision(_Strict):
+    action: Action | None = None
+    reason: Annotated[str, Field(max_length=4000)] | None = None
+    decisions: list[_OfCall] = []
+    approval_id: str | None = None
+
+
+def decision(value: Any) -> Command:
+    """What was decided. `approval_id` says of which pause; a request's first needs none. `InvalidRequest`."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("decision", 'must be an object, such as {"action": "approve"}')
+    given = bodies.validated(_Decision, value)
+    approval_id = given.approval_id
+    return Command(
+        action=given.action,
+        reason=given.reason,
+        decisions=tuple(CallDecision(**each.model_dump()) for each in given.decisions),
+        approval_id=ids.canonical(approval_id, "approval_id") if approval_id is not None else None,
+    )
+
+
+def pending(pause: Approval) -> Json:
+    """What a pause waits for, which a decision refers to."""
+    return {
+        "approval_id": pause.approval_id,
+        "expires_at": pause.expires_at.isoformat().replace("+00:00", "Z"),
+        "tool_calls": shown_calls(pause.calls),
+        "authorizations": list(pause.authorizations),
+    }

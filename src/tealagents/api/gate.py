@@ -1,0 +1,145 @@
+"""What a call passes before a library that serves a protocol sees it: authentication, limits, a body of JSON.
+
+Such libraries know neither users nor limits, and some fail on bytes that are no text. What they would answer
+can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tealagents.api import bodies
+from tealagents.api.bearer import www_authenticate
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import retry_after
+from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
+from tealagents.domain.models import Caller, Json
+
+#: where a scope holds its call
+SCOPE = "tealagents.call"
+
+
+@dataclass
+class Call:
+    """One call, as the gate admitted it."""
+
+    request: Request
+    caller: Caller | None = None
+    #: the JSON object that was sent; None where there was no body
+    body: Json | None = None
+    #: set by whoever answers, to be sent instead of the library's response: an error, or a response
+    refused: TealError | None = None
+    response: Response | None = None
+
+    @property
+    def user(self) -> Caller:
+        """The caller, who is known once the call was admitted."""
+        assert self.caller is not None
+        return self.caller
+
+    @property
+    def rpc_id(self) -> str | int | None:
+        """The id of a call of JSON-RPC."""
+        given = (self.body or {}).get("id")
+        return given if isinstance(given, str | int) and not isinstance(given, bool) else None
+
+
+#: the response for an error; the headers say when to come back, and with which token
+Respond = Callable[[Call, TealError, Mapping[str, str]], Response]
+
+
+class Gate:
+    """Admits calls to an application."""
+
+    def __init__(self, app: ASGIApp, exchange: Exchange, path: str, respond: Respond) -> None:
+        self._app = app
+        self._exchange = exchange
+        self._resource = exchange.resource(path)
+        self._respond = respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        scope[SCOPE] = call = Call(request)
+        try:
+            call.caller = await self._exchange.identify(request)
+            body = await self._body(call)
+        except TealError as error:
+            call.refused = error
+        else:
+            await self._app(scope, _read_before(body, receive), _Replies(call, send))
+        if call.refused is not None:
+            self._exchange.refused(call.refused)
+            call.response = self._respond(call, call.refused, self._headers(request, call.refused))
+        if call.response is not None:
+            await call.response(scope, receive, send)
+
+    def _headers(self, request: Request, error: TealError) -> dict[str, str]:
+        headers = {}
+        if (seconds := retry_after(error)) is not None:
+            headers["retry-after"] = seconds
+        if isinstance(error, Unauthenticated | InsufficientScope):
+            headers["www-authenticate"] = www_authenticate(error, self._resource.challenge(request))
+        return headers
+
+    async def _body(self, call: Call) -> bytes:
+        request = call.request
+        body = await self._exchange.raw_body(request)
+        if body:
+            bodies.require_json(request)
+            parsed = bodies.parse(body)
+            if not isinstance(parsed, dict):
+                raise InvalidRequest("body", "must be a JSON object")
+            call.body = parsed
+        return body
+
+
+async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuses a path that the library does not serve."""
+    scope[SCOPE].refused = NotFound("There is nothing at this path.")
+
+
+def with_cors(app: ASGIApp, exchange: Exchange) -> ASGIApp:
+    """The application as pages of those other origins may call it that the config names."""
+    origins = list(exchange.settings.cors_origins)
+    if not origins:
+        return app
+    exposed = ["retry-after", "www-authenticate"]
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+    )
+
+
+class _Replies:
+    """Passes on what the library sends, unless there is something to send instead."""
+
+    def __init__(self, call: Call, send: Send) -> None:
+        self._call = call
+        self._send = send
+        self._start: Message | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message  # held back: a stream's first event may be the one that is refused
+        elif self._call.refused is None and self._call.response is None:
+            if self._start is not None:
+                await self._send(self._start)
+                self._start = None
+            await self._send(message)
+
+
+def _read_before(body: bytes, receive: Receive) -> Receive:
+    """A body that was read already, then what comes behind it."""
+    due = True
+
+    async def again() -> Message:
+        nonlocal due
+        if due:
+            due = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again

@@ -1,0 +1,87 @@
+"""A caller's own requests, for protocols that know a request by its id alone."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from msgspec.structs import replace
+from starlette.types import Receive
+
+from tealagents.api.exchange import Exchange, RequestView
+from tealagents.domain import ids
+from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
+from tealagents.domain.events import Event, Paused, Recorded
+from tealagents.domain.models import ENDED, Caller, Message, RequestRecord
+from tealagents.state import keys, latest
+from tealagents.state.submission import NewMessage
+
+
+async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
+    """The request that a client names. `NotFound` also for what is no id.
+
+    `NotOwner` for another's, also to those who may read it otherwise.
+    """
+    try:
+        request_id = ids.canonical(name, "id")
+    except InvalidRequest as error:
+        raise NotFound(error.detail) from None
+    view = await exchange.request(caller, request_id)
+    if view.partition != exchange.service.records.partition(caller.user):
+        raise NotOwner(f"The request {request_id} belongs to another user.")
+    return view
+
+
+async def placed(
+    exchange: Exchange, caller: Caller, message: NewMessage, name: str, field: str
+) -> NewMessage:
+    """The message in the task that its client names, which begins with it where it is not there yet.
+
+    `InvalidRequest`, naming `field`, for what is no id; `NotOwner`.
+    """
+    task_id = ids.canonical(name, field)
+    try:
+        await exchange.locate(caller, keys.task, task_id)
+    except NotFound:
+        return replace(message, new_task_id=task_id)
+    return replace(message, task_id=task_id)
+
+
+async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:
+    """The request once it has ended or paused, as `Exchange.outcome`, wherever it runs."""
+    record = await exchange.outcome(view, receive)
+    if record.status in ("Running", "Queued"):
+        async for _ in exchange.follow(view):
+            pass
+        record = (await exchange.tasks.request(view.partition, record.request_id)).value
+    return replace(view, record=record)
+
+
+async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+    """The events behind `view.after` as `Exchange.follow`, through every pause to the end of the request."""
+    last: Event | None = Paused(None)
+    while isinstance(last, Paused):
+        last = None
+        async for batch in exchange.follow(view):
+            yield batch
+            last, view = batch[-1].event, replace(view, after=batch[-1].id)
+
+
+async def messages(exchange: Exchange, view: RequestView) -> list[Message]:
+    """The messages of a request so far, oldest first."""
+    record, tail = view.record, 0
+    if record.status not in ENDED:
+        tail = (await exchange.tasks.head(view.partition, record.task_id)).value.tail_seq
+    return await exchange.history.messages_of(view.partition, record, tail)
+
+
+async def page(
+    exchange: Exchange, caller: Caller, wanted: Callable[[RequestRecord], bool], token: str, limit: int
+) -> tuple[list[RequestView], str, int]:
+    """A page of the requests that are wanted, those that changed last first.
+
+    With it come the token of the next page, empty where there is none, and how many there are on all.
+    `InvalidRequest` for a token that this did not give out.
+    """
+    behind = latest.Changed.parse(token, "pageToken") if token else None
+    partition = exchange.service.records.partition(caller.user)
+    found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
+    views = [RequestView(record=each, partition=partition, caller=caller, own=True) for each in found.records]
+    return views, str(found.last or ""), found.total

@@ -1,0 +1,420 @@
+"""The operations of A2A over both bindings, held against what its specification asks of a text agent.
+
+The names in brackets are the requirements, as the public compatibility kit numbers them: see docs/a2a.md.
+"""
+
+import base64
+import threading
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+from a2a_talk import VERSION, Wire, answer, message, state, told
+
+from tealagents.testing.service import ServiceThread
+
+NOBODYS = "00000000-0000-4000-8000-000000000001"
+
+
+# --- sending -----------------------------------------------------------------------------------------
+
+
+def test_a_message_is_answered_with_a_task(wire: Wire) -> None:
+    """Ids of the service, an ended status with its time, the answer as an artifact, no history unasked.
+
+    [CORE-SEND-001, CORE-MULTI-001a, CORE-MULTI-003, CORE-EXECUTION-MODE-001, DM-TASK-001]
+    """
+    task, other = wire.send(), wire.send()
+    assert state(task) == "COMPLETED"
+    assert answer(task) == "Hello! How can I help?"
+    assert str(uuid.UUID(task["id"])) == task["id"] != other["id"]
+    assert str(uuid.UUID(task["contextId"])) == task["contextId"] != other["contextId"]
+    assert task["status"]["timestamp"].endswith("Z")
+    assert "history" not in task
+
+
+def test_a_context_is_a_conversation(wire: Wire, ada: httpx.Client) -> None:
+    """What is said in it later is answered by new tasks, and read as one history over v1alpha1."""
+    first = wire.send("My name is Ada.")
+    second = wire.send("What is my name?", contextId=first["contextId"])
+    assert second["contextId"] == first["contextId"]
+    assert second["id"] != first["id"]
+    assert "Ada" in answer(second)
+    listed = ada.get(f"/tasks/{first['contextId']}/messages").json()["items"]
+    assert [each["request_id"] for each in listed] == [first["id"]] * 2 + [second["id"]] * 2
+
+
+def test_a_client_may_name_its_context(wire: Wire, eves: Wire) -> None:
+    """A UUID that nobody has used becomes the context, for its owner alone; no other text does.
+
+    [CORE-MULTI-002, CORE-MULTI-002a]
+    """
+    context = str(uuid.uuid4())
+    assert wire.send(contextId=context)["contextId"] == context
+    assert wire.send(contextId=context)["contextId"] == context
+    assert eves.error("SendMessage", {"message": message(contextId=context)})[1] == "TASK_NOT_FOUND"
+    refused = wire.error("SendMessage", {"message": message(contextId="my context")})
+    assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS")
+
+
+def test_a_message_to_an_ended_task_is_refused(wire: Wire) -> None:
+    """[CORE-SEND-002]"""
+    task = wire.send()
+    code, reason = wire.error("SendMessage", {"message": message(taskId=task["id"])})
+    assert (code, reason) == (-32004 if wire.rpc else 400, "UNSUPPORTED_OPERATION")
+
+
+def test_ids_in_a_message_must_be_known_and_fit(wire: Wire) -> None:
+    """An unknown task is not found; a context that is not the task's is refused.
+
+    [CORE-MULTI-004, CORE-MULTI-006]
+    """
+    for unknown in (NOBODYS, "no id"):
+        refused = wire.error("SendMessage", {"message": message(taskId=unknown)})
+        assert refused == (-32001 if wire.rpc else 404, "TASK_NOT_FOUND")
+    task, other = wire.send(), wire.send()
+    mismatched = message(taskId=task["id"], contextId=other["contextId"])
+    assert wire.error("SendMessage", {"message": mismatched})[1] == "INVALID_PARAMS"
+
+
+def test_what_a_message_may_be_made_of(wire: Wire) -> None:
+    """Text, JSON and images; any other type is unsupported, and nothing is fetched. [CORE-SEND-003]"""
+    picture = {"raw": base64.b64encode(b"\x89PNG").decode(), "mediaType": "image/png"}
+    data = {"data": {"n": 12345678901234567, "half": 0.5}}
+    task = wire.send(parts=[{"text": "look"}, picture, data, {"text": "# hi", "mediaType": "text/markdown"}])
+    said = wire.get(task["id"])["history"][0]
+    assert said["role"] == "ROLE_USER"
+    assert said["parts"][:2] == [{"text": "look"}, picture]
+    assert said["parts"][2]["text"] == '{"n":12345678901234567,"half":0.5}'
+    for part in (
+        {"raw": "dGNr", "mediaType": "application/x-unsupported"},
+        {"raw": "dGNr"},
+        {"raw": "", "mediaType": "image/png"},
+        {"raw": "dGNr", "mediaType": "image/svg+xml"},
+        {"text": "x", "mediaType": "video/mp4"},
+        {"url": "http://127.0.0.1:1/secret"},
+        {"url": "data:image/png;base64,iVBORw0KGgo="},
+    ):
+        refused = wire.error("SendMessage", {"message": message(parts=[part])})
+        assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
+
+
+def test_an_answer_at_once_names_the_task_that_goes_on(wire: Wire) -> None:
+    """[CORE-EXECUTION-MODE-002]"""
+    configuration = {"returnImmediately": True}
+    task = wire.result("SendMessage", {"message": message("dripping"), "configuration": configuration})[
+        "task"
+    ]
+    assert state(task) in ("WORKING", "SUBMITTED")
+    *_, last = wire.stream("SubscribeToTask", {"id": task["id"]})
+    assert state(last["statusUpdate"]) == "COMPLETED"
+
+
+def test_a_repeated_message_is_answered_with_the_first_outcome(wire: Wire, model: Any) -> None:
+    """Whether it has ended or still runs, alone or as a stream; with other words its id is refused."""
+    sent = {"message": message("dripping")}
+    found: list[Any] = []
+
+    def send() -> None:
+        found.append(wire.call("SendMessage", sent).json())
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.append(wire.call("SendMessage", sent).json())
+    tasks = [(each["result"] if wire.rpc else each)["task"] for each in found]
+    assert [task["id"] for task in tasks] == [tasks[0]["id"]] * 5
+    assert {state(task) for task in tasks} == {"COMPLETED"}
+    events = list(wire.stream("SendStreamingMessage", sent))
+    assert events[0]["task"]["id"] == tasks[0]["id"]
+    assert told(events) == answer(tasks[0])
+    assert len(model.requests) == 1
+    other = {"message": {**sent["message"], "parts": [{"text": "something else"}]}}
+    assert wire.error("SendMessage", other)[1] == "INVALID_PARAMS"
+
+
+def test_the_same_message_over_both_bindings_is_one(service: ServiceThread, model: Any) -> None:
+    """The id of a message is its sender's, wherever it is sent."""
+    sent = {"message": message()}
+    with Wire(service, "JSONRPC") as rpc, Wire(service, "HTTP+JSON") as rest:
+        task = rpc.result("SendMessage", sent)["task"]
+        assert rest.result("SendMessage", sent)["task"]["id"] == task["id"]
+    assert len(model.requests) == 1
+
+
+def test_a_busy_context_says_so(wire: Wire) -> None:
+    """Another message in it is refused, naming the task that runs, until that is canceled."""
+    configuration = {"returnImmediately": True}
+    task = wire.result("SendMessage", {"message": message("for ever"), "configuration": configuration})[
+        "task"
+    ]
+    again = {"message": message("hello", contextId=task["contextId"])}
+    refused = wire.call("SendMessage", again)
+    assert wire.refusal(refused) == (-32000 if wire.rpc else 409, "TASK_BUSY")
+    error = refused.json()["error"]
+    assert (error["data"] if wire.rpc else error["details"])[0]["metadata"]["taskId"] == task["id"]
+    assert state(wire.result("CancelTask", {"id": task["id"]})) == "CANCELED"
+    assert state(wire.result("SendMessage", again)["task"]) == "COMPLETED"
+
+
+def test_what_the_model_service_refuses_ends_the_task_failed(wire: Wire) -> None:
+    """A failure is a state of the task, with what happened, and the context can be continued."""
+    task = wire.send("break")
+    assert state(task) == "FAILED"
+    assert "the model broke" in task["status"]["message"]["parts"][0]["text"]
+    assert state(wire.get(task["id"])) == "FAILED"
+    *_, last = wire.stream("SendStreamingMessage", {"message": message("break")})
+    assert state(last["statusUpdate"]) == "FAILED"
+    assert state(wire.send(contextId=task["contextId"])) == "COMPLETED"
+
+
+# --- streams -----------------------------------------------------------------------------------------
+
+
+def test_a_stream_begins_with_the_task_and_ends_with_it(wire: Wire) -> None:
+    """The task, its updates in order, its end, and then nothing.
+
+    [CORE-STREAM-001, CORE-STREAM-003, STREAM-ORDER-001, HTTP_JSON-SSE-001, JSONRPC-SSE-001]
+    """
+    events = list(wire.stream("SendStreamingMessage", {"message": message("count to three")}))
+    task = events[0]["task"]
+    assert state(task) in ("WORKING", "SUBMITTED")
+    states = [state(event["statusUpdate"]) for event in events[1:] if "statusUpdate" in event]
+    assert states == ["WORKING", "COMPLETED"]
+    assert state(events[-1]["statusUpdate"]) == "COMPLETED"
+    for event in events[1:]:
+        (update,) = event.values()
+        assert (update["taskId"], update["contextId"]) == (task["id"], task["contextId"])
+    assert told(events) == answer(wire.get(task["id"]))
+
+
+def test_text_that_comes_with_tool_calls_is_no_part_of_the_answer(wire: Wire) -> None:
+    """It is shown while it comes, and replaced by the answer; the task ends with the same artifact."""
+    events = list(wire.stream("SendStreamingMessage", {"message": message("think first")}))
+    pieces = [
+        event["artifactUpdate"]["artifact"]["parts"][0]["text"]
+        for event in events
+        if "artifactUpdate" in event
+    ]
+    assert pieces[0].startswith("let")
+    assert told(events) == "the answer" == answer(wire.get(events[0]["task"]["id"]))
+
+
+def test_followers_see_the_same_events_and_do_not_depend_on_each_other(wire: Wire) -> None:
+    """Each gets the task as it is, then every update in order, whoever leaves.
+
+    [STREAM-ORDER-002, STREAM-ORDER-003, STREAM-ORDER-004, STREAM-SUB-001, STREAM-SUB-002]
+    """
+    sending = wire.stream("SendStreamingMessage", {"message": message("dripping")})
+    task = next(sending)["task"]
+    leaves = wire.stream("SubscribeToTask", {"id": task["id"]})
+    assert state(next(leaves)["task"]) == "WORKING"
+    follower = wire.stream("SubscribeToTask", {"id": task["id"]})
+    first = next(follower)
+    assert first["task"]["id"] == task["id"]
+    leaves.close()
+    assert list(follower) == list(sending)
+
+
+def test_an_ended_task_is_not_followed(wire: Wire) -> None:
+    """[STREAM-SUB-003, STREAM-SUB-004]"""
+    task = wire.send()
+    refused = wire.error("SubscribeToTask", {"id": task["id"]})
+    assert refused == (-32004 if wire.rpc else 400, "UNSUPPORTED_OPERATION")
+    for unknown in (NOBODYS, "no id"):
+        refused = wire.error("SubscribeToTask", {"id": unknown})
+        assert refused == (-32001 if wire.rpc else 404, "TASK_NOT_FOUND")
+
+
+def test_subscribing_over_http_needs_no_body_and_no_content_type(service: ServiceThread) -> None:
+    """By POST as by GET."""
+    with Wire(service, "HTTP+JSON") as rest:
+        for verb in ("POST", "GET"):
+            task = rest.result("SendMessage", _at_once("dripping"))["task"]
+            with rest.client.stream(verb, f"/a2a/tasks/{task['id']}:subscribe") as stream:
+                assert stream.status_code == 200
+                assert stream.headers["content-type"].startswith("text/event-stream")
+                assert "COMPLETED" in stream.read().decode()
+
+
+def _at_once(words: str) -> dict[str, Any]:
+    return {"message": message(words), "configuration": {"returnImmediately": True}}
+
+
+# --- reading -----------------------------------------------------------------------------------------
+
+
+def test_a_task_is_read_as_it_stands(wire: Wire) -> None:
+    """While it runs and when it has ended, with its messages in the order they were exchanged.
+
+    [CORE-GET-001, CORE-HIST-004, CORE-HIST-005, CORE-HIST-006]
+    """
+    task = wire.result("SendMessage", _at_once("for ever"))["task"]
+    running = wire.get(task["id"])
+    assert state(running) == "WORKING"
+    assert [each["parts"][0]["text"] for each in running["history"]] == ["for ever"]
+    wire.result("CancelTask", {"id": task["id"]})
+    assert state(wire.get(task["id"])) == "CANCELED"
+    done = wire.get(wire.send("hello there")["id"])
+    assert [(each["role"], each["parts"][0]["text"]) for each in done["history"]] == [
+        ("ROLE_USER", "hello there"),
+        ("ROLE_AGENT", answer(done)),
+    ]
+
+
+def test_an_unknown_task_is_not_found(wire: Wire) -> None:
+    """[CORE-GET-002]"""
+    for unknown in (NOBODYS, "no id", "%00", "x" * 5000):
+        assert wire.error("GetTask", {"id": unknown}) == (-32001 if wire.rpc else 404, "TASK_NOT_FOUND")
+
+
+def test_how_much_history_is_the_clients_to_say(wire: Wire) -> None:
+    """None, some of the last, or all; less than none is refused. [CORE-HIST-001 to 003]"""
+    task = wire.send()
+    assert "history" not in wire.get(task["id"], historyLength=0)
+    assert [each["role"] for each in wire.get(task["id"], historyLength=1)["history"]] == ["ROLE_AGENT"]
+    assert len(wire.get(task["id"], historyLength=9)["history"]) == 2
+    assert wire.error("GetTask", {"id": task["id"], "historyLength": -1})[1] == "INVALID_PARAMS"
+    sent = {"message": message(), "configuration": {"historyLength": 2}}
+    assert len(wire.result("SendMessage", sent)["task"]["history"]) == 2
+    refused = {"message": message(), "configuration": {"historyLength": -1}}
+    assert wire.error("SendMessage", refused)[1] == "INVALID_PARAMS"
+
+
+def test_tasks_are_listed_those_that_changed_last_first(wire: Wire, eves: Wire) -> None:
+    """Page by page, the caller's own, without artifacts unless they are asked for.
+
+    [CORE-LIST-001, CORE-LIST-002, CORE-LIST-003, CORE-LIST-004, CORE-LIST-005]
+    """
+    first = wire.send()
+    tasks = [first, *(wire.send(contextId=first["contextId"]) for _ in range(4))]
+    newest = [task["id"] for task in reversed(tasks)]
+    query: dict[str, Any] = {"contextId": first["contextId"], "pageSize": 2}
+    pages = [wire.result("ListTasks", query)]
+    while token := pages[-1]["nextPageToken"]:
+        pages.append(wire.result("ListTasks", {**query, "pageToken": token}))
+    assert [task["id"] for page in pages for task in page["tasks"]] == newest
+    assert [len(page["tasks"]) for page in pages] == [2, 2, 1]
+    assert {(page["totalSize"], page["pageSize"]) for page in pages} == {(5, 2)}
+    assert not any("artifacts" in task for page in pages for task in page["tasks"])
+    full = wire.result(
+        "ListTasks", {"contextId": first["contextId"], "includeArtifacts": True, "historyLength": 1}
+    )
+    assert [answer(task) for task in full["tasks"]] == ["Hello! How can I help?"] * 5
+    assert [len(task["history"]) for task in full["tasks"]] == [1] * 5
+    assert eves.result("ListTasks", {"contextId": first["contextId"]})["tasks"] == []
+
+
+def test_lists_are_filtered(wire: Wire) -> None:
+    """By status and by the time of its last change; what no list can be asked for is refused."""
+    done = wire.send()
+    failed = wire.send("break", contextId=done["contextId"])
+    context = {"contextId": done["contextId"]}
+    listed = wire.result("ListTasks", {**context, "status": "TASK_STATE_FAILED"})
+    assert [task["id"] for task in listed["tasks"]] == [failed["id"]]
+    since = wire.result("ListTasks", {**context, "statusTimestampAfter": failed["status"]["timestamp"]})
+    assert failed["id"] in [task["id"] for task in since["tasks"]]
+    assert not wire.result("ListTasks", {**context, "statusTimestampAfter": "2999-01-01T00:00:00Z"})["tasks"]
+    for wrong in ({"pageSize": 0}, {"pageSize": 101}, {"pageToken": "x"}, {"historyLength": -1}):
+        assert wire.error("ListTasks", {**context, **wrong})[1] == "INVALID_PARAMS", wrong
+
+
+# --- canceling ---------------------------------------------------------------------------------------
+
+
+def test_a_running_task_is_canceled_once(wire: Wire) -> None:
+    """It is when the call returns; what has ended, or is unknown, cannot be.
+
+    [CORE-CANCEL-001, CORE-CANCEL-002, CORE-CANCEL-003]
+    """
+    stream = wire.stream("SendStreamingMessage", {"message": message("for ever")})
+    task = next(stream)["task"]
+    assert state(wire.result("CancelTask", {"id": task["id"]})) == "CANCELED"
+    *_, last = stream
+    assert state(last["statusUpdate"]) == "CANCELED"
+    for ended in (task, wire.send()):
+        refused = wire.error("CancelTask", {"id": ended["id"]})
+        assert refused == (-32002 if wire.rpc else 400, "TASK_NOT_CANCELABLE")
+    assert wire.error("CancelTask", {"id": NOBODYS}) == (-32001 if wire.rpc else 404, "TASK_NOT_FOUND")
+
+
+# --- what is not supported, and versions -------------------------------------------------------------
+
+
+def test_what_the_card_does_not_declare_is_refused(wire: Wire) -> None:
+    """Push notifications, also those asked for with a message, and the extended card.
+
+    [CORE-CAP-001, CORE-CAP-003]
+    """
+    task = wire.send()
+    config = {"taskId": task["id"], "url": "http://127.0.0.1:1/hook"}
+    for method, params in (
+        ("CreateTaskPushNotificationConfig", config),
+        ("GetTaskPushNotificationConfig", {"taskId": task["id"], "id": "x"}),
+        ("ListTaskPushNotificationConfigs", {"taskId": task["id"]}),
+        ("DeleteTaskPushNotificationConfig", {"taskId": task["id"], "id": "x"}),
+        (
+            "SendMessage",
+            {"message": message(), "configuration": {"taskPushNotificationConfig": {"url": "http://x/"}}},
+        ),
+    ):
+        refused = wire.error(method, params)
+        assert refused == (-32003 if wire.rpc else 400, "PUSH_NOTIFICATION_NOT_SUPPORTED"), method
+    assert wire.error("GetExtendedAgentCard")[1] == "UNSUPPORTED_OPERATION"
+
+
+def test_versions_are_told_apart(wire: Wire) -> None:
+    """Any 1.x is served, none given means 0.3, and what is not supported is named.
+
+    [VER-SERVER-001, VER-SERVER-002, VER-SERVER-003, VER-CLIENT-002]
+    """
+    for version, served in (("1.0", True), ("1.0.1", True), ("99.0", False), ("x", False), ("", False)):
+        wire.client.headers.update({"a2a-version": version})
+        response = wire.call("ListTasks")
+        if served:
+            assert "error" not in response.json()
+        else:
+            assert wire.refusal(response) == (-32009 if wire.rpc else 400, "VERSION_NOT_SUPPORTED"), version
+
+
+def test_json_rpc_is_served_with_a_slash_as_well(service: ServiceThread) -> None:
+    """Clients that join the URL and an empty path put one there."""
+    body = {"jsonrpc": "2.0", "id": "x", "method": "ListTasks", "params": {}}
+    with service.client(headers=VERSION) as client:
+        assert client.post("/a2a/", json=body).json()["id"] == "x"
+
+
+def test_json_rpc_errors_are_those_of_json_rpc(service: ServiceThread) -> None:
+    """Unknown methods, wrong parameters, no requests at all.
+
+    [JSONRPC-ERR-001, JSONRPC-ERR-002, JSONRPC-FMT-001]
+    """
+    with service.client(headers=VERSION) as client:
+        for body, code in (
+            ({"jsonrpc": "2.0", "id": 1, "method": "Nothing"}, -32601),
+            ({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {}}, -32602),
+            ({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": 5}}, -32602),
+            ({"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": []}, -32602),
+            ({"jsonrpc": "1.0", "id": 1, "method": "GetTask"}, -32600),
+            ({"jsonrpc": "2.0", "id": 1}, -32600),
+            ([], -32600),
+            ("text", -32600),
+        ):
+            answered = client.post("/a2a", json=body)
+            assert answered.status_code == 200, answered.text
+            assert answered.headers["content-type"] == "application/json"
+            assert answered.json()["jsonrpc"] == "2.0"
+            assert answered.json()["error"]["code"] == code, body
+
+
+@pytest.mark.parametrize("field", ["messageId", "role", "parts"])
+def test_a_message_needs_its_required_fields(wire: Wire, field: str) -> None:
+    """They are checked before anything is done. [CORE-ERR-001, CORE-ERR-002, DM-MSG-001]"""
+    sent = message()
+    del sent[field]
+    assert wire.error("SendMessage", {"message": sent})[1] == "INVALID_PARAMS"
+    assert wire.error("SendStreamingMessage", {"message": sent})[1] == "INVALID_PARAMS"
+    assert wire.error("SendMessage", {"message": message(role="ROLE_AGENT")})[1] == "INVALID_PARAMS"
