@@ -123,3 +123,15 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/index.md").read_text()
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert {page for page in pages if f"]({page})" not in index} == set()
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    """A promise is as good as its test: each is there under this name."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/security.md").read_text())
+    assert len(named) > 30
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not re.search(rf"^(?:async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert missing == []
