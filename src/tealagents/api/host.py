@@ -1,7 +1,7 @@
 """The application: every protocol under its own path, over one exchange."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.routing import Match, Router
@@ -25,7 +25,7 @@ class Host:
         self._others = sorted(protocols[1:], key=lambda served: -len(served.path))
         self._discovery = Router([route for served in self._others for route in served.discovery])
         self.lifespan = lifespan
-        self._starlette = Starlette(lifespan=lifespan)
+        self._starlette = Starlette(lifespan=self._opened)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -40,6 +40,15 @@ class Host:
             # where GET is there HEAD is; the server, whose own scope says HEAD, leaves out the body
             scope = {**scope, "method": "GET", sse.HEAD: True}
         await self._owner(scope)(scope, receive, send)
+
+    @asynccontextmanager
+    async def _opened(self, app: object) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for served in self._others:
+                if served.lifespan is not None:
+                    await stack.enter_async_context(served.lifespan())
+            await stack.enter_async_context(self.lifespan(app))
+            yield
 
     def _owner(self, scope: Scope) -> ASGIApp:
         if not self._others:

@@ -5,6 +5,7 @@ folder knows of it but this table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import cast
 
@@ -25,6 +26,8 @@ class Served(Struct, frozen=True, kw_only=True):
     discovery: Sequence[BaseRoute] = ()
     #: what `GET /` says of it: names and paths
     urls: Mapping[str, str] = {}
+    #: what it keeps open while it is served: entered before the agent is, left after it
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
 
 
 #: builds a protocol over an exchange, at a path
@@ -35,6 +38,7 @@ PROTOCOLS: Mapping[str, tuple[str, str]] = {
     "tealagents/v1alpha1": ("", "tealagents.api.v1alpha1.app:build"),
     "openai": ("/openai/v1", "tealagents.api.openai.app:build"),
     "a2a": ("/a2a", "tealagents.api.a2a.app:build"),
+    "mcp": ("/mcp", "tealagents.api.mcp.app:build"),
 }
 
 

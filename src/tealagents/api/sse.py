@@ -7,7 +7,8 @@ events that are there are sent in one write, so a burst costs one write and no p
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -109,6 +110,24 @@ class EventStream(Response):
             watcher.cancel()
 
 
+@contextlib.asynccontextmanager
+async def patient(scope: Scope, send: Send) -> AsyncIterator[Send]:
+    """A `send` for a response that a library makes; gives a client up that takes nothing, also of its end."""
+    sending = _Sending(send, scope.get(_TRANSPORT), math.inf, lambda: None)
+
+    async def hand_over(message: Message) -> None:
+        last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await sending.write(message)
+        if last:
+            await sending.taken()
+
+    sending.watch()
+    try:
+        yield hand_over
+    finally:
+        sending.stop()
+
+
 class _Sending:
     """Hands a response to the server; keeps the connection alive; gives up a client that takes nothing."""
 
@@ -133,15 +152,24 @@ class _Sending:
         self._ping: asyncio.Task[None] | None = None
 
     async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+        await self.write({"type": "http.response.start", "status": 200, "headers": headers})
+        self.watch()
+
+    def watch(self) -> None:
+        """Begins to look whether the client takes what it is sent."""
+        self._last = self._loop.time()
         self._tick()
 
     async def body(self, data: bytes, *, more: bool = True) -> None:
-        await self._write({"type": "http.response.body", "body": data, "more_body": more})
+        await self.write({"type": "http.response.body", "body": data, "more_body": more})
 
     async def end(self) -> None:
         """Ends the response; returns when the client has taken it, as far as that can be seen."""
         await self.body(b"", more=False)
+        await self.taken()
+
+    async def taken(self) -> None:
+        """Returns when the client has taken what it was sent, or is given up."""
         self._waiting += 1  # for the client, and no longer for the server
         await asyncio.sleep(0)
         while self._buffered():  # noqa: ASYNC110 - nobody tells
@@ -153,7 +181,7 @@ class _Sending:
         if self._ping is not None and not self._ping.done():
             self._ping.cancel()
 
-    async def _write(self, message: Message) -> None:
+    async def write(self, message: Message) -> None:
         if not self._waiting:
             self._last = self._loop.time()
         self._waiting += 1

@@ -1,0 +1,95 @@
+"""Results of calls, as text for the host's model and as structured content; and errors outside of calls."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, CallToolResult, TextContent
+from msgspec.structs import asdict
+from starlette.responses import Response
+
+from tealagents.api.decisions import pending
+from tealagents.api.gate import Call
+from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
+from tealagents.domain.models import Approval, Json, RequestRecord
+
+#: how the ids of the domain are called here
+_IDS = {"task_id": "conversation", "request_id": "request_id", "approval_id": "approval_id"}
+#: what to do about an error, where this protocol has a way of its own
+_ADVICE = {
+    "task_busy": " Call again when its answer is there, or begin a new conversation.",
+    "idempotency_key_reused": " Use a new idempotency_key for other arguments.",
+    "approval_pending": " Ask the user, then call `decide` with request_id {request_id} and approval_id "
+    "{approval_id}.",
+}
+_UNKNOWN = NotFound("There is no such conversation or request. Check the id; it may have been deleted.")
+
+
+def of_request(record: RequestRecord) -> CallToolResult:
+    """A request that has ended or paused."""
+    found: Json = {**_ids(record.ids), "status": record.status}
+    if record.pause is not None:
+        approval = {**pending(record.pause), "message": record.pause.message}
+        return _result(_paused(record.pause), {**found, "approval": approval})
+    if record.error is not None:
+        error = {"code": record.error.code, "message": record.error.detail}
+        return _result(record.error.detail, {**found, "error": error}, is_error=True)
+    extra = {"extra_data": record.extra_data} if record.extra_data else {}
+    return _result(record.output, {**found, "output": record.output, "usage": asdict(record.usage), **extra})
+
+
+def of_error(error: TealError) -> CallToolResult:
+    """A call that was refused, or whose end cannot be reported: the model can read what is wrong with it."""
+    if isinstance(error, NotOwner | NotFound):
+        error = _UNKNOWN
+    text = error.detail + _ADVICE.get(error.code, "").format_map({"approval_id": "", **error.ids})
+    said: Json = {"code": error.code, "message": text}
+    if (seconds := retry_after(error)) is not None:
+        said["retry_after_seconds"] = int(seconds)
+    return _result(text, {**_ids(error.ids), "status": "Refused", "error": said}, is_error=True)
+
+
+def _result(text: str, structured: Json, *, is_error: bool = False) -> CallToolResult:
+    content = [TextContent(type="text", text=text)]
+    return CallToolResult(content=[*content], structured_content=structured, is_error=is_error)
+
+
+def _ids(known: Mapping[str, str]) -> Json:
+    return {_IDS[name]: value for name, value in known.items() if name in _IDS}
+
+
+def _paused(pause: Approval) -> str:
+    """What a host is told that cannot ask its user in the middle of a call."""
+    links = "".join(f"\nTo authorize {each['server']}: {each['url']}" for each in pause.authorizations)
+    return (
+        f"{question(pause)}{links}\nAsk the user; do not decide for them. Then call `decide` with request_id "
+        f"{pause.request_id}, approval_id {pause.approval_id}, and the action approve or reject."
+    )
+
+
+def question(pause: Approval) -> str:
+    """A pause in words, and the calls that wait."""
+    return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
+
+
+# --- outside of calls ----------------------------------------------------------------------------
+
+
+def respond(_: Call, error: TealError, headers: Mapping[str, str]) -> Response:
+    """The response for a request that the gate has refused."""
+    status = status_of(error)
+    if isinstance(error, InvalidRequest):
+        status = 415 if error.field == "Content-Type" else 400
+        malformed = error.malformed and error.field == "body"
+        return _error(status, PARSE_ERROR if malformed else INVALID_REQUEST, error.detail, headers)
+    return _error(status, INVALID_REQUEST if status < 500 else INTERNAL_ERROR, error.detail, headers)
+
+
+def misplaced(status: int, text: str) -> Response:
+    """The response for a request from where none may come."""
+    return _error(status, INVALID_REQUEST, text, {})
+
+
+def _error(status: int, code: int, text: str, headers: Mapping[str, Any]) -> Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": text}}
+    return json_response(body, status=status, headers=headers)

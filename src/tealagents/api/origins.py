@@ -1,0 +1,59 @@
+"""Which pages may call the service through the browsers of its users: a guard against DNS rebinding.
+
+A page's origin must be known, and on loopback the name under which the service is called, too: else a page
+anywhere could reach a service that only its user can reach.
+"""
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tealagents.api.settings import ApiSettings
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_FOREIGN = "Pages of this origin may not call the service. The operator lists them in cors_origins."
+_UNKNOWN = "The service is not known under this name. The operator sets it with TA_PUBLIC_URL."
+#: the response for what is refused: status and reason
+Respond = Callable[[int, str], Response]
+
+
+class KnownOrigins:
+    """Hands on what comes from no page, or from one of an origin that may call."""
+
+    def __init__(self, app: ASGIApp, settings: ApiSettings, respond: Respond) -> None:
+        self._app = app
+        self._respond = respond
+        self._origins = set(settings.cors_origins)
+        self._names = set(_LOOPBACK)
+        if settings.public_url:
+            parts = urlsplit(settings.public_url)
+            self._origins.add(f"{parts.scheme}://{parts.netloc}")
+            self._names.add(parts.hostname or "")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refused(Request(scope))
+        await (refused or self._app)(scope, receive, send)
+
+    def _refused(self, request: Request) -> Response | None:
+        server, _ = request.scope.get("server") or ("", None)
+        local = server in _LOOPBACK
+        for origin in request.headers.getlist("origin"):
+            if origin not in self._origins and not (local and _host(origin) in _LOOPBACK):
+                return self._respond(
+                    403,
+                    "Pages of this origin may not call the service. The operator lists them in cors_origins.",
+                )
+        if local and _host(f"//{request.headers.get('host', '')}") not in self._names:
+            return self._respond(421, _UNKNOWN)
+        return None
+
+
+def _host(url: str) -> str:
+    """The host of a URL, without its port; empty for what is no URL."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,248 @@
+"""Asking the agent from hosts of both eras: conversations, progress, keys, errors, cancellation."""
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import mcp_types as types
+import pytest
+from mcp.shared.exceptions import MCPError
+from mcp_talk import Era, ask, asking, error, headers_of, host, modern, opened, post, serving
+
+from tealagents.testing.service import ServiceThread, offline_service
+
+NOBODYS = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
+SLOW = {
+    "rules": [
+        {"when": {"text": "for ever"}, "reply": {"pieces": ["begun ", {"text": "end", "delay_ms": 600_000}]}},
+        {"when": {"text": "slowly"}, "reply": {"text": "a b c d", "headers_delay_ms": 400}},
+    ]
+}
+
+
+async def test_the_agent_is_two_tools(service: ServiceThread, era: Era) -> None:
+    """Described as the agent is, with schemas of what they take and give."""
+    async with host(service, era) as client:
+        assert client.server_info.name == "Tester"
+        assert "An agent under test." in (client.instructions or "")
+        asked, decide = (await client.list_tools()).tools
+    assert (asked.name, decide.name) == ("ask", "decide")
+    assert "An agent under test." in (asked.description or "")
+    assert asked.input_schema["required"] == ["message"]
+    assert set(asked.input_schema["properties"]) == {"message", "conversation", "idempotency_key"}
+    assert decide.input_schema["required"] == ["request_id"]
+    assert asked.output_schema == decide.output_schema
+
+
+async def test_a_conversation_is_continued_and_is_the_same_over_the_own_api(
+    service: ServiceThread, era: Era
+) -> None:
+    """The agent remembers; the conversation's id is the task's."""
+    async with host(service, era) as client:
+        first = await ask(client, "My name is Ada.")
+        assert first["status"] == "Completed"
+        again = await ask(client, "What is my name?", conversation=first["conversation"])
+    assert "Ada" in again["output"]
+    assert again["conversation"] == first["conversation"]
+    assert again["usage"]["total_tokens"] > 0
+    with service.client() as own:
+        messages = own.get(f"/tasks/{first['conversation']}/messages").json()["items"]
+        assert [message["request_id"] for message in messages] == [
+            *[first["request_id"]] * 2,
+            *[again["request_id"]] * 2,
+        ]
+        followed = own.post(
+            "",
+            json={
+                "task_id": first["conversation"],
+                "items": [{"content_type": "text", "content": "What is my name?"}],
+            },
+        )
+        assert "Ada" in followed.json()["content"]["output"]
+
+
+async def test_progress_is_the_text_as_it_comes_and_the_tools_as_they_run(
+    service: ServiceThread, era: Era, tmp_path: Any
+) -> None:
+    """Rising numbers; what was said adds up to the answer."""
+    seen: list[tuple[float, str]] = []
+
+    async def progress(number: float, total: float | None, message: str | None) -> None:
+        assert total is None
+        seen.append((number, message or ""))
+
+    async with host(service, era) as client:
+        await client.call_tool("ask", {"message": "pieces-6@5ms"}, progress_callback=progress)
+        assert "".join(message for _, message in seen) == "1 2 3 4 5 6"
+        assert [number for number, _ in seen] == sorted({number for number, _ in seen})
+        seen.clear()
+        words = f"call Work-note {json.dumps({'file': str(tmp_path / 'x'), 'line': 'hi'})}"
+        await client.call_tool("ask", {"message": words}, progress_callback=progress)
+        whole = "".join(message for _, message in seen)
+        assert "[calling Work-note]" in whole
+        assert "[Work-note returned]" in whole
+
+
+async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, era: Era) -> None:
+    """Also while the first still runs: both get its answer. With other arguments it is refused."""
+    with serving(SLOW) as (slow, model):
+        async with host(slow, era) as one, host(slow, era) as two:
+            first, second = await asyncio.gather(
+                ask(one, "slowly", idempotency_key="k"), ask(two, "slowly", idempotency_key="k")
+            )
+            assert first == second == await ask(one, "slowly", idempotency_key="k")
+            assert len(model.requests) == 1
+            assert error(await ask(one, "other", idempotency_key="k")) == "idempotency_key_reused"
+        async with host(slow, era, "eve") as eve:
+            assert (await ask(eve, "hello", idempotency_key="k"))["request_id"] != first["request_id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "where"),
+    [
+        ({}, "invalid_request", "message"),
+        ({"message": ""}, "invalid_request", "message"),
+        ({"message": 5}, "invalid_request", "message"),
+        ({"message": "hi", "temperature": 2}, "invalid_request", "temperature"),
+        ({"message": "hi", "conversation": "nonsense"}, "invalid_request", "conversation"),
+        ({"message": "hi", "conversation": NOBODYS}, "not_found", ""),
+        ({"message": "hi", "idempotency_key": ""}, "invalid_request", "idempotency_key"),
+        ({"message": "hi", "idempotency_key": "k" * 256}, "invalid_request", "idempotency_key"),
+    ],
+)
+async def test_what_cannot_be_meant_is_an_error_that_the_model_can_read(
+    service: ServiceThread, era: Era, arguments: Any, code: str, where: str
+) -> None:
+    """A result of the tool, which names the field."""
+    async with host(service, era) as client:
+        result = await client.call_tool("ask", arguments)
+        assert result.is_error
+        assert error(result.structured_content) == code
+        assert where in result.structured_content["error"]["message"]
+        with pytest.raises(MCPError, match="Unknown tool"):
+            await client.call_tool("erase", {})
+
+
+async def test_what_failed_says_so(era: Era) -> None:
+    """A model that fails is a result with its code and the ids; the conversation goes on."""
+    script = {"rules": [{"when": "fail", "reply": {"error": {"status": 400}}}]}
+    with serving(script) as (service, _):
+        async with host(service, era) as client:
+            failed = await ask(client, "fail")
+            assert (failed["status"], failed["error"]["code"]) == ("Failed", "model_error")
+            after = await ask(client, "hello", conversation=failed["conversation"])
+            assert after["status"] == "Completed"
+
+
+async def test_a_busy_conversation_says_so(era: Era) -> None:
+    """The second message is refused, and told when to come back."""
+    with serving(SLOW) as (service, _):
+        async with host(service, era) as client, host(service, era) as other:
+            conversation = (await ask(client, "hello"))["conversation"]
+            running = asyncio.ensure_future(ask(client, "slowly", conversation=conversation))
+            with service.client() as own:
+                await _until(lambda: own.get(f"/tasks/{conversation}").json()["status"] == "Running")
+            busy = await ask(other, "me, too", conversation=conversation)
+            assert error(busy) == "task_busy"
+            assert busy["error"]["retry_after_seconds"] >= 1
+            assert busy["conversation"] == conversation
+            assert (await running)["status"] == "Completed"
+
+
+async def test_giving_a_call_up_cancels_its_request(era: Era) -> None:
+    """By closing the stream in 2026-07-28, by a notification before: what runs is ended, and nothing else."""
+    with serving(SLOW) as (service, _):
+        async with host(service, era) as client:
+            calling = asyncio.ensure_future(ask(client, "for ever"))
+            with service.client() as own:
+                await _until(lambda: own.get("/tasks?status=Running").json()["items"])
+                calling.cancel()
+                await _until(lambda: own.get("/tasks?status=Canceled").json()["items"])
+            assert (await ask(client, "hello"))["status"] == "Completed"
+
+
+def test_closing_the_stream_of_an_older_call_does_not_cancel_it() -> None:
+    """In 2025-11-25 a connection that breaks is no cancellation."""
+    body = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "tools/call",
+        "params": {"name": "ask", "arguments": {"message": "slowly"}, "_meta": {"progressToken": "p"}},
+    }
+    with serving(SLOW) as (service, _), service.client() as own:
+        _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
+        _wait(lambda: own.get("/tasks?status=Completed").json()["items"])
+
+
+def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels() -> None:
+    """With `on_disconnect: cancel`."""
+    body = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "tools/call",
+        "params": {"name": "ask", "arguments": {"message": "for ever"}},
+    }
+    with serving(SLOW, on_disconnect="cancel") as (service, _), service.client() as own:
+        _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
+        _wait(lambda: own.get("/tasks?status=Canceled").json()["items"])
+
+
+def test_an_answer_is_plain_json_where_nothing_is_to_be_shown_before(service: ServiceThread) -> None:
+    """Without a progress token a quick answer opens no stream."""
+    with service.client() as client:
+        answer = post(client, asking("hello"))
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        result = answer.json()["result"]
+        assert result["structuredContent"]["status"] == "Completed"
+        assert types.CallToolResult.model_validate(result)
+
+
+def test_what_the_server_can_do_is_discovered(service: ServiceThread) -> None:
+    """Tools, and nothing else: neither prompts nor resources nor subscriptions."""
+    with service.client() as client:
+        found = post(client, modern("server/discover")).json()["result"]
+    assert set(found["capabilities"]) == {"tools"}
+    assert found["supportedVersions"] == ["2026-07-28"]
+
+
+def test_nothing_is_imported_where_it_is_not_served(service: ServiceThread) -> None:
+    """Without the protocol there is neither its path nor its discovery document."""
+    with offline_service() as (plain, _), plain.client() as client:
+        assert post(client, asking("hello")).status_code == 404
+        known = httpx.get(f"{plain.root}/.well-known/oauth-protected-resource{plain.prefix}/mcp")
+        assert known.status_code == 404
+
+
+# --- tools of the tests --------------------------------------------------------------------------
+
+
+async def _until(true: Any) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
+def _wait(true: Any) -> None:
+    asyncio.run(_until(true))
+
+
+def _leave(service: ServiceThread, body: Any, era: Era, when: Any) -> None:
+    """Sends a call over a plain connection, and closes that when something is true."""
+    data = json.dumps(body).encode()
+    headers = {**headers_of(body, era), "authorization": "Bearer ada", "content-type": "application/json"}
+    with service.client() as client:
+        headers["mcp-session-id"] = opened(client)
+    head = f"POST {service.prefix}/mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection(("127.0.0.1", service.port)) as link:
+        link.sendall(head.encode() + b"\r\n" + data)
+        deadline = time.monotonic() + 20
+        while not when():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,146 @@
+"""What the tests of the agent as an MCP server share: the SDK's client in both eras, and plain requests."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import httpx2
+import mcp_types as types
+from mcp.client import Client, ClientRequestContext
+from mcp.client.streamable_http import streamable_http_client
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import RunningService, ServiceThread, offline_service
+
+Json = dict[str, Any]
+Era = Literal["2026-07-28", "2025-11-25"]
+#: what a user is asked, and what they answer
+Asked = types.ElicitRequestFormParams | types.ElicitRequestURLParams
+User = Callable[[Asked], types.ElicitResult | Awaitable[types.ElicitResult]]
+
+ERAS: tuple[Era, ...] = ("2026-07-28", "2025-11-25")
+PLUGINS = Path(__file__).parent / "working" / "custom_plugins.py"
+#: an agent with tools, served as an MCP server
+SPEC: Json = {"protocols": ["mcp"], "agent": {"plugins": ["Work"]}}
+ACCEPT = "application/json, text/event-stream"
+
+
+@contextmanager
+def serving(
+    script: Any = None, env: dict[str, str] | None = None, **spec: Any
+) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    """A service that is an MCP server."""
+    with offline_service(
+        script, {"TA_PLUGIN_MODULE": str(PLUGINS), **(env or {})}, **{**SPEC, **spec}
+    ) as pair:
+        yield pair
+
+
+@asynccontextmanager
+async def host(
+    service: RunningService, era: Era, user: str = "ada", human: User | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """An MCP host of an era; `human` is its user, without whom it cannot ask anybody."""
+
+    async def ask(_: ClientRequestContext, asked: Asked) -> types.ElicitResult:
+        assert human is not None
+        answer = human(asked)
+        return answer if isinstance(answer, types.ElicitResult) else await answer
+
+    headers = {"authorization": f"Bearer {user}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        Client(
+            streamable_http_client(f"{service.url}/mcp", http_client=http),
+            mode="legacy" if era == "2025-11-25" else "auto",
+            elicitation_callback=ask if human is not None else None,
+            **options,
+        ) as client,
+    ):
+        assert client.protocol_version == era
+        yield client
+
+
+async def ask(client: Client, message: str, **arguments: Any) -> Json:
+    """What `ask` answers, its structured content; the text says the same."""
+    return told(await client.call_tool("ask", {"message": message, **arguments}))
+
+
+def told(result: types.CallToolResult) -> Json:
+    structured: Json = result.structured_content
+    assert result.is_error is (structured["status"] in ("Failed", "Canceled", "Refused")), structured
+    (content,) = result.content
+    assert isinstance(content, types.TextContent)
+    said = structured.get("output") or structured.get("error", {}).get("message") or content.text
+    assert content.text == said
+    return structured
+
+
+def error(structured: Json) -> str:
+    """The code of a call that was refused."""
+    assert structured["status"] == "Refused", structured
+    code: str = structured["error"]["code"]
+    return code
+
+
+def approving(asked: Asked) -> types.ElicitResult:
+    return accepted(action="approve") if asked.mode == "form" else accepted()
+
+
+def accepted(**content: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content=content or None)
+
+
+def call(tool: str, **arguments: Any) -> str:
+    """The words that make the offline model call a tool."""
+    return f"call {tool} {json.dumps(arguments)}"
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+# --- without a client between --------------------------------------------------------------------
+
+
+def modern(method: str, params: Json | None = None, *, elicits: bool = False, **meta: Any) -> Json:
+    """A request of 2026-07-28."""
+    capabilities = {"elicitation": {"form": {}, "url": {}}} if elicits else {}
+    about = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": capabilities,
+        **meta,
+    }
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**(params or {}), "_meta": about}}
+
+
+def asking(message: str, *, elicits: bool = False, **arguments: Any) -> Json:
+    params = {"name": "ask", "arguments": {"message": message, **arguments}}
+    return modern("tools/call", params, elicits=elicits)
+
+
+def headers_of(body: Json, era: Era = "2026-07-28") -> dict[str, str]:
+    """The headers that go with a request."""
+    headers = {"accept": ACCEPT, "mcp-protocol-version": era, "mcp-method": body["method"]}
+    name = body.get("params", {}).get("name")
+    return {**headers, "mcp-name": name} if isinstance(name, str) else headers
+
+
+def post(client: httpx.Client, body: Json, **headers: str) -> httpx.Response:
+    return client.post("/mcp", json=body, headers={**headers_of(body), **headers})
+
+
+def opened(client: httpx.Client, era: Era = "2025-11-25") -> str:
+    """The id of a new session."""
+    params = {"protocolVersion": era, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    answer = client.post("/mcp", json=body, headers={"accept": ACCEPT})
+    assert answer.status_code == 200, answer.text
+    session: str = answer.headers["mcp-session-id"]
+    done = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    headers = {"accept": ACCEPT, "mcp-session-id": session}
+    assert client.post("/mcp", json=done, headers=headers).status_code == 202
+    return session
