@@ -45,9 +45,9 @@ async def host(
 ) -> AsyncIterator[Client]:
     """An MCP host of an era; `human` is its user, without whom it cannot ask anybody."""
 
-    async def ask(_: ClientRequestContext, asked: Asked) -> types.ElicitResult:
+    async def ask(context: ClientRequestContext, params: Asked) -> types.ElicitResult:
         assert human is not None
-        answer = human(asked)
+        answer = human(params)
         return answer if isinstance(answer, types.ElicitResult) else await answer
 
     headers = {"authorization": f"Bearer {user}"}
@@ -108,7 +108,7 @@ def lines(file: Path) -> list[str]:
 
 def modern(method: str, params: Json | None = None, *, elicits: bool = False, **meta: Any) -> Json:
     """A request of 2026-07-28."""
-    capabilities = {"elicitation": {"form": {}, "url": {}}} if elicits else {}
+    capabilities: Json = {"elicitation": {"form": {}, "url": {}}} if elicits else {}
     about = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": capabilities,

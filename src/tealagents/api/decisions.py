@@ -26,7 +26,9 @@ class _OfCall(_Strict):
     is_error: bool = False
 
 
-class _Decision(_Strict):
+class Decision(_Strict):
+    """What is decided of a pause: of every call, or of each."""
+
     action: Action | None = None
     reason: Annotated[str, Field(max_length=4000)] | None = None
     decisions: list[_OfCall] = []
@@ -37,7 +39,7 @@ def decision(value: Any) -> Command:
     """What was decided. `approval_id` says of which pause; a request's first needs none. `InvalidRequest`."""
     if not isinstance(value, dict):
         raise InvalidRequest("decision", 'must be an object, such as {"action": "approve"}')
-    given = bodies.validated(_Decision, value)
+    given = bodies.validated(Decision, value)
     approval_id = given.approval_id
     return Command(
         action=given.action,

@@ -22,10 +22,9 @@ from tealagents.api import bodies, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
-from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
+from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Recorded, redacted
-from tealagents.domain.models import Approval, Caller, ClientTool, Failure, Head, Json, RequestRecord
+from tealagents.domain.models import Caller, ClientTool, Failure, Head, Json, RequestRecord
 from tealagents.domain.ports import Authenticator
 from tealagents.engine.agent import Agent
 from tealagents.engine.approvals import Approvals, Command
@@ -243,28 +242,6 @@ class Exchange:
         record = (await self.tasks.request(partition, request_id)).value
         return RequestView(record=record, partition=partition, caller=caller, own=True)
 
-    async def own(self, caller: Caller, name: str) -> RequestView:
-        """The request that a client names, one of the caller's own; `NotFound` also for what is no id.
-
-        `NotOwner` also for those who may read it otherwise.
-        """
-        try:
-            request_id = ids.canonical(name, "id")
-        except InvalidRequest as error:
-            raise NotFound(error.detail) from None
-        view = await self.request(caller, request_id)
-        if not self._owns(caller, view.partition):
-            raise NotOwner(f"The request {request_id} belongs to another user.")
-        return view
-
-    async def pause(self, view: RequestView, approval_id: str) -> Approval:
-        """One of the pauses of a request. `NotFound`."""
-        if approval_id in view.record.approvals:
-            found = await self.service.records.get(view.partition, keys.approval(approval_id), Approval)
-            if found is not None:
-                return found.value
-        raise NotFound(f"The request {view.record.request_id} has no such pause.")
-
     def replay(self, view: RequestView, *, after: int) -> RequestView | None:
         """The part of a request behind an event; None where it has ended before. `NotFound`: forgotten."""
         check_kept(self.tasks, view.record)
@@ -296,15 +273,6 @@ class Exchange:
             return await waiting
         finally:
             leaving.cancel()
-
-    async def settled(self, view: RequestView, receive: Receive | None = None) -> RequestView:
-        """As `outcome`, and wherever the request runs: one under way elsewhere is waited for as well."""
-        record = await self.outcome(view, receive)
-        if record.status in ("Running", "Queued"):
-            async for _ in self.follow(view):
-                pass
-            record = (await self.tasks.request(view.partition, record.request_id)).value
-        return replace(view, record=record)
 
     def stream(
         self,

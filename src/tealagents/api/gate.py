@@ -102,14 +102,20 @@ async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     scope[SCOPE].refused = NotFound("There is nothing at this path.")
 
 
-def with_cors(app: ASGIApp, exchange: Exchange) -> ASGIApp:
-    """The application as pages of those other origins may call it that the config names."""
+def with_cors(app: ASGIApp, exchange: Exchange, *exposed: str) -> ASGIApp:
+    """The application as pages of those other origins may call it that the config names.
+
+    They see the headers `exposed`, besides those that every protocol has.
+    """
     origins = list(exchange.settings.cors_origins)
     if not origins:
         return app
-    exposed = ["retry-after", "www-authenticate"]
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        app,
+        allow_origins=origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["retry-after", "www-authenticate", *exposed],
     )
 
 

@@ -4,12 +4,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.routing import Match, Router
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import local, sse
 from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
 from tealagents.api.protocols import Served
+from tealagents.domain.errors import NotFound
 
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
@@ -23,7 +27,8 @@ class Host:
         self.base = protocols[0]
         #: the longest path first, so that one below another is found
         self._others = sorted(protocols[1:], key=lambda served: -len(served.path))
-        self._discovery = Router([route for served in self._others for route in served.discovery])
+        routes = [route for served in self._others for route in served.discovery]
+        self._discovery = Starlette(routes=routes, exception_handlers={NotFound: _no_document})
         self.lifespan = lifespan
         self._starlette = Starlette(lifespan=self._opened)
 
@@ -60,3 +65,7 @@ class Host:
         if any(route.matches(scope)[0] is not Match.NONE for route in self._discovery.routes):
             return self._discovery
         return self.base.app
+
+
+async def _no_document(_: Request, error: Exception) -> Response:
+    return json_response({"error": str(error)}, status=404)

@@ -9,7 +9,7 @@ from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 from tealagents.domain.events import Event, Paused, Recorded
-from tealagents.domain.models import ENDED, Caller, Message, RequestRecord
+from tealagents.domain.models import ENDED, Approval, Caller, Message, RequestRecord
 from tealagents.state import keys, latest
 from tealagents.state.submission import NewMessage
 
@@ -42,6 +42,16 @@ async def placed(
     except NotFound:
         return replace(message, new_task_id=task_id)
     return replace(message, task_id=task_id)
+
+
+async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
+    """One of the pauses of a request. `NotFound`."""
+    if approval_id in view.record.approvals:
+        key = keys.approval(approval_id)
+        found = await exchange.service.records.get(view.partition, key, Approval)
+        if found is not None:
+            return found.value
+    raise NotFound(f"The request {view.record.request_id} has no such pause.")
 
 
 async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:

@@ -26,6 +26,7 @@ SLOW = {
 async def test_the_agent_is_two_tools(service: ServiceThread, era: Era) -> None:
     """Described as the agent is, with schemas of what they take and give."""
     async with host(service, era) as client:
+        assert client.server_info is not None
         assert client.server_info.name == "Tester"
         assert "An agent under test." in (client.instructions or "")
         asked, decide = (await client.list_tools()).tools
@@ -70,17 +71,17 @@ async def test_progress_is_the_text_as_it_comes_and_the_tools_as_they_run(
     """Rising numbers; what was said adds up to the answer."""
     seen: list[tuple[float, str]] = []
 
-    async def progress(number: float, total: float | None, message: str | None) -> None:
+    async def told(progress: float, total: float | None, message: str | None) -> None:
         assert total is None
-        seen.append((number, message or ""))
+        seen.append((progress, message or ""))
 
     async with host(service, era) as client:
-        await client.call_tool("ask", {"message": "pieces-6@5ms"}, progress_callback=progress)
+        await client.call_tool("ask", {"message": "pieces-6@5ms"}, progress_callback=told)
         assert "".join(message for _, message in seen) == "1 2 3 4 5 6"
         assert [number for number, _ in seen] == sorted({number for number, _ in seen})
         seen.clear()
         words = f"call Work-note {json.dumps({'file': str(tmp_path / 'x'), 'line': 'hi'})}"
-        await client.call_tool("ask", {"message": words}, progress_callback=progress)
+        await client.call_tool("ask", {"message": words}, progress_callback=told)
         whole = "".join(message for _, message in seen)
         assert "[calling Work-note]" in whole
         assert "[Work-note returned]" in whole
@@ -207,6 +208,15 @@ def test_what_the_server_can_do_is_discovered(service: ServiceThread) -> None:
         found = post(client, modern("server/discover")).json()["result"]
     assert set(found["capabilities"]) == {"tools"}
     assert found["supportedVersions"] == ["2026-07-28"]
+
+
+def test_without_an_authority_there_is_no_metadata(service: ServiceThread) -> None:
+    """With the mock provider no token server is named."""
+    known = httpx.get(f"{service.root}/.well-known/oauth-protected-resource{service.prefix}/mcp")
+    assert known.status_code == 404
+    with service.client(None) as client:
+        refused = post(client, asking("hello"))
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
 
 
 def test_nothing_is_imported_where_it_is_not_served(service: ServiceThread) -> None:

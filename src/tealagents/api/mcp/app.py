@@ -5,20 +5,15 @@ from contextlib import asynccontextmanager
 
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
 
 from tealagents.api.exchange import Exchange
-from tealagents.api.gate import Gate, nothing_here
+from tealagents.api.gate import Gate, nothing_here, with_cors
 from tealagents.api.mcp.calls import Calls
 from tealagents.api.mcp.documents import misplaced, respond
 from tealagents.api.mcp.sessions import Sessions
 from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
-
-#: headers of answers that pages of other origins may see
-_GIVEN_HEADERS = ("mcp-session-id", "retry-after", "www-authenticate")
 
 
 def build(exchange: Exchange, path: str) -> Served:
@@ -35,9 +30,8 @@ def build(exchange: Exchange, path: str) -> Served:
     )
     sessions = Sessions(StreamableHTTPASGIApp(with_sessions), StreamableHTTPASGIApp(without))
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, nothing_here)
-    app: ASGIApp = KnownOrigins(Gate(routes, exchange, path, respond), settings, misplaced)
-    if settings.cors_origins:
-        app = CORSMiddleware(app, settings.cors_origins, ["*"], ["*"], expose_headers=_GIVEN_HEADERS)
+    gate = Gate(routes, exchange, path, respond)
+    app = with_cors(KnownOrigins(gate, settings, misplaced), exchange, "mcp-session-id")
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from tealagents.api import gate
+from tealagents.api import gate, requests
 from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.mcp import documents, pauses, tools
@@ -76,7 +76,7 @@ class _Call:
         try:
             return await self._exchange.submit(self._caller, message, key, streamed=self._streamed)
         except RequestInProgress as error:
-            return await self._exchange.own(self._caller, error.ids["request_id"])
+            return await requests.own(self._exchange, self._caller, error.ids["request_id"])
 
     async def _answered(self, state: str) -> Result:
         """The call again, with the user's answers; where they decide nothing, it stays paused.
@@ -84,15 +84,15 @@ class _Call:
         The state names a request of the caller's and one of its pauses: a forged one grants nothing.
         """
         request_id, _, approval_id = state.partition("/")
-        view = await self._exchange.own(self._caller, request_id)
-        pause = await self._exchange.pause(view, approval_id)
+        view = await requests.own(self._exchange, self._caller, request_id)
+        pause = await requests.pause(self._exchange, view, approval_id)
         command = pauses.command(pause, self._params.input_responses or {})
         if command is None:
             return documents.of_request(view.record)
         return await self._concluded(await self._decided(request_id, command))
 
     async def _decided(self, request_id: str, command: Command) -> RequestView:
-        view = await self._exchange.own(self._caller, request_id)
+        view = await requests.own(self._exchange, self._caller, request_id)
         name = view.record.request_id
         return await self._exchange.decide(self._caller, name, command, streamed=self._streamed)
 
@@ -114,23 +114,19 @@ class _Call:
 
     async def _settled(self, view: RequestView) -> RequestView:
         """The request as it ended or paused; canceled where the host gives the call up."""
-        report = asyncio.ensure_future(self._report(view)) if self._streamed else None
         try:
-            settled = await self._exchange.settled(view, self._request.receive)
-            if report is not None:
-                await report
+            settled = requests.settled(self._exchange, view, self._request.receive)
+            return (await asyncio.gather(settled, self._report(view)))[0]
         except asyncio.CancelledError:
             if view.sender and not self._exchange.service.admission.draining:
                 canceling = self._exchange.cancel(self._caller, view.record.request_id)
                 self._exchange.in_background(canceling)
             raise
-        finally:
-            if report is not None:
-                report.cancel()
-        return settled
 
     async def _report(self, view: RequestView) -> None:
-        """Progress: the text as it comes, and the tools as they run."""
+        """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
+        if not self._streamed:
+            return
         async for batch in self._exchange.follow(view):
             if text := "".join(_told(each.event) for each in batch):
                 await self._context.session.report_progress(batch[-1].id, None, text)

@@ -33,7 +33,9 @@ class Sessions:
             return
         # a session is its user's, whatever token they have got by now
         user = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
-        inner = {**scope, "user": user, "headers": [self._bare(header) for header in scope["headers"]]}
+        inner: Scope = {**scope, "user": user, "headers": [self._bare(header) for header in scope["headers"]]}
+        if sse.HEAD in scope:
+            inner["method"] = "HEAD"  # which the SDK refuses; a stream that was asked for so would never end
         async with sse.patient(scope, send) as patient:
             await (self._own if mine else self._others)(inner, receive, self._marking(patient))
 
