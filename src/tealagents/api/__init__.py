@@ -2,7 +2,9 @@
 
 ============  ==========================================================================
 `v1alpha1`    AppV3: the routes of `tealagents/v1alpha1` and their documents
-`problems`    errors as problem documents (RFC 9457); the table of codes and statuses
+`openai`      OpenAI's API: Responses, Conversations, Chat Completions
+`stretches`   requests cut at their pauses, for protocols in which a pause ends what was asked for
+`query`       what stands in the query of a request
 `bearer`      who is asking (RFC 6750), and the protected-resource document (RFC 9728)
 `bodies`      request bodies: size, JSON, and what no store could keep
 `sse`         events as frames, and the response that sends them

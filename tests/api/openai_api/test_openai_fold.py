@@ -26,7 +26,7 @@ from tealagents.domain.events import (
 from tealagents.domain.models import Approval, Failure, FinishReason, Outcome, ToolCall, Usage, User
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-ABOUT = About(response_id="resp_r_1", request_id="r", task_id="t", number=1, agent="Tester", created_at=NOW)
+ABOUT = About(request_id="r", task_id="t", number=1, agent="Tester", created_at=NOW)
 REASONS: list[FinishReason] = ["stop", "length", "content_filter", "refusal"]
 
 

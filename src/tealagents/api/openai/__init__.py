@@ -6,7 +6,7 @@
 `conversations`  tasks as conversations with items
 `chat`           Chat Completions, for front ends that know nothing else
 `inputs`         what clients send, as messages and decisions
-`stretches`      a request cut at its pauses: each part is one response
+
 `fold`           recorded events as the events and the output of one response
 `documents`      what is said, as plain JSON
 `names`          their ids, which show ours

@@ -4,21 +4,18 @@ A client resends the whole history. It becomes a new conversation, or only its e
 `X-Conversation-Id` names the conversation that it belongs to; each answer names its own.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from tealagents.api import bodies
+from tealagents.api import bodies, stretches
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
-from tealagents.api.openai import documents, errors, inputs, names, responses, sending, stretches
+from tealagents.api.openai import documents, errors, inputs, names, responses, sending
 from tealagents.api.openai.documents import About
-from tealagents.api.openai.fold import DONE
+from tealagents.api.openai.fold import DONE, encode
 from tealagents.api.openai.inputs import Answer, Answered, CreateResponse, Entry, Input
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import (
@@ -32,57 +29,40 @@ from tealagents.domain.events import (
     TextDelta,
     ToolCalled,
 )
-from tealagents.domain.models import Approval, Json, Usage
+from tealagents.domain.models import Approval, Caller, Json, Usage
 
 HEADER = "x-conversation-id"
 #: parameters that would change what comes back, and what they may ask for; all others are ignored
-_ONLY: Mapping[str, Sequence[Any]] = {
-    "audio": (None,),
-    "function_call": (None, "auto"),
+_ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("audio", "moderation", "web_search_options"), (None,)),
+    **dict.fromkeys(("function_call", "tool_choice"), (None, "auto")),
     "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "modalities": (None, ["text"]),
-    "moderation": (None,),
-    "n": (None, 1),
-    "response_format": (None, {"type": "text"}),
     "stop": (None, []),
-    "tool_choice": (None, "auto"),
+    "logit_bias": (None, {}),
+    "modalities": (None, ["text"]),
+    "n": (None, 1),
+    "logprobs": (None, False),
     "top_logprobs": (None, 0),
-    "web_search_options": (None,),
+    "response_format": (None, {"type": "text"}),
 }
-_FINISHED = {"length": "length", "content_filter": "content_filter"}
-_encode = msgspec.json.Encoder().encode
 
 
-def routes(exchange: Exchange, path: str) -> list[Route]:
-    async def create(request: Request) -> Response:
-        return await complete(exchange, request)
-
-    return [Route(f"{path}/chat/completions", create, methods=["POST"])]
-
-
-async def complete(exchange: Exchange, request: Request) -> Response:
-    caller = await exchange.identify(request)
+async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, request.headers.get(HEADER))
-    way = sending.Way(streamed=bool(body.stream), key=sending.key(request, value))
-    begun = await sending.send(exchange, caller, body, given, way)
-    stretch = await stretches.cut(exchange, begun.view, begun.number)
-    headers = {
-        **responses.answer_headers(stretch),
-        HEADER: names.conversation(begun.view.record.task_id),
-    }
+    begun = await sending.send(exchange, caller, request, value, body, given)
+    headers = {**begun.headers, HEADER: names.made("conv", begun.view.record.task_id)}
+    about = documents.about(begun.stretch, exchange.agent.name)
     if body.stream:
-        options = value.get("stream_options") or {}
-        chunks = Chunks(stretch.about(exchange), usage=bool(options.get("include_usage")))
-        recorded = stretches.recorded(exchange, stretch)
-        return exchange.stream(begun.view, chunks, chunks.failed, headers=headers, events=recorded)
-    record = await exchange.outcome(begun.view, request.receive)
-    stretch = await stretches.cut(exchange, replace(begun.view, record=record), begun.number)
-    if record.error is not None and stretch.pause is None:
-        return errors.respond_failure(record.error, headers)
-    chunks = Chunks(stretch.about(exchange))
+        options = value.get("stream_options")
+        chunks = Chunks(about, usage=isinstance(options, dict) and options.get("include_usage") is True)
+        events = stretches.recorded(exchange, begun.stretch)
+        return exchange.stream(begun.view, chunks, chunks.failed, headers=headers, events=events)
+    stretch = await begun.ended(exchange, request)
+    failure = stretch.record.error if responses.status_of(stretch) in ("failed", "cancelled") else None
+    if failure is not None:
+        return errors.respond_failure(failure, headers)
+    chunks = Chunks(about)
     for event in await stretches.told(exchange, stretch):
         chunks.take(event)
     return json_response(chunks.completion(), headers=headers)
@@ -103,32 +83,31 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Input]:
     given = inputs.combine(entries, "messages")
     tools = value.get("tools")
     if isinstance(tools, list):
-        tools = [_tool(each) for each in tools]
-    wanted = {"tools": tools, **{name: value.get(name) for name in ("metadata", "stream")}}
-    body = bodies.validated(CreateResponse, {**wanted, "conversation": conversation})
+        tools = [_flat(each) for each in tools]
+    wanted = {"tools": tools, "conversation": conversation}
+    kept = {name: value.get(name) for name in ("metadata", "stream")}
+    body = bodies.validated(CreateResponse, {**wanted, **kept})
     return body, replace(given, earlier=()) if conversation is not None else given
 
 
 def _entries(each: Json, where: str) -> list[Entry]:
-    role = each.get("role")
+    role, calls = each.get("role"), each.get("tool_calls") or []
     if role == "tool":
         output = inputs.output_of(each.get("content"), f"{where}.content")
         return [Answered(str(each.get("tool_call_id")), Answer(output=output), where)]
-    if role != "assistant":
-        return [inputs.message(each, where)]
-    said: list[Entry] = [] if not each.get("content") else [inputs.message(each, where)]
-    for call in each.get("tool_calls") or []:
+    said: list[Entry] = [] if calls and not each.get("content") else [inputs.message(each, where)]
+    for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
             raise InvalidRequest(f"{where}.tool_calls", "must be calls of functions")
         said.append(inputs.made(str(call.get("id")), call["function"]))
     return said
 
 
-def _tool(given: Any) -> Any:
-    """A function tool, which holds in `function` what Responses say flat."""
-    if isinstance(given, dict) and isinstance(given.get("function"), dict):
-        return {**given["function"], "type": given.get("type")}
-    return given
+def _flat(tool: Any) -> Any:
+    """A function tool, which holds in `function` what Responses say beside its type."""
+    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
+        return {**tool["function"], "type": tool.get("type")}
+    return tool
 
 
 # --- what goes out -------------------------------------------------------------------------------
@@ -141,8 +120,7 @@ class Chunks:
         self._about = about
         self._usage = usage
         self._frames: list[bytes] = []
-        #: what is said next stands apart from what was said before a call
-        self._apart = False
+        #: whether something was said since the last call of a tool
         self._said = False
         self._message: Json = {"role": "assistant", "content": None, "refusal": None}
         self._finish = "stop"
@@ -158,49 +136,52 @@ class Chunks:
             case Started():
                 self._chunk({"role": "assistant", "content": ""})
             case TextDelta(text, refusal):
-                self._say(text, "refusal" if refusal else "content")
+                self._say(text, refusal=refusal)
             case ToolCalled():
-                self._apart, self._said = self._message["content"] is not None, False
+                self._said = False
             case Paused(approval) if approval is not None:
                 self._paused(approval)
             case Completed(outcome) if outcome is not None:
-                if not self._said and outcome.output:
-                    self._say(outcome.output, "refusal" if outcome.finish_reason == "refusal" else "content")
-                self._end(_FINISHED.get(outcome.finish_reason or "", "stop"), outcome.usage)
+                if outcome.output and not self._said:
+                    self._say(outcome.output, refusal=outcome.finish_reason == "refusal")
+                reason = outcome.finish_reason
+                self._end(reason if reason in ("length", "content_filter") else "stop", outcome.usage)
             case Failed(failure) | Canceled(failure):
-                self._frames += [b"data: %b\n\n" % _encode(errors.of_failure(failure)), DONE]
+                self._frames += [b"data: %b\n\n" % encode(errors.of_failure(failure)), DONE]
 
     def failed(self, error: TealError) -> bytes:
-        return b"data: %b\n\n" % _encode(errors.document(error)) + DONE
+        return b"data: %b\n\n%b" % (encode(errors.document(error)), DONE)
 
     def completion(self) -> Json:
-        return {
-            **self._document("chat.completion"),
-            "choices": [
-                {"index": 0, "message": self._message, "finish_reason": self._finish, "logprobs": None}
-            ],
-            "usage": self._spent,
-        }
+        choice = {"index": 0, "message": self._message, "finish_reason": self._finish, "logprobs": None}
+        return {**self._document("chat.completion"), "choices": [choice], "usage": self._spent}
 
-    def _say(self, text: str, where: str) -> None:
-        if self._apart:
-            text, self._apart = "\n\n" + text, False
+    def _say(self, text: str, *, refusal: bool = False) -> None:
+        """What is said behind a call of a tool stands apart from what was said before it."""
+        where = "refusal" if refusal else "content"
+        before = self._message[where] or ""
+        shown = text if self._said or not before else f"\n\n{text}"
         self._said = True
-        self._message[where] = (self._message[where] or "") + text
-        self._chunk({where: text})
+        self._message[where] = before + shown
+        self._chunk({where: shown})
 
     def _paused(self, approval: Approval) -> None:
         """Calls of the client's tools are its to make; what a person has to decide is told."""
+        items = [
+            documents.client_call(approval, n) for n, call in enumerate(approval.calls) if call.by_client
+        ]
         calls = [
-            {"id": item["call_id"], "type": "function", "function": function(item)}
-            for n, call in enumerate(approval.calls)
-            if call.by_client
-            for item in [documents.client_call(approval, n)]
+            {
+                "id": item["call_id"],
+                "type": "function",
+                "function": {"name": item["name"], "arguments": item["arguments"]},
+            }
+            for item in items
         ]
         if len(calls) < len(approval.calls):
             links = [f"{each['server']}: {each['url']}" for each in approval.authorizations]
-            self._apart = self._message["content"] is not None
-            self._say("\n".join([approval.message, *links]), "content")
+            self._said = False
+            self._say("\n".join([approval.message, *links]))
         if calls:
             self._message["tool_calls"] = calls
             self._chunk({"tool_calls": [{"index": n, **each} for n, each in enumerate(calls)]})
@@ -209,32 +190,23 @@ class Chunks:
     def _end(self, finish: str, total: Usage) -> None:
         self._finish = finish
         spent = self._about.spent(total)
-        self._spent = {
-            "prompt_tokens": spent.prompt_tokens,
-            "completion_tokens": spent.completion_tokens,
-            "total_tokens": spent.total_tokens,
-        }
+        self._spent = {name: getattr(spent, name) for name in spent.__struct_fields__}
         self._chunk({}, finish)
         if self._usage:
             self._send([], self._spent)
         self._frames.append(DONE)
 
     def _chunk(self, delta: Json, finish: str | None = None) -> None:
-        self._send([{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}], None)
+        self._send([{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}])
 
-    def _send(self, choices: list[Json], usage: Json | None) -> None:
+    def _send(self, choices: list[Json], usage: Json | None = None) -> None:
         chunk = {**self._document("chat.completion.chunk"), "choices": choices}
-        self._frames.append(b"data: %b\n\n" % _encode({**chunk, "usage": usage} if self._usage else chunk))
+        self._frames.append(b"data: %b\n\n" % encode({**chunk, "usage": usage} if self._usage else chunk))
 
     def _document(self, kind: str) -> Json:
         about = self._about
-        return {
-            "id": names.item("chatcmpl", about.request_id, about.number),
-            "object": kind,
-            "created": int(about.created_at.timestamp()),
-            "model": about.agent,
-        }
-
-
-def function(item: Json) -> Json:
-    return {"name": item["name"], "arguments": item["arguments"]}
+        created, identifier = (
+            int(about.created_at.timestamp()),
+            names.made("chatcmpl", about.request_id, about.number),
+        )
+        return {"id": identifier, "object": kind, "created": created, "model": about.agent}

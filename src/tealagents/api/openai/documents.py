@@ -4,26 +4,44 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
+from starlette.requests import Request
 
+from tealagents.api import query
 from tealagents.api.openai import names
+from tealagents.api.stretches import Stretch
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import (
     Approval,
     ClientTool,
     Decision,
     Failure,
     Head,
-    Item,
     Json,
     Message,
     ToolCall,
     Usage,
 )
 
+#: what the agent's config decides, and this API can neither tell nor change
+_CONSTANT: Json = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "temperature": 1,
+    "top_p": 1,
+    "top_logprobs": 0,
+    **dict.fromkeys(("max_output_tokens", "max_tool_calls", "prompt_cache_key", "reasoning", "user")),
+    "parallel_tool_calls": True,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "truncation": "disabled",
+}
+
 
 class About(Struct, frozen=True, kw_only=True):
     """What every document of one response says alike."""
 
-    response_id: str
     request_id: str
     task_id: str
     #: which of the request's responses it is, from 1
@@ -32,12 +50,10 @@ class About(Struct, frozen=True, kw_only=True):
     created_at: datetime
     #: the decided pause that it begins with
     before: Approval | None = None
-    previous: str | None = None
     instructions: str = ""
     client_tools: tuple[ClientTool, ...] = ()
-    metadata: Mapping[str, str] = {}
-    background: bool = False
-    store: bool = True
+    #: what this API keeps with a request: `metadata`, `previous`, `background`, `store`
+    kept: Mapping[str, object] = {}
 
     def spent(self, total: Usage) -> Usage:
         """What this response has used, of all that its request has."""
@@ -53,56 +69,53 @@ class About(Struct, frozen=True, kw_only=True):
         status: str,
         output: Sequence[Json] = (),
         *,
-        spent: Usage | None = None,
+        total: Usage | None = None,
         failure: Failure | None = None,
         cut_short: str | None = None,
-        completed_at: datetime | None = None,
     ) -> Json:
-        """The response as it stands."""
+        """The response as it stands; `total` is what its request has used so far."""
+        previous = self.kept.get("previous")
+        if self.before is not None:
+            previous = names.made("resp", self.request_id, self.number - 1)
+        error = failure and {"code": "server_error", "message": failure.detail, "type": failure.code}
         return {
-            "id": self.response_id,
+            "id": names.made("resp", self.request_id, self.number),
             "object": "response",
             "created_at": int(self.created_at.timestamp()),
-            "completed_at": int(completed_at.timestamp()) if completed_at else None,
+            "completed_at": None,
             "status": status,
-            "background": self.background,
-            "conversation": {"id": names.conversation(self.task_id)},
-            "error": error(failure) if failure is not None else None,
+            "background": self.kept.get("background", False),
+            "conversation": {"id": names.made("conv", self.task_id)},
+            "error": error,
             "incomplete_details": {"reason": cut_short} if cut_short else None,
             "instructions": self.instructions or None,
-            "metadata": dict(self.metadata),
+            "metadata": self.kept.get("metadata", {}),
             "model": self.agent,
             "output": list(output),
-            "previous_response_id": self.previous,
-            "store": self.store,
-            "tools": [tool(each) for each in self.client_tools],
-            "usage": usage(spent) if spent is not None else None,
+            "previous_response_id": previous,
+            "store": self.kept.get("store", True),
+            "tools": [_tool(each) for each in self.client_tools],
+            "usage": _usage(self.spent(total)) if total is not None else None,
             **_CONSTANT,
         }
 
 
-#: what the agent's config decides, and this API cannot tell or change
-_CONSTANT: Json = {
-    "frequency_penalty": 0,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "parallel_tool_calls": True,
-    "presence_penalty": 0,
-    "prompt_cache_key": None,
-    "reasoning": None,
-    "safety_identifier": None,
-    "service_tier": "default",
-    "temperature": 1,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "top_logprobs": 0,
-    "top_p": 1,
-    "truncation": "disabled",
-    "user": None,
-}
+def about(stretch: Stretch, agent: str) -> About:
+    record, before = stretch.record, stretch.before
+    return About(
+        request_id=record.request_id,
+        task_id=record.task_id,
+        number=stretch.number,
+        agent=agent,
+        created_at=(before.decided_at if before else None) or record.created_at,
+        before=before,
+        instructions=record.instructions,
+        client_tools=record.client_tools,
+        kept=record.client,
+    )
 
 
-def usage(of: Usage) -> Json:
+def _usage(of: Usage) -> Json:
     return {
         "input_tokens": of.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -112,30 +125,19 @@ def usage(of: Usage) -> Json:
     }
 
 
-def error(failure: Failure) -> Json:
-    """Why a response failed; OpenAI's codes are few, so the type tells ours."""
-    return {"code": "server_error", "message": failure.detail, "type": failure.code}
-
-
-def tool(of: ClientTool) -> Json:
-    return {
-        "type": "function",
-        "name": of.name,
-        "description": of.description or None,
-        "parameters": of.parameters,
-        "strict": False,
-    }
+def _tool(of: ClientTool) -> Json:
+    shown = {"name": of.name, "description": of.description or None, "parameters": of.parameters}
+    return {"type": "function", **shown, "strict": False}
 
 
 # --- items ---------------------------------------------------------------------------------------
 
 
-def message(identifier: str, status: str = "in_progress") -> Json:
-    """An assistant's message without its content yet."""
-    return {"id": identifier, "type": "message", "role": "assistant", "status": status, "content": []}
+def message(identifier: str, role: str, status: str, content: Sequence[Json] = ()) -> Json:
+    return {"id": identifier, "type": "message", "role": role, "status": status, "content": list(content)}
 
 
-def text_part(text: str, *, refusal: bool, annotations: Sequence[Json] = ()) -> Json:
+def text_part(text: str, *, refusal: bool = False, annotations: Sequence[Json] = ()) -> Json:
     if refusal:
         return {"type": "refusal", "refusal": text}
     return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
@@ -144,79 +146,64 @@ def text_part(text: str, *, refusal: bool, annotations: Sequence[Json] = ()) -> 
 def server_call(identifier: str, call: ToolCall, agent: str, approval_request_id: str | None) -> Json:
     """A call that the service makes."""
     return {
-        "id": identifier,
-        "type": "mcp_call",
+        **_call(identifier, "mcp_call", call, agent),
         "status": "in_progress",
         "approval_request_id": approval_request_id,
-        "server_label": call.plugin_name or agent,
-        "name": call.function_name,
-        "arguments": call.arguments,
         "output": None,
         "error": None,
     }
 
 
-def returned(output: str, *, is_error: bool) -> Json:
-    """How a call of the service ended: what changes in its item."""
-    if is_error:
-        content = [{"type": "text", "text": output}]
-        return {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
-    return {"status": "completed", "output": output}
-
-
 def approval_request(approval: Approval, n: int, agent: str) -> Json:
-    call = approval.calls[n]
-    return {
-        "id": names.item("mcpr", approval.approval_id, n),
-        "type": "mcp_approval_request",
-        "server_label": call.plugin_name or agent,
-        "name": call.function_name,
-        "arguments": call.arguments,
-    }
+    identifier = names.made("mcpr", approval.approval_id, n)
+    return _call(identifier, "mcp_approval_request", approval.calls[n], agent)
 
 
-def client_call(approval: Approval, n: int, status: str = "completed") -> Json:
+def _call(identifier: str, kind: str, call: ToolCall, agent: str) -> Json:
+    where = {"server_label": call.plugin_name or agent, "name": call.function_name}
+    return {"id": identifier, "type": kind, **where, "arguments": call.arguments}
+
+
+def client_call(approval: Approval, n: int) -> Json:
     """A call that the client makes."""
     call = approval.calls[n]
     return {
-        "id": names.item("fc", approval.approval_id, n),
+        "id": names.made("fc", approval.approval_id, n),
         "type": "function_call",
-        "call_id": names.item("call", approval.approval_id, n),
+        "call_id": names.made("call", approval.approval_id, n),
         "name": call.tool,
         "arguments": call.arguments,
-        "status": status,
+        "status": "completed",
     }
 
 
-def user_message(of: Message) -> Json:
-    """A message of the history, as an item of the input."""
-    given = [_input_part(each) for each in of.items]
+def said(of: Message) -> Json:
+    """A message of the history, as an item of its own."""
     if of.role == "assistant":
-        given = [text_part(of.text, refusal=False)]
-    identifier = names.item("msg", of.message_id)
-    return {"id": identifier, "type": "message", "role": of.role, "status": "completed", "content": given}
-
-
-def _input_part(of: Item) -> Json:
-    if of.content_type == "image":
-        return {"type": "input_image", "image_url": of.content, "detail": "auto", "file_id": None}
-    return {"type": "input_text", "text": of.content}
+        return message(names.made("msg", of.message_id), "assistant", "completed", [text_part(of.text)])
+    content: list[Json] = [
+        {"type": "input_image", "image_url": item.content, "detail": "auto", "file_id": None}
+        if item.content_type == "image"
+        else {"type": "input_text", "text": item.content}
+        for item in of.items
+    ]
+    return message(names.made("msg", of.message_id), of.role, "completed", content)
 
 
 def answer(approval: Approval, n: int, decision: Decision) -> Json:
     """What was decided of a call, or what came of it at the client, as an item of the input."""
     if approval.calls[n].by_client:
         return {
-            "id": names.item("fco", approval.approval_id, n),
+            "id": names.made("fco", approval.approval_id, n),
             "type": "function_call_output",
-            "call_id": names.item("call", approval.approval_id, n),
+            "call_id": names.made("call", approval.approval_id, n),
             "output": decision.output or "",
             "status": "completed",
         }
     return {
-        "id": names.item("mcpa", approval.approval_id, n),
+        "id": names.made("mcpa", approval.approval_id, n),
         "type": "mcp_approval_response",
-        "approval_request_id": names.item("mcpr", approval.approval_id, n),
+        "approval_request_id": names.made("mcpr", approval.approval_id, n),
         "approve": decision.action == "approve",
         "reason": approval.reason,
     }
@@ -226,48 +213,32 @@ def answer(approval: Approval, n: int, decision: Decision) -> Json:
 
 
 def conversation(head: Head) -> Json:
-    return {
-        "id": names.conversation(head.task_id),
-        "object": "conversation",
-        "created_at": int(head.created_at.timestamp()),
-        "metadata": head.metadata,
-    }
+    created_at = int(head.created_at.timestamp())
+    shown = {"created_at": created_at, "metadata": head.metadata}
+    return {"id": names.made("conv", head.task_id), "object": "conversation", **shown}
 
 
 def deleted(identifier: str, kind: str) -> Json:
     return {"id": identifier, "object": kind, "deleted": True}
 
 
-def model(identifier: str) -> Json:
-    return {"id": identifier, "object": "model", "created": 0, "owned_by": "tealagents"}
-
-
 def listed(items: Sequence[Json], *, has_more: bool = False) -> Json:
-    return {
-        "object": "list",
-        "data": list(items),
-        "first_id": items[0]["id"] if items else "",
-        "last_id": items[-1]["id"] if items else "",
-        "has_more": has_more,
-    }
+    ends = (
+        {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": "", "last_id": ""}
+    )
+    return {"object": "list", "data": list(items), **ends, "has_more": has_more}
 
 
-def page(items: Sequence[Json], query: "Page") -> Json:
-    """The part of a list that was asked for. `NotFound` for an item to go on after that is not in it."""
-    ordered = list(items) if query.order == "asc" else list(reversed(items))
+def page(items: Sequence[Json], request: Request) -> Json:
+    """The part of a list that the query asks for; the newest first, unless it says otherwise."""
+    limit = query.number(request, "limit", 20, lowest=1, highest=100)
+    after, order = query.once(request, "after"), query.once(request, "order") or "desc"
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order", "must be asc or desc")
+    ordered = list(items) if order == "asc" else list(reversed(items))
     start = 0
-    if query.after is not None:
-        positions = [n for n, each in enumerate(ordered) if each["id"] == query.after]
-        if not positions:
-            raise names.unknown("item", query.after)
-        start = positions[0] + 1
-    found = ordered[start : start + query.limit]
-    return listed(found, has_more=start + query.limit < len(ordered))
-
-
-class Page(Struct, frozen=True):
-    """What part of a list is asked for."""
-
-    limit: int = 20
-    order: str = "desc"
-    after: str | None = None
+    if after is not None:
+        start = 1 + next((n for n, each in enumerate(ordered) if each["id"] == after), -1)
+        if not start:
+            raise names.unknown("item", after)
+    return listed(ordered[start : start + limit], has_more=start + limit < len(ordered))

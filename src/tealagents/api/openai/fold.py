@@ -30,30 +30,23 @@ _CUT_SHORT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 #: an `after` behind every event: nothing is encoded, only `response` and `output` are made
 UNSEEN = 2**53
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 class _Part:
     """The piece of a message that is being written."""
 
-    def __init__(self, item_id: str, output_index: int, content_index: int, *, refusal: bool) -> None:
-        self.place: Json = {
-            "item_id": item_id,
-            "output_index": output_index,
-            "content_index": content_index,
-        }
+    def __init__(self, place: Json, *, refusal: bool) -> None:
+        self.place = place
         self.refusal = refusal
         self.kind = "refusal" if refusal else "output_text"
         self.text: list[str] = []
         self.annotations: list[Json] = []
-        logprobs = b"" if refusal else b',"logprobs":[]'
-        name = b"response.%b.delta" % self.kind.encode()
+        name = f"response.{self.kind}.delta"
+        constant: Json = {"type": name, **place, **({} if refusal else {"logprobs": []})}
         #: a delta's frame around its number and its text, which are all that differs
-        self.frame = (
-            b'event: %b\ndata: {"type":"%b",%b%b,"sequence_number":'
-            % (name, name, _encode(self.place)[1:-1], logprobs)
-            + b'%d,"delta":%b}\n\n'
-        )
+        self.frame = b"event: %b\ndata: %b" % (name.encode(), encode(constant)[:-1].replace(b"%", b"%%"))
+        self.frame += b',"sequence_number":%d,"delta":%b}\n\n'
 
 
 class Fold:
@@ -64,11 +57,11 @@ class Fold:
         self._after = after
         self._next = 0
         self._frames: list[bytes] = []
-        self._opened = self._queued = False
+        self._queued = False
         self._message: Json | None = None
         self._part: _Part | None = None
-        #: the places of the calls under way, by call
-        self._calls: dict[str, int] = {}
+        #: the calls under way, by their ids
+        self._calls: dict[str, tuple[int, Json]] = {}
         self.output: list[Json] = []
         #: the last document of the response; None before the first event
         self.response: Json | None = None
@@ -80,64 +73,62 @@ class Fold:
         return b"".join(self._frames)
 
     def take(self, event: Event) -> None:
-        if isinstance(event, TextDelta):
-            self._begin()
-            self._delta(event.text, refusal=event.refusal)
+        if isinstance(event, Started):
+            self._open(event.status)
             return
+        self._open("Running")
+        if self._queued:
+            self._queued = False
+            self._tell("response.in_progress", "in_progress")
         match event:
-            case Started(status):
-                self._open(status)
+            case TextDelta(text, refusal):
+                self._delta(text, refusal=refusal)
             case ToolCalled(call):
-                self._begin()
                 self._called(call)
-            case ToolReturned():
-                self._begin()
+            case ToolReturned() if event.call_id in self._calls:
                 self._returned(event)
-            case Paused(approval):
-                self._begin()
+            case Paused(approval) if approval is not None:
                 self._paused(approval)
-            case Completed(outcome):
-                self._begin()
+            case Completed(outcome) if outcome is not None:
                 self._completed(outcome)
             case Failed(failure):
                 self._ended("failed", failure)
             case Canceled():
-                self._ended("cancelled", None)
+                self._ended("cancelled")
 
     def failed(self, error: TealError) -> bytes:
         """The frame of an error that is no part of what was recorded."""
-        code, message = error.code, error.detail
-        data = {"type": "error", "code": code, "message": message, "param": None}
-        return b"event: error\ndata: %b\n\n%b" % (_encode({**data, "sequence_number": self._next}), DONE)
+        data = {"type": "error", "code": error.code, "message": error.detail, "param": None}
+        return b"event: error\ndata: %b\n\n%b" % (encode({**data, "sequence_number": self._next}), DONE)
 
     # --- frames ----------------------------------------------------------------------------------
 
     def _emit(self, kind: str, **fields: object) -> None:
         if self._next > self._after:
-            data = _encode({"type": kind, "sequence_number": self._next, **fields})
+            data = encode({"type": kind, "sequence_number": self._next, **fields})
             self._frames.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
         self._next += 1
 
-    def _tell(self, name: str, response: Json) -> None:
-        self.response = response
-        self._emit(name, response=response)
-
-    # --- beginning -------------------------------------------------------------------------------
+    def _tell(self, kind: str, status: str, **fields: object) -> None:
+        self.response = self._about.response(status, self.output, **fields)  # type: ignore[arg-type]
+        self._emit(kind, response=self.response)
 
     def _open(self, status: str) -> None:
-        if self._opened:
-            return
-        self._opened, self._queued = True, status == "Queued"
-        shown = self._about.response("queued" if self._queued else "in_progress")
-        self._tell("response.created", shown)
-        self._tell("response.queued" if self._queued else "response.in_progress", shown)
+        if self.response is None:
+            self._queued = status == "Queued"
+            shown = "queued" if self._queued else "in_progress"
+            self._tell("response.created", shown)
+            self._tell(f"response.{shown}", shown)
 
-    def _begin(self) -> None:
-        """The response is in progress from its first event on."""
-        self._open("Running")
-        if self._queued:
-            self._queued = False
-            self._tell("response.in_progress", self._about.response("in_progress"))
+    def _add(self, item: Json, **begun: object) -> Json:
+        """A new item, shown as it begins; returns where it is."""
+        self.output.append(item)
+        index = len(self.output) - 1
+        self._emit("response.output_item.added", output_index=index, item={**item, **begun})
+        return {"output_index": index, "item_id": item["id"]}
+
+    def _done(self, index: int) -> None:
+        self._emit("response.output_item.done", output_index=index, item=self.output[index])
 
     # --- text ------------------------------------------------------------------------------------
 
@@ -147,20 +138,19 @@ class Fold:
             part = self._open_part(refusal=refusal)
         part.text.append(text)
         if self._next > self._after:
-            self._frames.append(part.frame % (self._next, _encode(text)))
+            self._frames.append(part.frame % (self._next, encode(text)))
         self._next += 1
 
     def _open_part(self, *, refusal: bool) -> _Part:
         self._close_part()
         if self._message is None:
-            self._message = documents.message(self._item_id("msg"))
-            self.output.append(self._message)
-            self._emit("response.output_item.added", output_index=self._last, item=self._message)
-        content = self._message["content"]
-        part = self._part = _Part(self._message["id"], self._last, len(content), refusal=refusal)
-        shown = documents.text_part("", refusal=refusal)
-        self._emit("response.content_part.added", **part.place, part=shown)
-        return part
+            self._message = documents.message(self._item_id("msg"), "assistant", "in_progress")
+            self._add(self._message)
+        index, content = len(self.output) - 1, self._message["content"]
+        place = {"item_id": self._message["id"], "output_index": index, "content_index": len(content)}
+        self._part = _Part(place, refusal=refusal)
+        self._emit("response.content_part.added", **place, part=documents.text_part("", refusal=refusal))
+        return self._part
 
     def _close_part(self) -> None:
         part, self._part = self._part, None
@@ -169,153 +159,107 @@ class Fold:
         text = "".join(part.text)
         shown = documents.text_part(text, refusal=part.refusal, annotations=part.annotations)
         self._message["content"].append(shown)
-        whole = {"refusal": text} if part.refusal else {"text": text, "logprobs": []}
         for n, annotation in enumerate(part.annotations):
-            self._emit(
-                "response.output_text.annotation.added",
-                **part.place,
-                annotation_index=n,
-                annotation=annotation,
-            )
+            kind = "response.output_text.annotation.added"
+            self._emit(kind, **part.place, annotation_index=n, annotation=annotation)
+        whole = {"refusal": text} if part.refusal else {"text": text, "logprobs": []}
         self._emit(f"response.{part.kind}.done", **part.place, **whole)
         self._emit("response.content_part.done", **part.place, part=shown)
 
-    def _close_message(self, status: str = "completed") -> None:
+    def _close(self, status: str = "completed") -> None:
+        """The message is whole, or stays as it is."""
         self._close_part()
         message, self._message = self._message, None
         if message is not None:
             message["status"] = status
-            self._emit("response.output_item.done", output_index=self._last, item=message)
+            self._done(len(self.output) - 1)
 
     # --- calls -----------------------------------------------------------------------------------
 
     def _called(self, call: ToolCall) -> None:
-        self._close_message()
-        item = documents.server_call(
-            self._item_id("mcp"), call, self._about.agent, self._approval_request(call)
-        )
-        self.output.append(item)
-        place: Json = {"output_index": self._last, "item_id": item["id"]}
-        self._calls[call.id] = self._last
-        self._emit("response.output_item.added", output_index=self._last, item={**item, "arguments": ""})
+        self._close()
+        about, before = self._about, self._about.before
+        shown = [each.id for each in before.calls] if before is not None else []
+        asked = None
+        if before is not None and call.id in shown:
+            asked = names.made("mcpr", before.approval_id, shown.index(call.id))
+        item = documents.server_call(self._item_id("mcp"), call, about.agent, asked)
+        place = self._add(item, arguments="")
+        self._calls[call.id] = place["output_index"], item
         self._emit("response.mcp_call.in_progress", **place)
         self._emit("response.mcp_call_arguments.delta", **place, delta=call.arguments)
         self._emit("response.mcp_call_arguments.done", **place, arguments=call.arguments)
 
-    def _approval_request(self, call: ToolCall) -> str | None:
-        """The request for approval that a call was made upon."""
-        before = self._about.before
-        shown = [each.id for each in before.calls] if before is not None else []
-        if before is None or call.id not in shown:
-            return None
-        return names.item("mcpr", before.approval_id, shown.index(call.id))
-
     def _returned(self, event: ToolReturned) -> None:
-        if event.call_id in self._calls:
-            changes = documents.returned(event.output, is_error=event.is_error)
-            self._close_call(event.call_id, changes, "failed" if event.is_error else "completed")
+        index, item = self._calls.pop(event.call_id)
+        if event.is_error:
+            content = [{"type": "text", "text": event.output}]
+            item |= {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
+        else:
+            item |= {"status": "completed", "output": event.output}
+        self._emit(f"response.mcp_call.{item['status']}", output_index=index, item_id=item["id"])
+        self._done(index)
 
-    def _close_call(self, call_id: str, changes: Json, how: str | None = None) -> None:
-        index = self._calls.pop(call_id)
-        item = self.output[index]
-        item.update(changes)
-        if how is not None:
-            self._emit(f"response.mcp_call.{how}", output_index=index, item_id=item["id"])
-        self._emit("response.output_item.done", output_index=index, item=item)
+    def _give_up_calls(self) -> None:
+        for index, item in self._calls.values():
+            item["status"] = "incomplete"
+            self._done(index)
+        self._calls.clear()
 
     # --- ends ------------------------------------------------------------------------------------
 
-    def _paused(self, approval: Approval | None) -> None:
-        self._close("incomplete")
-        if approval is None:
-            raise ValueError("a pause is shown to the owner of its request alone")
+    def _paused(self, approval: Approval) -> None:
+        self._close()
+        self._give_up_calls()
         if approval.authorizations:
             self._link(approval)
         for n, call in enumerate(approval.calls):
             if call.by_client:
-                self._client_call(approval, n)
+                item = documents.client_call(approval, n)
+                place = self._add(item, arguments="", status="in_progress")
+                kind = "response.function_call_arguments"
+                self._emit(f"{kind}.delta", **place, delta=call.arguments)
+                self._emit(f"{kind}.done", **place, arguments=call.arguments)
             else:
-                self._add(documents.approval_request(approval, n, self._about.agent))
+                place = self._add(documents.approval_request(approval, n, self._about.agent))
+            self._done(place["output_index"])
         if approval.status in ("canceled", "expired"):
-            self._finish("response.failed", self._about.response("cancelled", self.output))
+            self._finish("response.failed", "cancelled")
         else:
-            spent = self._about.spent(approval.usage)
-            response = self._about.response("completed", self.output, spent=spent)
-            self._finish("response.completed", response)
+            self._finish("response.completed", "completed", total=approval.usage)
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
+        part = self._open_part(refusal=False)
         self._delta(approval.message)
-        if self._part is None:
-            return
         end = len(approval.message)
         for each in approval.authorizations:
-            text, url = f"\n{each['server']}: ", str(each["url"])
-            start, end = end + len(text), end + len(text) + len(url)
-            self._delta(text + url)
-            self._part.annotations.append(
-                {
-                    "type": "url_citation",
-                    "url": url,
-                    "title": str(each["server"]),
-                    "start_index": start,
-                    "end_index": end,
-                }
-            )
-        self._close_message()
+            title, url = str(each["server"]), str(each["url"])
+            start = end + len(f"\n{title}: ")
+            end = start + len(url)
+            self._delta(f"\n{title}: {url}")
+            cited = {"type": "url_citation", "url": url, "title": title}
+            part.annotations.append({**cited, "start_index": start, "end_index": end})
+        self._close()
 
-    def _client_call(self, approval: Approval, n: int) -> None:
-        item = documents.client_call(approval, n)
-        self.output.append(item)
-        place: Json = {"output_index": self._last, "item_id": item["id"]}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        self._emit("response.output_item.added", output_index=self._last, item=begun)
-        arguments = item["arguments"]
-        self._emit("response.function_call_arguments.delta", **place, delta=arguments)
-        self._emit("response.function_call_arguments.done", **place, arguments=arguments)
-        self._emit("response.output_item.done", output_index=self._last, item=item)
-
-    def _add(self, item: Json) -> None:
-        self.output.append(item)
-        for name in ("response.output_item.added", "response.output_item.done"):
-            self._emit(name, output_index=self._last, item=item)
-
-    def _completed(self, outcome: Outcome | None) -> None:
-        if outcome is None:
-            raise ValueError("an answer is shown to the owner of its request alone")
-        refused = outcome.finish_reason == "refusal"
+    def _completed(self, outcome: Outcome) -> None:
         if outcome.output and self._part is None:
-            self._delta(outcome.output, refusal=refused)
+            self._delta(outcome.output, refusal=outcome.finish_reason == "refusal")
         cut_short = _CUT_SHORT.get(outcome.finish_reason or "")
-        self._close("incomplete", message="incomplete" if cut_short else "completed")
         status = "incomplete" if cut_short else "completed"
-        response = self._about.response(
-            status, self.output, spent=self._about.spent(outcome.usage), cut_short=cut_short
-        )
-        self._finish(f"response.{status}", response)
+        self._close(status)
+        self._give_up_calls()
+        self._finish(f"response.{status}", status, total=outcome.usage, cut_short=cut_short)
 
-    def _ended(self, status: str, failure: Failure | None) -> None:
-        self._begin()
-        self._close("incomplete", message="incomplete")
+    def _ended(self, status: str, failure: Failure | None = None) -> None:
+        self._close("incomplete")
+        self._give_up_calls()
         # there is no event for a response that was cancelled: its status says it
-        self._finish("response.failed", self._about.response(status, self.output, failure=failure))
+        self._finish("response.failed", status, failure=failure)
 
-    def _close(self, calls: str, *, message: str = "completed") -> None:
-        self._close_message(message)
-        for call_id in list(self._calls):
-            self._close_call(call_id, {"status": calls})
-
-    def _finish(self, name: str, response: Json) -> None:
-        self._tell(name, response)
+    def _finish(self, kind: str, status: str, **fields: object) -> None:
+        self._tell(kind, status, **fields)
         self._frames.append(DONE)
 
-    # --- places ----------------------------------------------------------------------------------
-
-    @property
-    def _last(self) -> int:
-        """The place of the last item."""
-        return len(self.output) - 1
-
     def _item_id(self, kind: str) -> str:
-        about = self._about
-        return names.item(kind, about.request_id, about.number, len(self.output))
+        return names.made(kind, self._about.request_id, self._about.number, len(self.output))

@@ -8,36 +8,29 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies
 from tealagents.api.openai import names
-from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import ClientTool, Item, Json
 from tealagents.state.submission import Earlier
 
 #: parameters with which OpenAI's clients tune what the agent's config decides here: taken, without effect
-_IGNORED = frozenset(
-    (
-        *("access_programs", "frequency_penalty", "image", "include", "max_output_tokens", "model"),
-        *("parallel_tool_calls", "presence_penalty", "prompt_cache_key", "prompt_cache_options"),
-        *("prompt_cache_retention", "reasoning", "safety_identifier", "service_tier", "stream_options"),
-        *("temperature", "top_p", "truncation", "user"),
-    )
+_IGNORED = (
+    *("access_programs", "frequency_penalty", "image", "include", "max_output_tokens", "model"),
+    *("parallel_tool_calls", "presence_penalty", "prompt_cache_key", "prompt_cache_options", "reasoning"),
+    *("prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "temperature"),
+    *("top_p", "truncation", "user"),
 )
-#: parameters that would change what comes back: refused unless they ask for what comes anyway
-_ONLY: Mapping[str, Sequence[Any]] = {
-    "background_options": (None,),
+#: parameters that would change what comes back, and what they may ask for
+_ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("background_options", "max_tool_calls", "moderation", "prompt"), (None,)),
     "context_management": (None, []),
-    "max_tool_calls": (None,),
-    "moderation": (None,),
-    "prompt": (None,),
     "tool_choice": (None, "auto"),
     "top_logprobs": (None, 0),
 }
-#: OpenAI's own bounds of metadata
-_KEY, _VALUE, _PAIRS = 64, 512, 16
-
+#: within OpenAI's own bounds
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=_KEY)], Annotated[str, Field(max_length=_VALUE)]],
-    Field(max_length=_PAIRS),
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
+Items = list[dict[str, Any]]
 
 
 class Accepted(BaseModel):
@@ -50,7 +43,7 @@ class FunctionTool(BaseModel):
     """A tool that the client runs."""
 
     type: Literal["function"]
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -64,20 +57,17 @@ class ConversationRef(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """Plain text is what there is."""
-
     type: Literal["text"] = "text"
 
 
 class TextOptions(BaseModel):
     format: TextFormat | None = None
-    verbosity: str | None = None
 
 
 class CreateResponse(Accepted):
     """The body of a new response."""
 
-    input: str | list[dict[str, Any]] | None = None
+    input: str | Items | None = None
     instructions: str | None = None
     metadata: Metadata | None = None
     previous_response_id: str | None = None
@@ -88,9 +78,14 @@ class CreateResponse(Accepted):
     background: bool | None = None
     store: bool | None = None
 
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationRef) else given
+
 
 class NewConversation(Accepted):
-    items: list[dict[str, Any]] | None = None
+    items: Items | None = None
     metadata: Metadata | None = None
 
 
@@ -99,7 +94,7 @@ class ChangedConversation(Accepted):
 
 
 class MoreItems(Accepted):
-    items: list[dict[str, Any]] = Field(min_length=1)
+    items: Items = Field(min_length=1)
 
 
 class Answer(Struct, frozen=True):
@@ -164,7 +159,7 @@ def create(value: Any) -> CreateResponse:
     return body
 
 
-def check_only(value: Json, only: Mapping[str, Sequence[Any]]) -> None:
+def check_only(value: Json, only: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses parameters that ask for what this service does not do, by name."""
     for name, possible in only.items():
         if value.get(name) not in possible:
@@ -204,18 +199,16 @@ def _is_by(entry: Entry, role: str) -> bool:
 
 def _answering(given: Sequence[Answered]) -> Input:
     answers: dict[int, Answer] = {}
-    pauses = set()
+    pause = ""
     for each in given:
-        named = names.read_call(each.call_id)
-        if named is None:
-            raise InvalidRequest(each.where, f"there is no call {bodies.short(each.call_id)} to answer")
-        if named.number in answers:
-            raise InvalidRequest(each.where, "answers a call that is answered already")
-        answers[named.number] = each.answer
-        pauses.add(named.uuid)
-    if len(pauses) > 1:
-        raise InvalidRequest(given[-1].where, "answers a call of another response than the one before")
-    return Input(approval_id=pauses.pop(), answers=answers)
+        try:
+            named, place = names.read("call", each.call_id, *names.CALLS)
+        except NotFound as unknown:
+            raise InvalidRequest(each.where, unknown.detail) from None
+        if place in answers or pause not in ("", named):
+            raise InvalidRequest(each.where, "answers a call twice, or one of another response")
+        answers[place], pause = each.answer, named
+    return Input(approval_id=pause, answers=answers)
 
 
 def _earlier(entries: Sequence[Entry]) -> tuple[Earlier, ...]:

@@ -1,152 +1,156 @@
-"""The routes of Responses: create, read, stream, cancel, delete."""
+"""Responses: created, read, streamed, cancelled, deleted. A response is a stretch of a request."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from tealagents.api.exchange import Exchange, RequestView
+from tealagents.api import query, stretches
+from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
-from tealagents.api.openai import documents, errors, inputs, names, sending, stretches
-from tealagents.api.openai.fold import Fold
-from tealagents.api.openai.parameters import flag, number, page
-from tealagents.api.openai.stretches import Stretch
+from tealagents.api.openai import documents, errors, inputs, names, sending
+from tealagents.api.openai.fold import UNSEEN, Fold
+from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
 from tealagents.domain.events import Recorded
-from tealagents.state import keys
+from tealagents.domain.models import Caller, Failure, Json, MessageBody
+
+_STATUSES = {
+    "Queued": "queued",
+    "Running": "in_progress",
+    "Paused": "in_progress",
+    "Completed": "completed",
+    "Failed": "failed",
+    "Canceled": "cancelled",
+}
 
 
-class Responses:
-    """Responses over one exchange."""
-
-    def __init__(self, exchange: Exchange, path: str) -> None:
-        self._exchange = exchange
-        self._path = f"{path}/responses"
-
-    def routes(self) -> list[Route]:
-        one = self._path + "/{response_id}"
-        return [
-            Route(self._path, self.create, methods=["POST"]),
-            Route(one, self.retrieve, methods=["GET"]),
-            Route(one, self.delete, methods=["DELETE"]),
-            Route(one + "/cancel", self.cancel, methods=["POST"]),
-            Route(one + "/input_items", self.input_items, methods=["GET"]),
-        ]
-
-    # --- creating --------------------------------------------------------------------------------
-
-    async def create(self, request: Request) -> Response:
-        exchange = self._exchange
-        caller = await exchange.identify(request)
-        value = await exchange.body(request)
-        body = inputs.create(value)
-        given = inputs.read(body.input)
-        way = sending.Way(streamed=bool(body.stream or body.background), key=sending.key(request, value))
-        begun = await sending.send(exchange, caller, body, given, way)
-        view, stretch = begun.view, await stretches.cut(exchange, begun.view, begun.number)
-        if body.stream:
-            return self._stream(stretch, after=-1, forgotten=begun if begun.unstored else None)
-        headers = answer_headers(stretch)
-        if body.background and not view.replayed:
-            return json_response(await stretches.document(exchange, stretch), headers=headers)
-        record = await exchange.outcome(view, request.receive)
-        answer = await self._answer(replace(view, record=record), stretch.number, headers)
-        if begun.unstored:
-            await sending.forget(exchange, begun)
-        return answer
-
-    async def _answer(self, view: RequestView, number: int, headers: Mapping[str, str]) -> Response:
-        """The response of a stretch that is over."""
-        stretch = await stretches.cut(self._exchange, view, number)
-        if stretch.status == "failed" and view.record.error is not None:
-            return errors.respond_failure(view.record.error, headers)
-        return json_response(await stretches.document(self._exchange, stretch), headers=headers)
-
-    def _stream(self, stretch: Stretch, *, after: int, forgotten: sending.Begun | None = None) -> Response:
-        exchange = self._exchange
-        fold = Fold(stretch.about(exchange), after=after)
-        events = stretches.recorded(exchange, stretch)
-        return exchange.stream(
-            stretch.view,
-            fold,
-            fold.failed,
-            events=events if forgotten is None else self._then_forgotten(events, forgotten),
-            headers=answer_headers(stretch),
-        )
-
-    async def _then_forgotten(
-        self, events: AsyncIterator[Sequence[Recorded]], begun: sending.Begun
-    ) -> AsyncIterator[Sequence[Recorded]]:
-        try:
-            async for batch in events:
-                yield batch
-        finally:
-            self._exchange.in_background(sending.forget(self._exchange, begun))
-
-    # --- reading ---------------------------------------------------------------------------------
-
-    async def retrieve(self, request: Request) -> Response:
-        stretch = await self._found(request)
-        if not flag(request, "stream"):
-            return json_response(await stretches.document(self._exchange, stretch))
-        after = number(request, "starting_after", lowest=0)
-        try:
-            self._exchange.replay(stretch.view, after=0)
-        except NotFound:
-            raise InvalidRequest(
-                "stream",
-                "is no longer possible: events are kept for 24 hours after the end. Retrieve it as JSON",
-            ) from None
-        return self._stream(stretch, after=-1 if after is None else after)
-
-    async def input_items(self, request: Request) -> Response:
-        query = page(request)
-        items = await stretches.inputs(self._exchange, await self._found(request))
-        return json_response(documents.page(items, query))
-
-    async def _found(self, request: Request) -> Stretch:
-        caller = await self._exchange.identify(request)
-        return await stretches.find(self._exchange, caller, request.path_params["response_id"])
-
-    # --- ending ----------------------------------------------------------------------------------
-
-    async def cancel(self, request: Request) -> Response:
-        exchange = self._exchange
-        caller = await exchange.identify(request)
-        stretch = await stretches.find(exchange, caller, request.path_params["response_id"])
-        record = stretch.record
-        if stretch.status in ("queued", "in_progress") or (
-            stretch.pause and stretch.pause.status == "pending"
-        ):
-            record = await exchange.cancel(caller, record.request_id)
-        view = replace(stretch.view, record=record)
-        ended = await stretches.cut(exchange, view, stretch.number)
-        return json_response(await stretches.document(exchange, ended))
-
-    async def delete(self, request: Request) -> Response:
-        """Erases the conversation of a response that is its only one."""
-        exchange = self._exchange
-        caller = await exchange.identify(request)
-        identifier = request.path_params["response_id"]
-        stretch = await stretches.find(exchange, caller, identifier)
-        view = stretch.view
-        task_id = view.record.task_id
-        partition = await exchange.locate(caller, keys.task, task_id)
-        head = (await exchange.tasks.head(partition, task_id)).value
-        if head.tail_seq > view.record.last_seq > 0 or view.record.first_seq > 1:
-            raise AlreadyExists(
-                f"{identifier} is part of {names.conversation(task_id)}, which holds other responses. Delete "
-                "the conversation to erase them all."
-            )
-        await exchange.eraser.delete_task(partition, task_id)
-        return json_response(documents.deleted(identifier, "response"))
+async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
+    value = await exchange.body(request)
+    body = inputs.create(value)
+    begun = await sending.send(exchange, caller, request, value, body, inputs.read(body.input))
+    headers = begun.headers
+    if body.stream:
+        return _stream(exchange, begun.stretch, begun if begun.unstored else None)
+    if body.background and not begun.view.replayed:
+        return json_response(await document(exchange, begun.stretch), headers=headers)
+    stretch = await begun.ended(exchange, request)
+    if (failure := failure_of(stretch)) is not None:
+        answer = errors.respond_failure(failure, headers)
+    else:
+        answer = json_response(await document(exchange, stretch), headers=headers)
+    if begun.unstored:
+        await sending.forget(exchange, begun)
+    return answer
 
 
-def answer_headers(stretch: Stretch) -> dict[str, str]:
-    """What the SDKs show as a response's request id; and whether it is an earlier outcome."""
-    headers = {"x-request-id": stretch.record.request_id}
-    if stretch.view.replayed:
-        headers["idempotent-replayed"] = "true"
-    return headers
+async def retrieve(exchange: Exchange, caller: Caller, request: Request) -> Response:
+    stretch = await _named(exchange, caller, request)
+    if not query.flag(request, "stream"):
+        return json_response(await document(exchange, stretch))
+    after = query.number(request, "starting_after", -1, lowest=0, highest=UNSEEN)
+    try:
+        exchange.replay(stretch.view, after=0)
+    except NotFound:
+        kept = "is possible for 24 hours after the end. Retrieve the response without it"
+        raise InvalidRequest("stream", kept) from None
+    return _stream(exchange, stretch, after=after)
+
+
+async def input_items(exchange: Exchange, caller: Caller, request: Request) -> Response:
+    items = await inputs_of(exchange, await _named(exchange, caller, request))
+    return json_response(documents.page(items, request))
+
+
+async def cancel(exchange: Exchange, caller: Caller, request: Request) -> Response:
+    stretch = await _named(exchange, caller, request)
+    waits = stretch.pause is not None and stretch.pause.status == "pending"
+    if waits or status_of(stretch) in ("queued", "in_progress"):
+        record = await exchange.cancel(caller, stretch.record.request_id)
+        stretch = await stretches.cut(exchange, replace(stretch.view, record=record), stretch.number)
+    return json_response(await document(exchange, stretch))
+
+
+async def delete(exchange: Exchange, caller: Caller, request: Request) -> Response:
+    """Erases the conversation of a response that is its only one."""
+    stretch = await _named(exchange, caller, request)
+    record, partition = stretch.record, stretch.view.partition
+    await sending.owned(exchange, caller, record.task_id)
+    head = (await exchange.tasks.head(partition, record.task_id)).value
+    if head.tail_seq > record.last_seq > 0 or record.first_seq > 1:
+        conversation = names.made("conv", record.task_id)
+        others = f"The response is part of {conversation}, which holds others. Delete that to erase them all."
+        raise AlreadyExists(others)
+    await exchange.eraser.delete_task(partition, record.task_id)
+    return json_response(documents.deleted(request.path_params["response_id"], "response"))
+
+
+async def _named(exchange: Exchange, caller: Caller, request: Request) -> Stretch:
+    return await sending.find(exchange, caller, request.path_params["response_id"])
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def _stream(
+    exchange: Exchange, stretch: Stretch, forgotten: sending.Begun | None = None, *, after: int = -1
+) -> Response:
+    fold = Fold(documents.about(stretch, exchange.agent.name), after=after)
+    events = stretches.recorded(exchange, stretch)
+    if forgotten is not None:
+        events = _then_forgotten(exchange, events, forgotten)
+    headers = sending.headers_of(stretch)
+    return exchange.stream(stretch.view, fold, fold.failed, events=events, headers=headers)
+
+
+async def _then_forgotten(
+    exchange: Exchange, events: AsyncIterator[Sequence[Recorded]], begun: sending.Begun
+) -> AsyncIterator[Sequence[Recorded]]:
+    try:
+        async for batch in events:
+            yield batch
+    finally:
+        exchange.in_background(sending.forget(exchange, begun))
+
+
+# --- documents -----------------------------------------------------------------------------------
+
+
+def status_of(stretch: Stretch) -> str:
+    if stretch.pause is not None:
+        return "cancelled" if stretch.pause.status in ("canceled", "expired") else "completed"
+    return _STATUSES[stretch.record.status]
+
+
+def failure_of(stretch: Stretch) -> Failure | None:
+    """Why a response failed; None where it did not."""
+    return stretch.record.error if status_of(stretch) == "failed" else None
+
+
+async def document(exchange: Exchange, stretch: Stretch) -> Json:
+    """The response as it stands, made from the history."""
+    about, status = documents.about(stretch, exchange.agent.name), status_of(stretch)
+    fold = Fold(about, after=UNSEEN)
+    for event in await stretches.told(exchange, stretch):
+        fold.take(event)
+    if fold.response is None or status in ("queued", "in_progress"):
+        return about.response(status, fold.output)
+    ended_at = stretch.pause.created_at if stretch.pause else stretch.record.ended_at
+    if ended_at is not None and fold.response["status"] == "completed":
+        fold.response["completed_at"] = int(ended_at.timestamp())
+    return fold.response
+
+
+async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
+    """What a response was made upon: a message, or what was decided of a pause."""
+    record, before = stretch.record, stretch.before
+    if before is not None:
+        decisions = {decision.id: decision for decision in before.decisions}
+        shown = [(n, decisions[call.id]) for n, call in enumerate(before.calls) if call.id in decisions]
+        return [documents.answer(before, n, decision) for n, decision in shown]
+    path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
+    async for logged in exchange.history.forwards(stretch.view.partition, record.task_id, path):
+        if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
+            return [documents.said(logged.body.message)]
+    return []

@@ -1,7 +1,7 @@
-"""A request, cut at its pauses: each stretch of it is one response.
+"""A request, cut at its pauses: a stretch runs from the message, or a decision, to the next pause or the end.
 
-What is sent live, and replayed for a day, are the recorded events. What is read later is made from the
-history by the same fold, and never expires.
+For protocols in which a pause ends what was asked for. What is sent live, and replayed for a day, are the
+recorded events; what is read later is told by the history as events of the same kinds, and never expires.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -10,10 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.api.exchange import Exchange, RequestView
-from tealagents.api.openai import names
-from tealagents.api.openai.documents import About, answer, user_message
-from tealagents.api.openai.fold import UNSEEN, Fold
-from tealagents.domain.errors import CorruptState, NotFound, NotOwner
+from tealagents.domain.errors import CorruptState, NotFound
 from tealagents.domain.events import (
     Event,
     Paused,
@@ -27,8 +24,6 @@ from tealagents.domain.events import (
 from tealagents.domain.models import (
     ENDED,
     Approval,
-    Caller,
-    Json,
     Message,
     MessageBody,
     RequestRecord,
@@ -39,9 +34,10 @@ from tealagents.state import keys
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
-    """One response: a request from its message, or from a decision, to its next pause or its end."""
+    """A part of a request between two pauses."""
 
     view: RequestView
+    #: which of the request's stretches it is, from 1
     number: int
     #: the decided pause that it begins with
     before: Approval | None
@@ -51,49 +47,6 @@ class Stretch(Struct, frozen=True, kw_only=True):
     @property
     def record(self) -> RequestRecord:
         return self.view.record
-
-    @property
-    def response_id(self) -> str:
-        return names.response(self.record.request_id, self.number)
-
-    @property
-    def status(self) -> str:
-        """The status of the response, in this API's words."""
-        if self.pause is not None:
-            return "cancelled" if self.pause.status in ("canceled", "expired") else "completed"
-        return _STATUSES[self.record.status]
-
-    def about(self, exchange: Exchange) -> About:
-        record, before = self.record, self.before
-        kept, previous = record.client, None
-        if before is not None:
-            previous = names.response(record.request_id, self.number - 1)
-        return About(
-            response_id=self.response_id,
-            request_id=record.request_id,
-            task_id=record.task_id,
-            number=self.number,
-            agent=exchange.agent.name,
-            created_at=(before.decided_at if before else None) or record.created_at,
-            before=before,
-            previous=previous or kept.get("previous"),
-            instructions=record.instructions,
-            client_tools=record.client_tools,
-            metadata=kept.get("metadata") or {},
-            background=kept.get("background", False),
-            store=kept.get("store", True),
-        )
-
-
-_OVER = ("completed", "failed", "cancelled")
-_STATUSES = {
-    "Queued": "queued",
-    "Running": "in_progress",
-    "Paused": "in_progress",
-    "Completed": "completed",
-    "Failed": "failed",
-    "Canceled": "cancelled",
-}
 
 
 async def pause(exchange: Exchange, partition: str, approval_id: str) -> Approval:
@@ -117,17 +70,8 @@ async def cut(exchange: Exchange, view: RequestView, number: int | None = None) 
     if wanted > 1 and (before is None or before.status != "decided"):
         if number is None:
             return await cut(exchange, view, len(approvals))
-        raise names.unknown("response", names.response(view.record.request_id, wanted))
+        raise NotFound(f"The request {view.record.request_id} has no part {wanted}.")
     return Stretch(view=view, number=wanted, before=before, pause=after)
-
-
-async def find(exchange: Exchange, caller: Caller, identifier: str) -> Stretch:
-    """The response with this id. `NotFound`, also where it is another user's."""
-    named = names.read_response(identifier)
-    try:
-        return await cut(exchange, await exchange.request(caller, named.uuid), named.number)
-    except (NotFound, NotOwner):
-        raise names.unknown("response", identifier) from None
 
 
 # --- what was recorded ---------------------------------------------------------------------------
@@ -159,22 +103,6 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
     view = stretch.view
     record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
     return await pause(exchange, view.partition, record.approvals[stretch.number - 1])
-
-
-# --- what the history says -----------------------------------------------------------------------
-
-
-async def document(exchange: Exchange, stretch: Stretch) -> Json:
-    """The response as it stands, made from the history."""
-    record, about = stretch.record, stretch.about(exchange)
-    fold = Fold(about, after=UNSEEN)
-    for event in await told(exchange, stretch):
-        fold.take(event)
-    if fold.response is None or stretch.status not in _OVER:
-        return about.response(stretch.status, fold.output)
-    ended_at = stretch.pause.created_at if stretch.pause else record.ended_at
-    completed = ended_at is not None and fold.response["status"] == "completed"
-    return {**fold.response, "completed_at": int(ended_at.timestamp()) if ended_at and completed else None}
 
 
 async def told(exchange: Exchange, stretch: Stretch) -> list[Event]:
@@ -223,19 +151,3 @@ def _said(message: Message, made: set[str], record: RequestRecord) -> Event | No
         call_id, tool = message.tool_call_id or "", message.tool or ""
         return ToolReturned(call_id, tool, message.text, message.is_error, 0)
     return None
-
-
-async def inputs(exchange: Exchange, stretch: Stretch) -> list[Json]:
-    """What a response was made upon: a message, or what was decided of a pause."""
-    record, before = stretch.record, stretch.before
-    if before is not None:
-        decisions = {decision.id: decision for decision in before.decisions}
-        shown = [(n, decisions[call.id]) for n, call in enumerate(before.calls) if call.id in decisions]
-        return [answer(before, n, decision) for n, decision in shown]
-    if not record.first_seq:
-        return []
-    path = ((record.first_seq, record.last_seq or record.first_seq),)
-    async for logged in exchange.history.forwards(stretch.view.partition, record.task_id, path):
-        if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
-            return [user_message(logged.body.message)]
-    return []

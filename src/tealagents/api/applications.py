@@ -1,0 +1,76 @@
+"""The application of one protocol: its routes, its errors, its protected resource, and who may call."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tealagents.api import bodies
+from tealagents.api.exchange import Exchange
+from tealagents.api.protocols import Served
+from tealagents.domain.errors import NotFound, NotOwner, TealError
+
+#: the response for an error; the text is the beginning of `WWW-Authenticate`
+Refuse = Callable[[TealError, str], Response]
+#: the response for what is no domain error: status, code, message, headers
+Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
+
+FAULT = "Internal error. Retry the request; if it persists, contact the operator."
+
+
+def application(
+    exchange: Exchange,
+    path: str,
+    routes: Sequence[Route],
+    refuse: Refuse,
+    plain: Plain,
+    *,
+    shown: Sequence[str] = ("retry-after", "www-authenticate"),
+    urls: Mapping[str, str],
+) -> Served:
+    """A protocol at `path`. What is another user's is reported as not found.
+
+    `shown` are headers of answers that pages of other origins may see.
+    """
+    resource = exchange.resource(path)
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TealError)
+        exchange.refused(error)
+        if isinstance(error, NotOwner):
+            error = NotFound("There is nothing with this id. Check it; it may have been deleted.")
+        return refuse(error, resource.challenge(request))
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        where = bodies.short(request.url.path)
+        if error.status_code == 405:
+            message = f"{request.method} is not possible at {where}."
+            return plain(405, "method_not_allowed", message, error.headers)
+        return await refused(request, NotFound(f"There is nothing at {where}."))
+
+    async def fault(_: Request, error: Exception) -> Response:
+        return plain(500, "internal_error", FAULT, None)
+
+    app = Starlette(
+        routes=routes,
+        exception_handlers={TealError: refused, HTTPException: no_route, Exception: fault},
+    )
+    app.router.redirect_slashes = False
+    served = _from_elsewhere(exchange, app, shown)
+    return Served(app=served, path=path, discovery=[resource.route()], urls=urls)
+
+
+def _from_elsewhere(exchange: Exchange, app: ASGIApp, shown: Sequence[str]) -> ASGIApp:
+    """Lets pages of the configured origins call, with whatever headers their libraries send."""
+    origins = list(exchange.settings.cors_origins)
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
+    )
