@@ -12,7 +12,7 @@ from hostile_tokens import b64
 from tealagents.auth.jwks import KeysUnreadable, read_key_set
 from tealagents.domain.errors import AuthUnavailable, Unauthenticated
 from tealagents.domain.ports import Authenticator
-from tealagents.outbound.reading import Client
+from tealagents.outbound.reading import BoundedClient
 from tealagents.testing.authority import AuthorityKey, LocalAuthority, Mode
 from tealagents.testing.clock import FakeClock
 
@@ -236,12 +236,12 @@ async def test_a_hanging_authority_does_not_stall_the_loop(
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    async with Client("http://localhost", seconds=5) as opened:
+async def client() -> AsyncIterator[BoundedClient]:
+    async with BoundedClient("http://localhost", seconds=5) as opened:
         yield opened
 
 
-async def test_a_reading_takes_bounded_time(authority: LocalAuthority, client: Client) -> None:
+async def test_a_reading_takes_bounded_time(authority: LocalAuthority, client: BoundedClient) -> None:
     """An authority that never answers is given up."""
     authority.behave("hanging")
     with pytest.raises(KeysUnreadable, match="seconds"):
@@ -264,7 +264,7 @@ async def test_a_reading_takes_bounded_time(authority: LocalAuthority, client: C
     ],
 )
 async def test_other_keys_may_stand_beside_signing_keys(
-    authority: LocalAuthority, client: Client, jwk: object
+    authority: LocalAuthority, client: BoundedClient, jwk: object
 ) -> None:
     """Keys that cannot check an RS256 signature are passed over; the others are read."""
 
@@ -278,7 +278,7 @@ async def test_other_keys_may_stand_beside_signing_keys(
     assert set(found.keys) == {authority.signing_key.kid}
 
 
-async def test_one_key_id_for_two_issuers(authority: LocalAuthority, client: Client) -> None:
+async def test_one_key_id_for_two_issuers(authority: LocalAuthority, client: BoundedClient) -> None:
     """Entra may list a key id for several issuers: all are kept."""
     key = authority.signing_key
     authority.keys.append(AuthorityKey(key.kid, key.private, issuer="https://login.example/x/v2.0"))

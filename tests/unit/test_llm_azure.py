@@ -4,9 +4,9 @@ import openai
 import pytest
 from llm_setup import KEY, client, events, text_of
 
+from tealagents.llm.addressing import azure_url, dated_azure_url, own_authorization
 from tealagents.llm.offline import OfflineModel
 from tealagents.llm.openai_chat import OpenAIChatOptions
-from tealagents.llm.wire import _azure_url, _dated_azure_url, _own_authorization
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_azure_is_known_by_its_hosts(base_url: str, azure: bool) -> None:
 )
 def test_the_endpoint_alone_is_enough(endpoint: str, url: str) -> None:
     """The path of the undated API is added where there is none."""
-    assert _azure_url(endpoint) == url
+    assert azure_url(endpoint) == url
 
 
 def test_a_deployment_is_one_segment_of_the_path() -> None:
     """Whatever it is called."""
-    assert _dated_azure_url("https://x", "a/b c") == "https://x/openai/deployments/a%2Fb%20c"
-    assert _dated_azure_url("https://x", None) == "https://x/openai"
+    assert dated_azure_url("https://x", "a/b c") == "https://x/openai/deployments/a%2Fb%20c"
+    assert dated_azure_url("https://x", None) == "https://x/openai"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -74,6 +74,6 @@ async def test_the_dated_responses_api_has_no_deployment_in_its_path() -> None:
 def test_the_undated_api_takes_the_key_in_its_own_header() -> None:
     """`api-key`, and no bearer token beside it."""
     options = OpenAIChatOptions(model="m", base_url="https://mine.openai.azure.com", api_key=KEY)
-    headers = _own_authorization(options)
+    headers = own_authorization(options)
     assert headers["api-key"] == KEY
     assert isinstance(headers["Authorization"], openai.Omit)

@@ -18,7 +18,7 @@ from tealagents.domain.models import ToolCall, Usage
 from tealagents.llm.failures import AttemptFailed
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.openai_chat import ChatReading
-from tealagents.llm.openai_responses import ResponsesReading
+from tealagents.llm.responses_reading import ResponsesReading
 from tealagents.llm.service import Reading
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}

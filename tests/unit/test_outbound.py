@@ -22,7 +22,7 @@ from tools_setup import served
 
 import tealagents
 from tealagents.outbound.addresses import is_loopback, public_address
-from tealagents.outbound.reading import MAX_HEADERS, Answer, Client, Unacceptable, fetch
+from tealagents.outbound.reading import MAX_HEADERS, BoundedClient, Fetched, Unacceptable, fetch
 
 SOURCE = Path(tealagents.__file__).parent
 
@@ -96,7 +96,7 @@ CLIENTS = {
     *("aiohttp.ClientSession", "requests.Session", "requests.get", "requests.post", "urlopen"),
     *("http.client.HTTPConnection", "http.client.HTTPSConnection", "websockets.connect"),
     *("socket.create_connection", "asyncio.open_connection", "open_connection"),
-    *("streamable_http_client", "sse_client", "stdio_client", "Client", "ReportingClient"),
+    *("streamable_http_client", "sse_client", "stdio_client", "BoundedClient", "ReportingClient"),
     *("openai.AsyncOpenAI", "openai.AsyncAzureOpenAI", "openai.OpenAI"),
     *("msal.ConfidentialClientApplication", "msal.PublicClientApplication", "msal.ManagedIdentityClient"),
     *("AsyncMemoryClient", "AsyncMemory.from_config", "MemoryClient", "get_session"),
@@ -158,8 +158,8 @@ def test_no_module_reads_with_a_client_that_is_not_bounded() -> None:
 # --- the client itself ---------------------------------------------------------------------------
 
 
-async def answered(url: str, **options: object) -> Answer:
-    async with Client(url, seconds=5, **options) as client:  # type: ignore[arg-type]
+async def answered(url: str, **options: object) -> Fetched:
+    async with BoundedClient(url, seconds=5, **options) as client:  # type: ignore[arg-type]
         return await fetch(client, "GET", url)
 
 
@@ -200,7 +200,7 @@ async def test_headers_are_bounded_together() -> None:
 )
 def test_only_charsets_are_charsets(named: str, read: str) -> None:
     """Python has codecs that are none, and take hours for a megabyte."""
-    assert Answer(200, "OK", httpx2.Headers({"content-type": named}), b"").charset == read
+    assert Fetched(200, "OK", httpx2.Headers({"content-type": named}), b"").charset == read
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from tealagents.tools.oauth_servers import (
     server_metadata,
 )
 from tealagents.tools.openapi import OpenAPIPlugin
-from tealagents.tools.openapi_document import MAX_SCHEMA, operations, parsed
+from tealagents.tools.openapi_document import MAX_SCHEMA, operations
+from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.options import MCPServerOptions, RemotePluginOptions
 
 Json = dict[str, Any]

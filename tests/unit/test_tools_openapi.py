@@ -22,7 +22,8 @@ from tealagents.domain.ports import Tool
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
 from tealagents.tools.openapi import OpenAPIPlugin
-from tealagents.tools.openapi_document import operations, parsed
+from tealagents.tools.openapi_document import operations
+from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_schema import MAX_DEFINITIONS
 from tealagents.tools.options import RemotePluginOptions, remote_plugins
 

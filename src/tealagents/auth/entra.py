@@ -27,7 +27,7 @@ from tealagents.auth.options import GRAPH_AUDIENCES, UUID, EntraOptions
 from tealagents.domain.errors import InsufficientScope, Unauthenticated
 from tealagents.domain.models import Caller, Json, User
 from tealagents.domain.ports import Clock
-from tealagents.outbound.reading import Client
+from tealagents.outbound.reading import BoundedClient
 
 __all__ = ["MAX_LIFETIME_SECONDS", "EntraAuthenticator", "EntraOptions"]
 
@@ -81,7 +81,7 @@ class EntraAuthenticator:
         self._clients = frozenset(options.allowed_clients)
         self._scopes = frozenset(options.scopes)
         self._app_roles = frozenset(options.app_roles)
-        self._client: Client | None = None
+        self._client: BoundedClient | None = None
         self._published: dict[str, PublishedKeys] = {}
         self._remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
 
@@ -255,8 +255,8 @@ class EntraAuthenticator:
         }
 
 
-def _http_client(authority: str) -> Client:
-    return Client(
+def _http_client(authority: str) -> BoundedClient:
+    return BoundedClient(
         authority,
         seconds=READ_SECONDS,
         limit=MAX_BYTES,

@@ -25,7 +25,7 @@ from tealagents.domain.errors import AuthUnavailable
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Clock
 from tealagents.outbound.addresses import is_loopback
-from tealagents.outbound.reading import Client, fetch, json_object
+from tealagents.outbound.reading import BoundedClient, fetch, json_object
 
 __all__ = ["KeySet", "KeysUnreadable", "PublishedKeys", "SigningKey", "read_key_set"]
 
@@ -69,7 +69,7 @@ class KeysUnreadable(Exception):
 class PublishedKeys:
     """The newest key set of one metadata document."""
 
-    def __init__(self, client: Client, metadata_url: str, clock: Clock) -> None:
+    def __init__(self, client: BoundedClient, metadata_url: str, clock: Clock) -> None:
         self._client = client
         self._url = metadata_url
         self._clock = clock
@@ -152,7 +152,7 @@ def _unavailable(seconds: float) -> AuthUnavailable:
     )
 
 
-async def read_key_set(client: Client, metadata_url: str, *, seconds: float = READ_SECONDS) -> KeySet:
+async def read_key_set(client: BoundedClient, metadata_url: str, *, seconds: float = READ_SECONDS) -> KeySet:
     """The issuer that the metadata names, and the keys of its `jwks_uri`. KeysUnreadable otherwise."""
     try:
         async with asyncio.timeout(seconds):
@@ -180,7 +180,7 @@ def _as_safe_as(metadata_url: str, keys_url: str) -> bool:
     return scheme == "https" or (scheme == "http" and both_here)
 
 
-async def _get_object(client: Client, url: str) -> Json:
+async def _get_object(client: BoundedClient, url: str) -> Json:
     answer = await fetch(client, "GET", url)
     if answer.status != 200:
         raise KeysUnreadable(f"{url} answered {answer.status}")

@@ -17,9 +17,9 @@ import httpx2
 import msal
 
 from tealagents.auth.options import AuthConfigError, EntraOptions
-from tealagents.outbound.reading import Client, FromThread, json_object
+from tealagents.outbound.reading import BoundedClient, FromThread, json_object
 
-__all__ = ["Forgetful", "NoTokenCache", "Reply", "Transport", "application", "credential"]
+__all__ = ["Forgetful", "MsalReply", "NoTokenCache", "Transport", "application", "credential"]
 
 MAX_BYTES = 256 * 1024
 SECONDS = 10.0
@@ -28,7 +28,7 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.+?-----END [A-Z ]
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-class Reply:
+class MsalReply:
     """What msal reads of an answer."""
 
     def __init__(self, status_code: int, headers: Mapping[str, str], text: str) -> None:
@@ -52,12 +52,12 @@ class Transport:
         self._translated = parts.scheme == "http"
         self._plain = f"http://{parts.netloc}"
         self._secure = f"https://{parts.netloc}"
-        self._client = Client(authority, seconds=SECONDS, limit=MAX_BYTES)
+        self._client = BoundedClient(authority, seconds=SECONDS, limit=MAX_BYTES)
         self._http = FromThread(self._client)
 
     def get(
         self, url: str, *, params: Any = None, headers: Mapping[str, str] | None = None, **_: Any
-    ) -> Reply:
+    ) -> MsalReply:
         return self._ask("GET", url, params=params, headers=headers)
 
     def post(
@@ -68,16 +68,16 @@ class Transport:
         data: Any = None,
         headers: Mapping[str, str] | None = None,
         **_: Any,
-    ) -> Reply:
+    ) -> MsalReply:
         # msal's assertions are bytes, which would be written as Python shows them.
         form = {name: _text(value) for name, value in data.items()} if isinstance(data, dict) else data
         return self._ask("POST", url, params=params, headers=headers, data=form)
 
-    def _ask(self, method: str, url: str, **content: Any) -> Reply:
+    def _ask(self, method: str, url: str, **content: Any) -> MsalReply:
         if self._translated:
             url = url.replace(self._secure, self._plain, 1)
         answer = self._http.request(method, url, **content)
-        return Reply(answer.status_code, answer.headers, self._text(answer.content))
+        return MsalReply(answer.status_code, answer.headers, self._text(answer.content))
 
     def _text(self, body: bytes) -> str:
         # msal writes an answer that is no JSON into the log, whatever it may hold.

@@ -236,10 +236,10 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
         return
     from tealagents.auth.jwks import KeysUnreadable, read_key_set
     from tealagents.auth.options import UUID
-    from tealagents.outbound.reading import Client, fetch
+    from tealagents.outbound.reading import BoundedClient, fetch
 
     url = f"{entra.authority}/{entra.tenant_id}/v2.0/.well-known/openid-configuration"
-    async with Client(entra.authority, seconds=ANSWER_SECONDS) as client:
+    async with BoundedClient(entra.authority, seconds=ANSWER_SECONDS) as client:
         try:
             keys = await read_key_set(client, url)
         except KeysUnreadable as error:

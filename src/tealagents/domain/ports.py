@@ -372,6 +372,31 @@ class Toolset(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
 
+@runtime_checkable
+class Finding(Protocol):
+    """A toolset that may have tools it cannot list yet."""
+
+    def find(self, name: str) -> Tool | None: ...
+
+
+@runtime_checkable
+class PerOwner(Protocol):
+    """A toolset whose server lists each owner's tools for that owner alone."""
+
+    def tools_of(self, owner: User) -> Sequence[Tool]:
+        """The same list each time until it changes; that of `tools` for an owner without one."""
+        ...
+
+
+@runtime_checkable
+class Unlisted(Protocol):
+    """Stands for a tool of a server that has not listed its tools for the owner yet."""
+
+    async def list_for(self, context: ToolContext) -> None:
+        """Has the server list them. Raises what a call would raise."""
+        ...
+
+
 # --- auth ----------------------------------------------------------------------------------------
 
 

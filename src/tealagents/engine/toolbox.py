@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -18,12 +18,15 @@ from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall,
 from tealagents.domain.ports import (
     Checking,
     Delegation,
+    Finding,
     Governance,
     Model,
+    PerOwner,
     Tool,
     ToolContext,
     Toolset,
     ToolSpec,
+    Unlisted,
 )
 from tealagents.engine.texts import storable
 
@@ -139,35 +142,10 @@ class _RunByClient:
         raise ToolFailed("the client runs this tool, and gave no output.")
 
 
-@runtime_checkable
-class Finding(Protocol):
-    """A toolset that knows tools it does not list."""
-
-    def find(self, name: str) -> Tool | None: ...
-
-
-@runtime_checkable
-class Unlisted(Protocol):
-    """Stands for a tool of a server that has not listed its tools for the owner yet."""
-
-    async def list_for(self, context: ToolContext) -> None:
-        """Has the server list them. Raises what a call would raise."""
-        ...
-
-
 def digest_of_tool(spec: ToolSpec) -> str:
     """SHA-256 of what an approval is given for: what the tool says of itself, and how it is governed."""
     said = (spec.name, spec.description, spec.parameters, spec.governance, spec.auth)
     return hashlib.sha256(msgspec.json.encode(said, order="sorted")).hexdigest()
-
-
-@runtime_checkable
-class PerOwner(Protocol):
-    """A toolset whose tools may differ from owner to owner: what one was listed, no other is shown."""
-
-    def tools_of(self, owner: User) -> Sequence[Tool]:
-        """The same list each time until it changes; that of `tools` for whom it is no other."""
-        ...
 
 
 class Toolbox:

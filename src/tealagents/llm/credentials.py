@@ -222,7 +222,7 @@ def _acquirer(options: AzureCredentialOptions) -> Acquire:
 async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
     import httpx2
 
-    from tealagents.outbound.reading import Client, fetch, json_object
+    from tealagents.outbound.reading import BoundedClient, fetch, json_object
 
     endpoint = f"{options.authority}/{options.tenant_id}/oauth2/v2.0/token"
     form: dict[str, str | None] = {
@@ -235,7 +235,7 @@ async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
     except (OSError, ValueError) as failure:
         raise TokenRefused(f"the credential cannot be read ({failure}).") from None
     try:
-        async with Client(endpoint, seconds=TIMEOUT, limit=MAX_ANSWER) as client:
+        async with BoundedClient(endpoint, seconds=TIMEOUT, limit=MAX_ANSWER) as client:
             answer = await fetch(client, "POST", endpoint, data=form, headers={"accept": "application/json"})
     except httpx2.HTTPError as failure:
         raise TokenRefused(
@@ -296,10 +296,10 @@ async def _managed_identity_token(options: AzureCredentialOptions) -> Token:
     """Asks the machine we run on: a virtual machine, App Service, Functions, Arc, …"""
     import httpx2
 
-    from tealagents.outbound.reading import Client, FromThread
+    from tealagents.outbound.reading import BoundedClient, FromThread
 
     # the endpoint is on this machine, whatever proxies the environment names
-    async with Client("http://localhost", seconds=TIMEOUT, limit=MAX_ANSWER) as client:
+    async with BoundedClient("http://localhost", seconds=TIMEOUT, limit=MAX_ANSWER) as client:
         http = FromThread(client)
         try:
             said = await asyncio.to_thread(_ask_machine, options, http)

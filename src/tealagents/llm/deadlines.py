@@ -5,7 +5,7 @@ from typing import Protocol
 from tealagents.domain.errors import ModelTimeout
 
 
-class Timeouts(Protocol):
+class DeadlineOptions(Protocol):
     """Seconds; see `ModelOptions`."""
 
     @property
@@ -21,7 +21,7 @@ class Timeouts(Protocol):
 class Deadlines:
     """How long one call is waited for: in all, for its first piece, and then for each next one."""
 
-    def __init__(self, timeouts: Timeouts, now: float) -> None:
+    def __init__(self, timeouts: DeadlineOptions, now: float) -> None:
         self._timeouts = timeouts
         self._total_at = now + timeouts.model_timeout_seconds
         self._first_at = now + timeouts.first_piece_timeout_seconds

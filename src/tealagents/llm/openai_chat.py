@@ -14,7 +14,7 @@ from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
-from tealagents.llm.service import MAX_CALLS, Question, Service
+from tealagents.llm.service import MAX_CALLS, ModelService, Question
 
 #: models that reason refuse `max_tokens` and want `max_completion_tokens`
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
@@ -39,7 +39,7 @@ class OpenAIChat:
         self.name = options.model
         self.provider: str = options.provider
         self._secrets = options.secrets()
-        self._service = Service(options, deployment=options.azure_deployment or options.model)
+        self._service = ModelService(options, deployment=options.azure_deployment or options.model)
         self._head = b'{"model":' + to_json(options.model) + b',"messages":['
         self._tail = _settings(options)
 
@@ -140,13 +140,13 @@ class _Function(Struct, gc=False):
     arguments: Any = None
 
 
-class _Call(Struct, gc=False):
+class _CallFragment(Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
 
-class _Part(Struct, gc=False):
+class _ContentPart(Struct, gc=False):
     type: str | None = None
     text: Any = None
 
@@ -155,9 +155,9 @@ class _Said(Struct, gc=False):
     """A message, or what is new of it."""
 
     #: a string; parts from services whose model shows its thoughts apart
-    content: str | list[_Part] | None = None
+    content: str | list[_ContentPart] | None = None
     refusal: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_CallFragment] | None = None
     #: thoughts, by the two names that services give them
     reasoning_content: Any = None
     reasoning: Any = None
@@ -170,7 +170,7 @@ class _Choice(Struct, gc=False):
     finish_reason: str | None = None
 
 
-class _Tokens(Struct, gc=False):
+class _ChatTokens(Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
@@ -182,7 +182,7 @@ class _Completion(Struct, gc=False):
     id: str | None = None
     model: str | None = None
     choices: list[_Choice] | None = None
-    usage: _Tokens | None = None
+    usage: _ChatTokens | None = None
     error: Any = None
     #: `error` where a service sends the error without a shell
     object: Any = None
@@ -259,7 +259,7 @@ class ChatReading:
         if said.reasoning_content or said.reasoning:
             self.begun = True
 
-    def _assemble(self, fragment: _Call) -> None:
+    def _assemble(self, fragment: _CallFragment) -> None:
         call = self._call_of(fragment)
         call.id = call.id or fragment.id or ""
         function = fragment.function
@@ -268,7 +268,7 @@ class ChatReading:
             if function.arguments:
                 call.arguments.append(_argument_text(function.arguments))
 
-    def _call_of(self, fragment: _Call) -> _Assembled:
+    def _call_of(self, fragment: _CallFragment) -> _Assembled:
         """The call a fragment belongs to: the last one with its index, or a new one.
 
         Some services number no calls, or all of them 0; a name under another id is another call.
@@ -285,7 +285,7 @@ class ChatReading:
         self._calls.append(_Assembled(index))
         return self._calls[-1]
 
-    def _next_index(self, fragment: _Call) -> int:
+    def _next_index(self, fragment: _CallFragment) -> int:
         last = self._calls[-1].index if self._calls else -1
         names_one = fragment.function is not None and bool(fragment.function.name)
         return last + 1 if names_one or last < 0 else last
@@ -326,12 +326,12 @@ class ChatReading:
         return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
 
 
-def _usage(tokens: _Tokens) -> Usage:
+def _usage(tokens: _ChatTokens) -> Usage:
     prompt, completion = tokens.prompt_tokens or 0, tokens.completion_tokens or 0
     return Usage(prompt, completion, tokens.total_tokens or prompt + completion)
 
 
-def _text(content: str | list[_Part] | None) -> str:
+def _text(content: str | list[_ContentPart] | None) -> str:
     if isinstance(content, list):
         return "".join(part.text for part in content if part.type == "text" and isinstance(part.text, str))
     return content or ""

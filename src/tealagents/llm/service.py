@@ -21,7 +21,7 @@ from tealagents.llm.retries import Retries, RetryBudget
 from tealagents.outbound.addresses import proxy_for
 
 if TYPE_CHECKING:
-    from tealagents.llm.wire import Answer, Connection
+    from tealagents.llm.wire import ModelResponse, ServiceConnection
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Reading(Protocol):
 Meaning = Callable[[Complaint], RunFailure | ModelDone | None]
 
 
-class Service:
+class ModelService:
     """A model service, opened by entering its async context, one a process."""
 
     def __init__(self, options: OpenAIOptions, *, deployment: str | None = None) -> None:
@@ -79,9 +79,9 @@ class Service:
         self._secrets = options.secrets()
         budget = RetryBudget(ratio=options.retry_ratio, burst=options.retry_burst)
         self._retries = Retries(budget, limit=options.max_retries, delay=options.retry_delay_seconds)
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._connecting: asyncio.Task[ServiceConnection] | None = None
 
-    async def __aenter__(self) -> "Service":
+    async def __aenter__(self) -> "ModelService":
         if self._options.api_key is not None and not has_private_way(self._options.base_url):
             _log.warning("The model service's key is sent over plain http to %s.", self._options.base_url)
         self._connecting = asyncio.create_task(self._connect())
@@ -91,7 +91,7 @@ class Service:
         if self._connecting is not None:
             await (await self._connecting).aclose()
 
-    async def connection(self) -> "Connection":
+    async def connection(self) -> "ServiceConnection":
         assert self._connecting is not None, "the model client has not been entered"
         # several calls may wait here, and one that is canceled must not take the connection from the others
         return await asyncio.shield(self._connecting)
@@ -124,7 +124,7 @@ class Service:
             await asyncio.sleep(following)
 
     async def _attempt(
-        self, connection: "Connection", question: Question, reading: Reading, deadlines: Deadlines
+        self, connection: "ServiceConnection", question: Question, reading: Reading, deadlines: Deadlines
     ) -> AsyncGenerator[ModelEvent, None]:
         answer = await connection.ask(question.path, question.body, question.headers, deadlines)
         text = 0
@@ -167,7 +167,7 @@ class Service:
         _log.info("Trying the model service again in %.2f s (HTTP status %s).", pause, status or "none")
         return pause
 
-    async def _json(self, answer: "Answer") -> bytes:
+    async def _json(self, answer: "ModelResponse") -> bytes:
         """The body of an answer that came in one; a page of HTML is told apart from broken JSON."""
         body = await answer.whole()
         if is_html(body, answer.content_type):
@@ -188,14 +188,14 @@ class Service:
         """Deletes what is at the path; `AttemptFailed`, `ModelTimeout`. Not tried again."""
         return await (await self.connection()).delete(path, self.deadlines())
 
-    async def _connect(self) -> "Connection":
+    async def _connect(self) -> "ServiceConnection":
         """Connects off the event loop's way: importing the SDK takes most of a second."""
         wire = await asyncio.to_thread(importlib.import_module, "tealagents.llm.wire")
-        connection: Connection = wire.Connection(self._options, self._proxy, self._deployment)
+        connection: ServiceConnection = wire.ServiceConnection(self._options, self._proxy, self._deployment)
         return connection
 
 
-async def _next(answer: "Answer", reading: Reading) -> list[bytes]:
+async def _next(answer: "ModelResponse", reading: Reading) -> list[bytes]:
     """What comes next; a service that says no more after the end of its answer is forgiven."""
     try:
         return await answer.frames()

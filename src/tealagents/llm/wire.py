@@ -21,16 +21,16 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx2
-import openai
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from multidict import CIMultiDict
 from yarl import URL
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout
+from tealagents.llm.addressing import own_authorization, sdk_client
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import AttemptFailed, complaint_of_body, cut, quoted, refused, too_much
 from tealagents.llm.frames import EventFrames, FrameTooLong
@@ -93,7 +93,7 @@ class Wire(httpx2.AsyncClient):
         """Sends what the SDK has made of a request."""
         headers = CIMultiDict(request.headers.multi_items())
         response = await self.deliver(request.method, _sendable(request.url), headers, request.content)
-        return httpx2.Response(response.status, stream=Body(response), request=request)
+        return httpx2.Response(response.status, stream=ResponseBody(response), request=request)
 
     async def deliver(
         self, method: str, url: URL, headers: CIMultiDict[str], content: bytes
@@ -155,7 +155,7 @@ class Wire(httpx2.AsyncClient):
         )
 
 
-class Body(httpx2.AsyncByteStream):
+class ResponseBody(httpx2.AsyncByteStream):
     """The body of a response, still on the wire."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -165,7 +165,7 @@ class Body(httpx2.AsyncByteStream):
         self.response.close()
 
 
-class Answer:
+class ModelResponse:
     """A response that is being read, under its call's deadlines. To be closed."""
 
     def __init__(self, response: aiohttp.ClientResponse, deadlines: Deadlines) -> None:
@@ -283,7 +283,7 @@ class Address(NamedTuple):
         return headers
 
 
-class Connection:
+class ServiceConnection:
     """One service, through one client of the SDK.
 
     `deployment` is the part of the path that Azure's dated API wants for chat completions.
@@ -291,21 +291,23 @@ class Connection:
 
     def __init__(self, options: OpenAIOptions, proxy: str | None, deployment: str | None) -> None:
         self._wire = Wire(options.base_url, proxy, options.secrets())
-        self._client = _sdk_client(options, self._wire, deployment)
+        self._client = sdk_client(options, self._wire, deployment)
         #: the SDK takes a path apart and puts it together anew for each request, but not a whole URL
         self._root = str(self._client.base_url).rstrip("/")
-        self._headers = _own_authorization(options)
+        self._headers = own_authorization(options)
         self._signs_each = options.token_provider is not None
         self._defaults = {name.lower() for name in options.headers}
         self._addresses: dict[str, Address] = {}
 
-    async def ask(self, path: str, body: bytes, headers: Mapping[str, str], deadlines: Deadlines) -> Answer:
+    async def ask(
+        self, path: str, body: bytes, headers: Mapping[str, str], deadlines: Deadlines
+    ) -> ModelResponse:
         """Posts the body, and returns when an answer has begun. `AttemptFailed`, `ModelTimeout`."""
         address = self._addresses.get(path)
         if address is None:
-            return Answer(await _in_time(self._post(path, body, headers), deadlines), deadlines)
+            return ModelResponse(await _in_time(self._post(path, body, headers), deadlines), deadlines)
         sending = self._wire.deliver("POST", address.url, address.with_headers(headers), body)
-        return Answer(await _in_time(sending, deadlines), deadlines)
+        return ModelResponse(await _in_time(sending, deadlines), deadlines)
 
     async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Posts the body through the SDK, and keeps the address where it goes for the next call, too."""
@@ -352,7 +354,7 @@ async def _in_time(response: Awaitable[Response], deadlines: Deadlines) -> Respo
 
 
 async def _whole(response: httpx2.Response, deadlines: Deadlines) -> bytes:
-    answer = Answer(_response(response), deadlines)
+    answer = ModelResponse(_response(response), deadlines)
     try:
         return await answer.whole()
     finally:
@@ -360,65 +362,12 @@ async def _whole(response: httpx2.Response, deadlines: Deadlines) -> bytes:
 
 
 def _response(response: httpx2.Response) -> aiohttp.ClientResponse:
-    assert isinstance(response.stream, Body)  # it is our wire that made it
+    assert isinstance(response.stream, ResponseBody)  # it is our wire that made it
     return response.stream.response
 
 
 def _sendable(url: httpx2.URL) -> URL:
     return URL(str(url), encoded=True)
-
-
-def _sdk_client(options: OpenAIOptions, wire: Wire, deployment: str | None) -> openai.AsyncOpenAI:
-    """The SDK's client for the service: without retries and deadlines, which are ours."""
-    key = options.api_key.get_secret_value() if options.api_key is not None else None
-    if options.azure_api_version is not None:
-        return openai.AsyncAzureOpenAI(
-            base_url=_dated_azure_url(options.base_url, deployment),
-            api_version=options.azure_api_version,
-            api_key=None if options.token_provider is not None else key,
-            azure_ad_token_provider=options.token_provider,
-            organization=options.organization,
-            project=options.project,
-            default_headers=options.headers,
-            http_client=wire,
-            max_retries=0,
-            timeout=None,
-        )
-    return openai.AsyncOpenAI(
-        base_url=_azure_url(options.base_url) if options.is_azure else options.base_url,
-        # never None: the SDK would take OPENAI_API_KEY from the environment, whoever the service is
-        api_key=options.token_provider or key or "none",
-        organization=options.organization,
-        project=options.project,
-        default_headers=options.headers,
-        http_client=wire,
-        max_retries=0,
-        timeout=None,
-    )
-
-
-def _own_authorization(options: OpenAIOptions) -> dict[str, str | openai.Omit]:
-    """The headers with which the key is sent where it is not as the SDK does by itself."""
-    if options.azure_api_version is not None or options.token_provider is not None:
-        return {}
-    if options.api_key is None:
-        return {"Authorization": openai.Omit()}
-    if options.is_azure:
-        return {"Authorization": openai.Omit(), "api-key": options.api_key.get_secret_value()}
-    return {}
-
-
-def _azure_url(endpoint: str) -> str:
-    """The root of Azure's undated API (https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle)."""
-    return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint}/openai/v1"
-
-
-def _dated_azure_url(endpoint: str, deployment: str | None) -> str:
-    if urlsplit(endpoint).path.strip("/"):
-        return endpoint
-    return (
-        f"{endpoint}/openai/deployments/{quote(deployment, safe='')}" if deployment else f"{endpoint}/openai"
-    )
 
 
 def _credentials_of(proxy: str | None) -> tuple[str, ...]:

@@ -26,10 +26,10 @@ from tealagents.outbound.addresses import is_loopback
 __all__ = [
     "MAX_ANSWER",
     "MAX_HEADERS",
-    "Answer",
-    "Client",
+    "AnswerTooLarge",
+    "BoundedClient",
+    "Fetched",
     "FromThread",
-    "TooLarge",
     "Unacceptable",
     "fetch",
     "json_object",
@@ -46,11 +46,11 @@ class Unacceptable(httpx2.TransportError):
     """An answer that is not read, or not read to its end. The text says why, and quotes nothing."""
 
 
-class TooLarge(Unacceptable):
+class AnswerTooLarge(Unacceptable):
     """An answer of which `limit` bytes have been read, and that goes on."""
 
 
-class Answer(NamedTuple):
+class Fetched(NamedTuple):
     """An answer that has been read whole."""
 
     status: int
@@ -89,7 +89,7 @@ def refusal(headers: Iterable[tuple[bytes, bytes]], encodings: Iterable[str]) ->
     return None
 
 
-class Client(httpx2.AsyncClient):
+class BoundedClient(httpx2.AsyncClient):
     """A client of the server at `url`.
 
     - `limit`: bytes of an answer's body
@@ -121,7 +121,7 @@ class Client(httpx2.AsyncClient):
         try:
             _check(response)
             if not (self._streams and _is_stream(response)):
-                response.stream = _Bounded(response.stream, self._limit, due, self._seconds)
+                response.stream = _CountedBody(response.stream, self._limit, due, self._seconds)
             if not stream:
                 await response.aread()
         except BaseException:
@@ -136,7 +136,7 @@ class FromThread:
     Has the shape that msal asks of an HTTP client.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: BoundedClient) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
 
@@ -153,8 +153,8 @@ class FromThread:
 
 
 async def fetch(
-    client: Client, method: str, url: httpx2.URL | str, *, cut: bool = False, **content: Any
-) -> Answer:
+    client: BoundedClient, method: str, url: httpx2.URL | str, *, cut: bool = False, **content: Any
+) -> Fetched:
     """One answer, whole. `httpx2.HTTPError`, of which `Unacceptable` is one; `httpx2.InvalidURL`.
 
     With `cut`, the beginning of one that is too large is an answer, too.
@@ -164,10 +164,10 @@ async def fetch(
         try:
             async for piece in response.aiter_raw():
                 body += piece
-        except TooLarge:
+        except AnswerTooLarge:
             if not cut:
                 raise
-    return Answer(response.status_code, response.reason_phrase, response.headers, bytes(body))
+    return Fetched(response.status_code, response.reason_phrase, response.headers, bytes(body))
 
 
 def json_object(content: bytes) -> Json | None:
@@ -202,10 +202,10 @@ def _too_slow(seconds: float) -> Unacceptable:
 
 def _counted(size: int, limit: int) -> None:
     if size > limit:
-        raise TooLarge(f"the answer is larger than {limit:,} bytes")
+        raise AnswerTooLarge(f"the answer is larger than {limit:,} bytes")
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _CountedBody(httpx2.AsyncByteStream):
     """A body, up to `limit` bytes, until `due`."""
 
     def __init__(self, body: Any, limit: int, due: float, seconds: float) -> None:

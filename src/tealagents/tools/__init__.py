@@ -6,13 +6,13 @@
 `tools_at_hand`       those that no server has to be asked for, and whatever is wrong with the others' files
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
 `semantic_kernel`     plugins written for the earlier framework
-`openapi`             OpenAPI plugins (`openapi_document`, `openapi_schema`: reading a document;
-                      `openapi_request`: calling an operation)
+`openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
+                      document; `openapi_request`: calling an operation)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_listing`:
                       what is listed, and for whom; `mcp_results`;
                       `process_guard`: ends a child process whose parent has died)
-`oauth`               a user's own authorization at somebody else's server (`oauth_servers`: what such
-                      servers are asked, and believed)
+`oauth`               a user's own authorization at another's server (`oauth_servers`: what such servers are
+                      asked, and believed; `oauth_context`: for tools that the catalogue protects)
 `catalogue`           what the operator says of each tool, and what follows
 `options`             the toolsets' options as config files write them
 `naming`, `results`   the names of tools, the texts of their results
@@ -42,7 +42,7 @@ from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique,
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import prefix_of
-from tealagents.tools.oauth import Consents, SecretStore
+from tealagents.tools.oauth import Consents, Secrets
 from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.options import MCPServerOptions, remote_plugins
 
@@ -51,7 +51,7 @@ __all__ = [
     "Consents",
     "GovernedToolset",
     "MCPServerOptions",
-    "SecretStore",
+    "Secrets",
     "Sources",
     "ToolsetError",
     "govern",

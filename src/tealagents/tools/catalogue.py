@@ -14,10 +14,21 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tealagents.domain.models import Json, User
-from tealagents.domain.ports import Checking, Governance, Tool, ToolContext, Toolset, ToolSpec
+from tealagents.domain.ports import (
+    Checking,
+    Finding,
+    Governance,
+    PerOwner,
+    Tool,
+    ToolContext,
+    Toolset,
+    ToolSpec,
+    Unlisted,
+)
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
-from tealagents.tools.oauth import Consents, authorized
+from tealagents.tools.oauth import Consents
+from tealagents.tools.oauth_context import authorized
 from tealagents.tools.options import Cost, GovernanceOverride, Sensitivity
 
 
@@ -125,27 +136,6 @@ class Overridden(Protocol):
     """A tool whose own configuration says something of its governance (MCP)."""
 
     override: GovernanceOverride | None
-
-
-@runtime_checkable
-class Finding(Protocol):
-    """A toolset that may have tools it cannot list yet."""
-
-    def find(self, name: str) -> Tool | None: ...
-
-
-@runtime_checkable
-class PerOwner(Protocol):
-    """A toolset whose server lists each user's tools for that user alone."""
-
-    def tools_of(self, owner: User) -> Sequence[Tool]: ...
-
-
-@runtime_checkable
-class Unlisted(Protocol):
-    """Stands for a tool that its server has not listed yet."""
-
-    async def list_for(self, context: ToolContext) -> None: ...
 
 
 class GovernedTool:

@@ -2,8 +2,8 @@
 
 ::
 
-    MCPServer (a Toolset) ── Connection, shared                    where the server wants no user
-                          └─ Connection, one for each user         where it wants the user's token
+    MCPServer (a Toolset) ── MCPConnection, shared                    where the server wants no user
+                          └─ MCPConnection, one for each user         where it wants the user's token
 
 A *connection* is one session with the server. The SDK's context managers have to be entered and left in
 one task, so each connection has a task of its own, which connects, lists the tools, lists them again when
@@ -32,10 +32,10 @@ from tealagents.domain.models import Json, User
 from tealagents.domain.ports import Tool, ToolContext
 from tealagents.outbound.addresses import is_http_url, shown
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.mcp_connection import Connection, Unreachable, described
+from tealagents.tools.mcp_connection import MCPConnection, Unreachable, described
 from tealagents.tools.mcp_listing import Lister, Listing
 from tealagents.tools.mcp_results import result_text
-from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, Bearer
+from tealagents.tools.mcp_transport import NOT_SENT, OUTCOME_UNKNOWN, SESSION_LOST, UNAUTHORIZED, BearerToken
 from tealagents.tools.oauth import Consents, owner_key
 from tealagents.tools.oauth_servers import Challenge, ProtectedServer
 from tealagents.tools.options import MCPServerOptions
@@ -62,7 +62,7 @@ class MCPServer:
         self._consents = consents
         #: called when the server lists other tools than before
         self._changed = changed
-        self._shared: Connection | None = None
+        self._shared: MCPConnection | None = None
         self._users = _UserConnections(options, self._list_own)
         self._lister = Lister(options, self.call)
         self._connect_tool = self._lister.connect(self.connect)
@@ -102,7 +102,7 @@ class MCPServer:
         return self._lister.unlisted(name, self.connect)
 
     async def __aenter__(self) -> Self:
-        connection = Connection(self.options, self._list_all)
+        connection = MCPConnection(self.options, self._list_all)
         try:
             await connection.start()
         except ToolFailed:
@@ -282,15 +282,15 @@ class _UserConnections:
         self._options = options
         self._listed = listed
         #: least recently used first
-        self._open: dict[str, Connection] = {}
+        self._open: dict[str, MCPConnection] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def of(self, user_key: str, token: str) -> Connection:
+    async def of(self, user_key: str, token: str) -> MCPConnection:
         async with self._locks.setdefault(user_key, asyncio.Lock()):
             connection = self._open.pop(user_key, None)
             if connection is None:
-                connection = Connection(self._options, partial(self._listed, user_key), Bearer(token))
+                connection = MCPConnection(self._options, partial(self._listed, user_key), BearerToken(token))
                 await connection.start()
             connection.bearer.token = token
             connection.idle_since = time.monotonic()

@@ -23,7 +23,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from tealagents import __version__
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.mcp_transport import SESSION_LOST, Bearer, http_transport, stdio_transport
+from tealagents.tools.mcp_transport import SESSION_LOST, BearerToken, http_transport, stdio_transport
 from tealagents.tools.options import MCPServerOptions
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,33 @@ class Unreachable(Exception):
     """There is no session, so that the call was not made. The text says why."""
 
 
-class Connection:
+class News:
+    """What a session's own task waits for: that the listing has changed, or that the session is over."""
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+        self._changed = self._is_over = False
+
+    def changed(self) -> None:
+        self._changed = True
+        self._wake.set()
+
+    def over(self) -> None:
+        self._is_over = True
+        self._wake.set()
+
+    async def of_change(self) -> bool:
+        """Returns once the listing has changed; False once the session is over."""
+        while not self._is_over:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._changed and not self._is_over:
+                self._changed = False
+                return True
+        return False
+
+
+class MCPConnection:
     """A session that is made again whenever it is lost.
 
     `start` returns once the server's tools are known, and raises what prevented it. From then on
@@ -53,19 +79,17 @@ class Connection:
         self,
         options: MCPServerOptions,
         listed: Callable[[Sequence[types.Tool]], None],
-        bearer: Bearer | None = None,
+        bearer: BearerToken | None = None,
     ) -> None:
         self._options = options
         self._listed = listed
-        self.bearer = bearer or Bearer()
+        self.bearer = bearer or BearerToken()
         #: calls under way, and when the last one ended
         self.busy = 0
         self.idle_since = time.monotonic()
         self._client: Client | None = None
         self._up = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._over = False
-        self._changed = False
+        self._news = News()
         self._failure: Exception | None = None
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self._scope = anyio.CancelScope()
@@ -150,7 +174,7 @@ class Connection:
 
     async def _live(self, started: "asyncio.Future[None]") -> None:
         """One session, from connecting to its loss."""
-        self._over = False
+        self._news = News()
         client = Client(
             _Watched(self._transport(), self._lose),
             mode=_mode(self._options.protocol_version),
@@ -181,12 +205,8 @@ class Connection:
         return http_transport(self._options, self.bearer)
 
     async def _watch(self, client: Client) -> None:
-        while not self._over:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._changed and not self._over:
-                self._changed = False
-                await self._list(client)
+        while await self._news.of_change():
+            await self._list(client)
 
     async def _list(self, client: Client) -> None:
         """Takes the new listing over. One that cannot be had is no reason to end calls under way."""
@@ -200,13 +220,11 @@ class Connection:
 
     def _lose(self) -> None:
         """Makes `_watch` return. New calls wait for the next session from here on."""
-        self._over = True
         self._up.clear()
-        self._wake.set()
+        self._news.over()
 
     def _list_again(self) -> None:
-        self._changed = True
-        self._wake.set()
+        self._news.changed()
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):

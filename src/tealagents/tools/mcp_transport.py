@@ -16,7 +16,7 @@ from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from tealagents.outbound.reading import Client, Unacceptable
+from tealagents.outbound.reading import BoundedClient, Unacceptable
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.oauth_servers import MAX_CHALLENGE
 from tealagents.tools.options import MCPServerOptions
@@ -47,7 +47,7 @@ _GUARD = Path(__file__).with_name("process_guard.py")
 # --- HTTP ----------------------------------------------------------------------------------------
 
 
-class Bearer:
+class BearerToken:
     """The token that the requests of a connection carry; it may be replaced while the connection lasts."""
 
     def __init__(self, token: str | None = None) -> None:
@@ -55,7 +55,7 @@ class Bearer:
 
 
 @asynccontextmanager
-async def http_transport(options: MCPServerOptions, bearer: Bearer) -> AsyncGenerator[TransportStreams]:
+async def http_transport(options: MCPServerOptions, bearer: BearerToken) -> AsyncGenerator[TransportStreams]:
     url = options.url or ""
     async with (
         ReportingClient(options, bearer) as client,
@@ -64,14 +64,14 @@ async def http_transport(options: MCPServerOptions, bearer: Bearer) -> AsyncGene
         yield streams
 
 
-class ReportingClient(Client):
+class ReportingClient(BoundedClient):
     """Answers each failed request with a JSON-RPC error that says what is known of it.
 
     Otherwise one failed request would end the session with all its other calls, and an HTTP status
     would be lost on the way.
     """
 
-    def __init__(self, options: MCPServerOptions, bearer: Bearer) -> None:
+    def __init__(self, options: MCPServerOptions, bearer: BearerToken) -> None:
         read = max(options.sse_read_timeout, options.request_timeout or 0)
         super().__init__(
             options.url or "",

@@ -5,7 +5,7 @@ its URL; the authorization server sends the browser back to `GET …/oauth/callb
 code to `Consents.complete`. The next call of the tool finds the token.
 
 What is kept: access tokens in memory; refresh tokens, and what is needed to complete a pending
-authorization on another replica or after a restart, only in a `SecretStore`, if there is one.
+authorization on another replica or after a restart, only in a `Secrets`, if there is one.
 
 Followed: RFC 6749 and 7636 (code and PKCE, S256 only), 8414 (server metadata, its issuer compared
 exactly), 7591 (dynamic registration), 8707 (resource indicators), 9207 (`iss` in the callback), 9728
@@ -18,9 +18,9 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlencode
 from weakref import WeakValueDictionary
 
@@ -59,7 +59,7 @@ DEFAULT_LIFETIME_SECONDS = 3600
 _PENDING_OWNER = "oauth-pending"
 
 
-class SecretStore(Protocol):
+class Secrets(Protocol):
     """Secrets that outlive the process, one text for each user and server. Encrypted where they rest.
 
     Shared by the replicas. The service gives one only when its store is encrypted.
@@ -114,7 +114,7 @@ class Consents:
         self,
         callback_url: str | None,
         *,
-        secrets: SecretStore | None = None,
+        secrets: Secrets | None = None,
         now: Callable[[], float] = time.time,
         pending_seconds: float = PENDING_SECONDS,
     ) -> None:
@@ -400,47 +400,3 @@ def _granted(answer: Json, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 def _covers(scopes: Sequence[str], server: ProtectedServer) -> bool:
     return set(server.scopes) <= set(scopes) or not scopes
-
-
-# --- tools that the catalogue protects -----------------------------------------------------------
-
-
-class AuthorizedContext:
-    """A call's context that also has the token the catalogue's `auth` asked for."""
-
-    def __init__(self, context: ToolContext, token: str, scopes: Sequence[str]) -> None:
-        self._context = context
-        self._scopes = frozenset(scopes)
-        self.granted_token = token
-        self.session_id = context.session_id
-        self.task_id = context.task_id
-        self.request_id = context.request_id
-        self.user_id = context.user_id
-        self.tenant_id = context.tenant_id
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._context.headers
-
-    def add_extra_data(self, key: str, value: Any) -> None:
-        self._context.add_extra_data(key, value)
-
-    def require_owner(self) -> None:
-        self._context.require_owner()
-
-    async def user_token(self, scopes: Sequence[str]) -> str:
-        """The granted token for scopes it was granted for; others as without the catalogue."""
-        if scopes and self._scopes.issuperset(scopes):
-            return self.granted_token
-        return await self._context.user_token(scopes)
-
-
-async def authorized(context: ToolContext, consents: Consents, auth: Json) -> AuthorizedContext:
-    """The context with the owner's token for a catalogue's `auth`. `Authorization` where there is none."""
-    server = ProtectedServer(
-        name=str(auth["auth_server"]), issuer=str(auth["auth_server"]), scopes=tuple(auth.get("scopes", ()))
-    )
-    token = await consents.token(context, server)
-    if token is None:
-        raise await consents.ask(context, server)
-    return AuthorizedContext(context, token, server.scopes)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.outbound.addresses import is_loopback, public_address, same_origin, shown
-from tealagents.outbound.reading import Client, fetch, json_object
+from tealagents.outbound.reading import BoundedClient, fetch, json_object
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,9 @@ class Issuer(NamedTuple):
             extensions["sni_hostname"] = target.host
             target = target.copy_with(host=address)
         try:
-            async with Client(url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers) as client:
+            async with BoundedClient(
+                url, seconds=ANSWER_SECONDS, limit=MAX_ANSWER, headers=headers
+            ) as client:
                 answer = await fetch(client, method, target, extensions=extensions, **body)
         except httpx2.HTTPError as error:
             raise unusable(url, f"{type(error).__name__}: {error}") from error

@@ -19,19 +19,19 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
-from tealagents.outbound.reading import Answer, Client, fetch
+from tealagents.outbound.reading import BoundedClient, Fetched, fetch
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import plugin_of, suggestion, tool_names
-from tealagents.tools.oauth import AuthorizedContext
+from tealagents.tools.oauth_context import AuthorizedContext
 from tealagents.tools.openapi_document import (
     MAX_OPERATIONS,
-    Operation,
+    ApiOperation,
     leaves_base,
     operations,
-    parsed,
     server_of,
 )
-from tealagents.tools.openapi_request import Request, request_of
+from tealagents.tools.openapi_parsing import parsed
+from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
 from tealagents.tools.results import bounded, described
 
@@ -90,7 +90,7 @@ class OpenAPIPlugin:
 class OpenAPITool:
     """One operation."""
 
-    def __init__(self, service: "RemoteApi", operation: Operation, name: str) -> None:
+    def __init__(self, service: "RemoteApi", operation: ApiOperation, name: str) -> None:
         self._service = service
         self._operation = operation
         description = operation.description or f"{operation.method} {operation.path}"
@@ -115,12 +115,12 @@ class OpenAPITool:
 class RemoteApi:
     """Sends requests to one server."""
 
-    def __init__(self, options: RemotePluginOptions, url: str, client: Client) -> None:
+    def __init__(self, options: RemotePluginOptions, url: str, client: BoundedClient) -> None:
         self.options = options
         self._url = url
         self._client = client
 
-    async def answer(self, context: ToolContext, operation: Operation, request: Request) -> str:
+    async def answer(self, context: ToolContext, operation: ApiOperation, request: ApiRequest) -> str:
         """The answer's text. `ToolFailed` for every other end."""
         authorization = await self._authorization(context)
         headers = _one_of_each(request.headers, authorization, self.options.headers)
@@ -137,7 +137,7 @@ class RemoteApi:
             unknown = operation.method not in _SAFE
             raise ToolFailed(self._lost(operation.method, place, error), unknown=unknown) from error
 
-    def _target(self, request: Request, place: str) -> httpx2.URL:
+    def _target(self, request: ApiRequest, place: str) -> httpx2.URL:
         """The URL of a request; it has the server's origin, and lies within its base."""
         base = httpx2.URL(self._url)
         try:
@@ -163,7 +163,7 @@ class RemoteApi:
         return {"authorization": f"Bearer {token}"}
 
     async def _sent(
-        self, method: str, url: httpx2.URL, headers: dict[str, str], request: Request, place: str
+        self, method: str, url: httpx2.URL, headers: dict[str, str], request: ApiRequest, place: str
     ) -> str:
         for _ in range(MAX_REDIRECTS):
             answer = await fetch(self._client, method, url, cut=True, headers=headers, **request.body)
@@ -188,11 +188,11 @@ def _one_of_each(*sources: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for source in sources for name, value in source.items()}
 
 
-def _is_redirect(answer: Answer) -> bool:
+def _is_redirect(answer: Fetched) -> bool:
     return answer.status in (301, 302, 303, 307, 308) and "location" in answer.headers
 
 
-def _next(url: httpx2.URL, answer: Answer, method: str, place: str) -> httpx2.URL:
+def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.URL:
     """Where a redirect within the origin leads."""
     location = answer.headers["location"]
     try:
@@ -206,7 +206,7 @@ def _next(url: httpx2.URL, answer: Answer, method: str, place: str) -> httpx2.UR
     return target
 
 
-def _answer_text(answer: Answer, place: str) -> str:
+def _answer_text(answer: Fetched, place: str) -> str:
     status, content = f"{answer.status} {answer.reason}".strip(), answer.content
     if answer.status >= 400:
         reason = bounded(content.decode(errors="replace"), MAX_REASON) if content else "no reason given"
@@ -229,8 +229,8 @@ def _decoded(content: bytes, media_type: str, charset: str) -> str | None:
     return None
 
 
-def _client(options: RemotePluginOptions, url: str) -> Client:
-    return Client(
+def _client(options: RemotePluginOptions, url: str) -> BoundedClient:
+    return BoundedClient(
         url,
         seconds=options.timeout,
         limit=MAX_ANSWER,
@@ -257,7 +257,7 @@ def _server(options: RemotePluginOptions, document: Json, where: str) -> str:
     return named.rstrip("/")
 
 
-def _chosen(found: list[Operation], options: RemotePluginOptions, where: str) -> list[Operation]:
+def _chosen(found: list[ApiOperation], options: RemotePluginOptions, where: str) -> list[ApiOperation]:
     if options.operations is None:
         chosen = found
     else:
@@ -281,7 +281,7 @@ async def _content(place: str) -> bytes:
     if not is_http_url(place):
         return await asyncio.to_thread(_file_content, Path(place))
     try:
-        async with Client(place, seconds=DOCUMENT_TIMEOUT, limit=MAX_DOCUMENT) as client:
+        async with BoundedClient(place, seconds=DOCUMENT_TIMEOUT, limit=MAX_DOCUMENT) as client:
             answer = await fetch(client, "GET", place)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise _unreadable(place, str(error) or type(error).__name__) from error

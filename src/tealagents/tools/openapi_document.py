@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import unquote
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tealagents.domain.models import Json
@@ -22,10 +21,6 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.openapi_schema import OMITTED, Schemas, allows_null, resolved
 from tealagents.tools.options import told
 
-#: values that a document may hold, each alias counted as what it stands for
-MAX_VALUES = 1_000_000
-#: marks between values that a document may hold: what bounds the memory that reading it takes
-MAX_MARKS = 2_500_000
 #: characters of one tool's arguments that the model is told; those beyond it are told as "anything"
 MAX_SCHEMA = 100_000
 #: operations of a document that become tools
@@ -65,7 +60,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Body:
+class RequestBody:
     """The request body: one argument, or one for each field."""
 
     media_type: str
@@ -85,7 +80,7 @@ class Body:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class ApiOperation:
     #: the operationId, or made of method and path
     function: str
     #: upper case
@@ -93,21 +88,21 @@ class Operation:
     path: str
     description: str
     parameters: Sequence[Parameter]
-    body: Body | None
+    body: RequestBody | None
     #: JSON Schema of the tool's arguments
     schema: Json
 
 
-class _Part(BaseModel):
+class _DocumentPart(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class _Media(_Part):
+class _Media(_DocumentPart):
     schema_: Any = Field(default=True, alias="schema")
     encoding: dict[str, Json] = {}
 
 
-class _Parameter(_Part):
+class _DocumentParameter(_DocumentPart):
     name: str
     location: Location = Field(alias="in")
     description: str | None = None
@@ -118,13 +113,13 @@ class _Parameter(_Part):
     content: dict[str, _Media] | None = None
 
 
-class _Body(_Part):
+class _Body(_DocumentPart):
     description: str | None = None
     required: bool = False
     content: dict[str, _Media] = {}
 
 
-class _Operation(_Part):
+class _Operation(_DocumentPart):
     operation_id: str | None = Field(default=None, alias="operationId")
     summary: str | None = None
     description: str | None = None
@@ -133,69 +128,6 @@ class _Operation(_Part):
 
 
 # --- the document --------------------------------------------------------------------------------
-
-
-def parsed(content: bytes, where: str) -> Json:
-    """The document as JSON. `ToolsetError` where it is none, or none that is understood."""
-    try:
-        document = _value(content)
-        _count(document, {})
-    except _TooManyValues:
-        raise ToolsetError(
-            f"{where} holds more than {MAX_VALUES:,} values, those of aliases included."
-        ) from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ToolsetError(f"{where} is neither JSON nor YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise ToolsetError(f"{where} is no OpenAPI document.")
-    if "swagger" in document:
-        raise ToolsetError(f"{where} is written for OpenAPI 2.0 (Swagger). Convert it to OpenAPI 3.")
-    if not str(document.get("openapi", "")).startswith("3."):
-        raise ToolsetError(f"{where} does not say 'openapi: 3.…'; OpenAPI 3.0 and 3.1 are understood.")
-    return document
-
-
-class _TooManyValues(Exception):
-    """A document whose values, written out, would fill the memory."""
-
-
-def _value(content: bytes) -> Any:
-    if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
-        raise _TooManyValues
-    text = content.decode("utf-8-sig")
-    return json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)  # noqa: S506
-
-
-def _count(value: Any, known: dict[int, int]) -> int:
-    """How many values a document stands for: aliases of aliases multiply, though they take no memory yet."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = MAX_VALUES  # an alias of what it is part of has no end
-        parts = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_count(part, known) for part in parts)
-    if known[id(value)] > MAX_VALUES:
-        raise _TooManyValues
-    return known[id(value)]
-
-
-class _Yaml(yaml.SafeLoader):
-    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
-
-
-# the "core schema" of YAML 1.2; PyYAML's own resolvers are those of 1.1
-_Yaml.yaml_implicit_resolvers = {}
-for _kind, _pattern, _first in (
-    ("null", r"(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)$", list("-+0123456789")),
-    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
-    ("merge", r"<<$", ["<"]),
-):
-    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
 
 
 def server_of(document: Json) -> str | None:
@@ -207,7 +139,7 @@ def server_of(document: Json) -> str | None:
     return url if url.startswith(("http://", "https://")) else None
 
 
-def operations(document: Json, where: str) -> list[Operation]:
+def operations(document: Json, where: str) -> list[ApiOperation]:
     """All operations, in the document's order. `ToolsetError` names the one that cannot be read."""
     schemas = Schemas(document, where)
     found = []
@@ -234,21 +166,23 @@ def leaves_base(path: str) -> bool:
     return any(step in (".", "..") for step in steps)
 
 
-def _operation(document: Json, schemas: Schemas, path: str, method: str, item: Json, where: str) -> Operation:
+def _operation(
+    document: Json, schemas: Schemas, path: str, method: str, item: Json, where: str
+) -> ApiOperation:
     try:
         operation = _Operation.model_validate(item[method])
         declared = [*item.get("parameters", []), *operation.parameters]
-        parameters = [_Parameter.model_validate(resolved(document, one, where)) for one in declared]
+        parameters = [_DocumentParameter.model_validate(resolved(document, one, where)) for one in declared]
         body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
     except ValidationError as error:
         raise ToolsetError(f"{where}: {told(error)}") from error
-    arguments = _Arguments(document, schemas, where)
+    arguments = _ArgumentList(document, schemas, where)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
         arguments.add_parameter(parameter, path)
     if body and body.content:
         arguments.add_body(body)
-    return Operation(
+    return ApiOperation(
         function=operation.operation_id or _named(method, path),
         method=method.upper(),
         path=path,
@@ -271,7 +205,7 @@ def _description(operation: _Operation) -> str:
 # --- arguments -----------------------------------------------------------------------------------
 
 
-class _Arguments:
+class _ArgumentList:
     """The tool's arguments as they are collected from parameters and body."""
 
     def __init__(self, document: Json, schemas: Schemas, where: str) -> None:
@@ -284,7 +218,7 @@ class _Arguments:
         #: how many arguments have been told apart from another of the same name
         self._taken: Counter[tuple[str, str]] = Counter()
         self.parameters: list[Parameter] = []
-        self.body: Body | None = None
+        self.body: RequestBody | None = None
 
     def schema(self) -> Json:
         schema: Json = {"type": "object", "properties": self._properties}
@@ -295,7 +229,7 @@ class _Arguments:
         definitions = self._schemas.definitions(schema)
         return {**schema, "$defs": definitions} if definitions else schema
 
-    def add_parameter(self, parameter: _Parameter, path: str) -> None:
+    def add_parameter(self, parameter: _DocumentParameter, path: str) -> None:
         in_path = parameter.location == "path"
         if in_path and "{" + parameter.name + "}" not in path:
             return
@@ -332,7 +266,7 @@ class _Arguments:
         if not _is_json(media_type) and media_type not in (_FORM, _MULTIPART):
             schema = {"type": "string", "description": f"the body, {media_type}; bytes as a data: URI"}
         self._add(argument, schema, body.required, body.description)
-        self.body = Body(
+        self.body = RequestBody(
             media_type=media_type,
             required=body.required,
             argument=argument,
@@ -352,7 +286,7 @@ class _Arguments:
             if name in binary:
                 shown = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
             self._add(argument, shown, body.required and name in required, None)
-        self.body = Body(
+        self.body = RequestBody(
             media_type=media_type,
             required=body.required,
             fields=arguments,

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote_to_bytes
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.naming import excerpt, suggestion
-from tealagents.tools.openapi_document import Body, Operation, Parameter
+from tealagents.tools.openapi_document import ApiOperation, Parameter, RequestBody
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 _STEPS = re.compile(r"[/\\]")
@@ -22,7 +22,7 @@ _PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 Pairs = list[tuple[str, str]]
 
 
-class Request(NamedTuple):
+class ApiRequest(NamedTuple):
     """What `httpx` is given besides method and server."""
 
     #: percent-encoded, with its query
@@ -32,7 +32,7 @@ class Request(NamedTuple):
     body: dict[str, Any]
 
 
-def request_of(operation: Operation, arguments: Json) -> Request:
+def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
     """Raises `ToolFailed` that tells the model which argument is missing, unknown or impossible."""
     values = _by_parameter(operation, arguments)
     headers, query, cookies, path = {}, Pairs(), Pairs(), operation.path
@@ -55,10 +55,10 @@ def request_of(operation: Operation, arguments: Json) -> Request:
     media_type, body = _body(operation.body, _body_value(operation, arguments))
     if media_type:
         headers["Content-Type"] = media_type
-    return Request(target, headers, body)
+    return ApiRequest(target, headers, body)
 
 
-def _by_parameter(operation: Operation, arguments: Json) -> Json:
+def _by_parameter(operation: ApiOperation, arguments: Json) -> Json:
     known = [parameter.argument for parameter in operation.parameters]
     body = operation.body
     in_body = [body.argument] if body and body.argument else list(body.fields) if body else []
@@ -166,7 +166,7 @@ def _header_text(parameter: Parameter, value: Any) -> str:
 # --- body ----------------------------------------------------------------------------------------
 
 
-def _body_value(operation: Operation, arguments: Json) -> Any:
+def _body_value(operation: ApiOperation, arguments: Json) -> Any:
     """The body as the document describes it, or None where there is none."""
     body = operation.body
     if body is None:
@@ -188,7 +188,7 @@ def _body_value(operation: Operation, arguments: Json) -> Any:
     return fields if fields or body.required else None
 
 
-def _body(body: Body | None, value: Any) -> tuple[str | None, dict[str, Any]]:
+def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, Any]]:
     """The content type (None: `httpx` sets it), and the body as `httpx` takes it."""
     if body is None or value is None:
         return None, {}
@@ -203,7 +203,7 @@ def _body(body: Body | None, value: Any) -> tuple[str | None, dict[str, Any]]:
     return body.media_type, {"content": _bytes(_text(value))}
 
 
-def _form(body: Body, value: Json) -> bytes:
+def _form(body: RequestBody, value: Json) -> bytes:
     pairs = Pairs()
     for name, one in value.items():
         style, explode = body.encoding.get(name, ("deepObject" if _is_nested(one) else "form", True))
@@ -218,7 +218,7 @@ def _is_nested(value: Any) -> bool:
     )
 
 
-def _parts(body: Body, value: Json) -> list[tuple[str, tuple[str | None, bytes, str]]]:
+def _parts(body: RequestBody, value: Json) -> list[tuple[str, tuple[str | None, bytes, str]]]:
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = []
     for name, field in value.items():
         for one in field if isinstance(field, list) and not _is_nested(field) else [field]:

@@ -1,0 +1,63 @@
+"""Where a service is, and how it is told who calls: OpenAI's way, and the two of Azure."""
+
+from urllib.parse import quote, urlsplit
+
+import httpx2
+import openai
+
+from tealagents.llm.options import OpenAIOptions
+
+
+def sdk_client(
+    options: OpenAIOptions, wire: httpx2.AsyncClient, deployment: str | None
+) -> openai.AsyncOpenAI:
+    """The SDK's client for the service: without retries and deadlines, which are ours."""
+    key = options.api_key.get_secret_value() if options.api_key is not None else None
+    if options.azure_api_version is not None:
+        return openai.AsyncAzureOpenAI(
+            base_url=dated_azure_url(options.base_url, deployment),
+            api_version=options.azure_api_version,
+            api_key=None if options.token_provider is not None else key,
+            azure_ad_token_provider=options.token_provider,
+            organization=options.organization,
+            project=options.project,
+            default_headers=options.headers,
+            http_client=wire,
+            max_retries=0,
+            timeout=None,
+        )
+    return openai.AsyncOpenAI(
+        base_url=azure_url(options.base_url) if options.is_azure else options.base_url,
+        # never None: the SDK would take OPENAI_API_KEY from the environment, whoever the service is
+        api_key=options.token_provider or key or "none",
+        organization=options.organization,
+        project=options.project,
+        default_headers=options.headers,
+        http_client=wire,
+        max_retries=0,
+        timeout=None,
+    )
+
+
+def own_authorization(options: OpenAIOptions) -> dict[str, str | openai.Omit]:
+    """The headers with which the key is sent where it is not as the SDK does by itself."""
+    if options.azure_api_version is not None or options.token_provider is not None:
+        return {}
+    if options.api_key is None:
+        return {"Authorization": openai.Omit()}
+    if options.is_azure:
+        return {"Authorization": openai.Omit(), "api-key": options.api_key.get_secret_value()}
+    return {}
+
+
+def azure_url(endpoint: str) -> str:
+    """The root of Azure's undated API (https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle)."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint}/openai/v1"
+
+
+def dated_azure_url(endpoint: str, deployment: str | None) -> str:
+    if urlsplit(endpoint).path.strip("/"):
+        return endpoint
+    return (
+        f"{endpoint}/openai/deployments/{quote(deployment, safe='')}" if deployment else f"{endpoint}/openai"
+    )

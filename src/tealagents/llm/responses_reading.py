@@ -1,0 +1,234 @@
+"""What the Responses API sends: one answer, whole or in events, and the items of a conversation. No I/O."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
+from tealagents.domain.models import FinishReason, Item, Json, Message, Role, ToolCall, Usage
+from tealagents.llm.encoding import Shape, reader
+from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable
+
+#: how the ids of conversations begin
+CONVERSATION = "conv"
+
+
+class StoredItem(Struct, gc=False):
+    """An item of a conversation: of all its fields those that we need."""
+
+    id: str = ""
+    type: str = ""
+    role: str | None = None
+    #: a message's: a string, or parts
+    content: Any = None
+    #: a function call's
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    #: a function call's output: a string, or parts
+    output: Any = None
+
+
+class _ItemPage(Struct, gc=False):
+    data: list[StoredItem] = []
+    has_more: bool = False
+
+
+class _ResponseTokens(Struct, gc=False):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Incomplete(Struct, gc=False):
+    reason: str | None = None
+
+
+class _StoredResponse(Struct, gc=False):
+    """A response, or a conversation."""
+
+    id: str | None = None
+    model: str | None = None
+    created_at: float = 0
+    status: str | None = None
+    output: list[StoredItem] = []
+    usage: _ResponseTokens | None = None
+    incomplete_details: _Incomplete | None = None
+    previous_response_id: str | None = None
+    error: Any = None
+
+    @property
+    def created(self) -> datetime:
+        return datetime.fromtimestamp(self.created_at, UTC)
+
+
+class _Event(Struct, gc=False):
+    type: str = ""
+    #: what is new of a text, of a refusal, of arguments, …
+    delta: Any = None
+    item: StoredItem | None = None
+    response: _StoredResponse | None = None
+
+
+_read_event = reader(_Event)
+read_stored = reader(_StoredResponse)
+read_page = reader(_ItemPage)
+
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+
+
+class ResponsesReading:
+    """Reads one answer, whole or in events."""
+
+    def __init__(self, secrets: Sequence[str] = (), remote_id: str | None = None) -> None:
+        self.begun = False
+        self._secrets = secrets
+        self._remote_id = remote_id
+        self._response: _StoredResponse | None = None
+        self._said = False
+        self._refused = False
+        #: in the order in which they came; the end of the answer repeats them
+        self._calls: dict[str, ToolCall] = {}
+
+    @property
+    def finished(self) -> bool:
+        return self._response is not None
+
+    def take(self, data: bytes) -> Iterator[ModelEvent]:
+        event = self._understood(_read_event, data)
+        match event.type:
+            case "response.output_text.delta" if isinstance(event.delta, str):
+                self.begun = self._said = True
+                yield TextDelta(event.delta)
+            case "response.refusal.delta" if isinstance(event.delta, str):
+                self.begun = self._said = self._refused = True
+                yield TextDelta(event.delta, refusal=True)
+            case "response.output_item.done" if event.item is not None:
+                self.begun = True
+                self._note(event.item)
+            case "error":
+                raise failed_midway(complaint(orjson.loads(data)), self._secrets)
+            case kind if kind in _ENDS and event.response is not None:
+                yield from self._end(event.response)
+            case kind if kind.endswith(".delta") or kind == "response.output_item.added":
+                self.begun = True
+
+    def whole(self, body: bytes) -> Iterable[ModelEvent]:
+        return self._end(self._understood(read_stored, body))
+
+    def done(self) -> ModelDone:
+        response = self._response
+        if response is None:
+            raise cut("it ended before the service said that it was complete")
+        reason = self._finish_reason(response)
+        return ModelDone(
+            finish_reason=reason,
+            tool_calls=tuple(self._calls.values()) if reason == "tool_calls" else (),
+            usage=_usage(response.usage),
+            model=response.model or "",
+            response_id=self._continued_by(response),
+        )
+
+    def _end(self, response: _StoredResponse) -> Iterator[ModelEvent]:
+        if response.error:
+            raise failed_midway(complaint(response.error), self._secrets)
+        if response.status not in ("completed", "incomplete"):
+            raise cut(f"the service left it {quoted(response.status or 'without a status')}")
+        self.begun = True
+        self._response = response
+        said = self._said
+        for item in response.output:
+            self._note(item)
+            if not said and item.type == "message":
+                yield from self._texts(item)
+
+    def _texts(self, message: StoredItem) -> Iterator[ModelEvent]:
+        for part in _part_list(message.content):
+            if part.get("type") == "refusal":
+                self._refused = True
+                yield TextDelta(str(part.get("refusal", "")), refusal=True)
+            elif text := part.get("text"):
+                yield TextDelta(str(text))
+
+    def _note(self, item: StoredItem) -> None:
+        if item.type == "function_call":
+            # the service always sends a call_id; the item's own id stands in where one does not
+            call_id = item.call_id or item.id
+            self._calls[call_id] = ToolCall(call_id, item.name or "", item.arguments or "")
+
+    def _finish_reason(self, response: _StoredResponse) -> FinishReason:
+        """One of ours. A call that was cut short must not run: an incomplete answer has none."""
+        if response.status == "incomplete":
+            why = response.incomplete_details.reason if response.incomplete_details is not None else None
+            return "content_filter" if why == "content_filter" else "length"
+        if self._calls:
+            return "tool_calls"
+        return "refusal" if self._refused else "stop"
+
+    def _continued_by(self, response: _StoredResponse) -> str | None:
+        """What the next call continues: the same conversation, or this response."""
+        if self._remote_id is not None and self._remote_id.startswith(CONVERSATION):
+            return self._remote_id
+        return response.id
+
+    def _understood(self, read: Callable[[bytes], Shape], data: bytes) -> Shape:
+        try:
+            return read(data)
+        except ValueError:
+            raise unusable("what is no response", data, self._secrets) from None
+
+
+def _usage(tokens: _ResponseTokens | None) -> Usage:
+    if tokens is None:
+        return Usage()
+    prompt, completion = tokens.input_tokens or 0, tokens.output_tokens or 0
+    return Usage(prompt, completion, tokens.total_tokens or prompt + completion)
+
+
+def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> list[Message]:
+    """The messages in a conversation's items. Calls join the assistant's message before them."""
+    messages: list[Message] = []
+    tools: dict[str | None, str] = {}
+
+    def add(item: StoredItem, role: Role, **parts: Any) -> None:
+        message_id = item.id or f"{request_id}-{len(messages)}"
+        messages.append(
+            Message(message_id=message_id, request_id=request_id, role=role, created_at=at, **parts)
+        )
+
+    for item in items:
+        match item.type:
+            case "message" if item.role == "user":
+                add(item, "user", items=_contents(item.content))
+            case "message" if item.role == "assistant":
+                add(item, "assistant", items=_contents(item.content))
+            case "function_call":
+                call = ToolCall(item.call_id or item.id, item.name or "", item.arguments or "")
+                tools[call.id] = call.tool
+                if not messages or messages[-1].role != "assistant":
+                    add(item, "assistant")
+                messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
+            case "function_call_output":
+                contents = _contents(item.output)
+                add(item, "tool", items=contents, tool_call_id=item.call_id, tool=tools.get(item.call_id))
+    return messages
+
+
+def _contents(content: Any) -> tuple[Item, ...]:
+    return tuple(_contents_of(part) for part in _part_list(content))
+
+
+def _contents_of(part: Json) -> Item:
+    if image := part.get("image_url"):
+        return Item("image", str(image))
+    return Item("text", str(part.get("text") or part.get("refusal") or ""))
+
+
+def _part_list(content: Any) -> list[Json]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []

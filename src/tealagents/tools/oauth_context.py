@@ -1,0 +1,50 @@
+"""The context of a call whose tool the catalogue protects by the user's own authorization."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tealagents.domain.models import Json
+from tealagents.domain.ports import ToolContext
+from tealagents.tools.oauth import Consents
+from tealagents.tools.oauth_servers import ProtectedServer
+
+
+class AuthorizedContext:
+    """A call's context that also has the token the catalogue's `auth` asked for."""
+
+    def __init__(self, context: ToolContext, token: str, scopes: Sequence[str]) -> None:
+        self._context = context
+        self._scopes = frozenset(scopes)
+        self.granted_token = token
+        self.session_id = context.session_id
+        self.task_id = context.task_id
+        self.request_id = context.request_id
+        self.user_id = context.user_id
+        self.tenant_id = context.tenant_id
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._context.headers
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        self._context.add_extra_data(key, value)
+
+    def require_owner(self) -> None:
+        self._context.require_owner()
+
+    async def user_token(self, scopes: Sequence[str]) -> str:
+        """The granted token for scopes it was granted for; others as without the catalogue."""
+        if scopes and self._scopes.issuperset(scopes):
+            return self.granted_token
+        return await self._context.user_token(scopes)
+
+
+async def authorized(context: ToolContext, consents: Consents, auth: Json) -> AuthorizedContext:
+    """The context with the owner's token for a catalogue's `auth`. `Authorization` where there is none."""
+    server = ProtectedServer(
+        name=str(auth["auth_server"]), issuer=str(auth["auth_server"]), scopes=tuple(auth.get("scopes", ()))
+    )
+    token = await consents.token(context, server)
+    if token is None:
+        raise await consents.ask(context, server)
+    return AuthorizedContext(context, token, server.scopes)

@@ -1,0 +1,78 @@
+"""Reads the text of an OpenAPI document, JSON or YAML, within bounds on what it stands for."""
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tealagents.domain.models import Json
+from tealagents.tools.errors import ToolsetError
+
+#: values that a document may hold, each alias counted as what it stands for
+MAX_VALUES = 1_000_000
+#: marks between values that a document may hold: what bounds the memory that reading it takes
+MAX_MARKS = 2_500_000
+
+
+def parsed(content: bytes, where: str) -> Json:
+    """The document as JSON. `ToolsetError` where it is none, or none that is understood."""
+    try:
+        document = _value(content)
+        _count(document, {})
+    except _TooManyValues:
+        raise ToolsetError(
+            f"{where} holds more than {MAX_VALUES:,} values, those of aliases included."
+        ) from None
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ToolsetError(f"{where} is neither JSON nor YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ToolsetError(f"{where} is no OpenAPI document.")
+    if "swagger" in document:
+        raise ToolsetError(f"{where} is written for OpenAPI 2.0 (Swagger). Convert it to OpenAPI 3.")
+    if not str(document.get("openapi", "")).startswith("3."):
+        raise ToolsetError(f"{where} does not say 'openapi: 3.…'; OpenAPI 3.0 and 3.1 are understood.")
+    return document
+
+
+class _TooManyValues(Exception):
+    """A document whose values, written out, would fill the memory."""
+
+
+def _value(content: bytes) -> Any:
+    if sum(map(content.count, (b",", b":", b"[", b"{"))) > MAX_MARKS:
+        raise _TooManyValues
+    text = content.decode("utf-8-sig")
+    return json.loads(text) if text.lstrip().startswith("{") else yaml.load(text, _Yaml)  # noqa: S506
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """How many values a document stands for: aliases of aliases multiply, though they take no memory yet."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MAX_VALUES  # an alias of what it is part of has no end
+        parts = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(part, known) for part in parts)
+    if known[id(value)] > MAX_VALUES:
+        raise _TooManyValues
+    return known[id(value)]
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML as OpenAPI uses it: the types of JSON. `on`, `no`, `12:30` and dates are texts."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
+
+
+# the "core schema" of YAML 1.2; PyYAML's own resolvers are those of 1.1
+_Yaml.yaml_implicit_resolvers = {}
+for _kind, _pattern, _first in (
+    ("null", r"(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)$", list("-+0123456789")),
+    ("float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+    ("merge", r"<<$", ["<"]),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _first)
