@@ -31,7 +31,11 @@ def guarded() -> Iterator[tuple[ServiceThread, Forge]]:
     """A service with real tokens."""
     with LocalAuthority() as authority, OfflineModel() as model:
         env = authority.environment(
-            TA_BASE_URL=model.base_url, TA_API_KEY="offline-key", TA_PLUGIN_MODULE=PLUGINS
+            TA_BASE_URL=model.base_url,
+            TA_API_KEY="offline-key",
+            TA_PLUGIN_MODULE=PLUGINS,
+            TA_ENTRA_APPROVER_ROLE="Approver",
+            TA_ENTRA_AUDITOR_ROLE="Auditor",
         )
         with ServiceThread(agent_config(**SPEC), env) as service:
             yield service, Forge(authority)
@@ -117,12 +121,13 @@ def test_every_route_has_a_recipe(guarded: tuple[ServiceThread, Forge]) -> None:
     assert set(found) == RECIPES.keys() | OWN
 
 
-def test_a_stranger_finds_nothing(guarded: tuple[ServiceThread, Forge]) -> None:
-    """What is another's is as unknown as what never was, and not a byte of it changes."""
+@pytest.mark.parametrize("roles", [[], ["Approver"], ["Auditor"]])
+def test_a_stranger_finds_nothing(guarded: tuple[ServiceThread, Forge], roles: list[str]) -> None:
+    """What is another's is as unknown as what never was, whatever their role; not a byte of it changes."""
     service, forge = guarded
     with (
         raw(service, forge.authority.token("alice")) as alice,
-        raw(service, forge.authority.token("mallory")) as mallory,
+        raw(service, forge.authority.token("mallory", roles=roles)) as mallory,
     ):
         estate = Estate(alice)
         partition = f"Tester/user/{TENANT}.{object_id('alice')}"

@@ -1,6 +1,7 @@
 """Responses with OpenAI's SDK: create, stream, retrieve, continue, branch, cancel, delete."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -113,3 +114,55 @@ def test_the_agent_is_the_one_model(ada: OpenAI) -> None:
     assert ada.models.retrieve("Tester").id == "Tester"
     with pytest.raises(openai.NotFoundError):
         ada.models.retrieve("gpt-5")
+
+
+#: what the Open Responses specification (2026-04-24) says every response has
+REQUIRED = (
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "output"),
+    *("previous_response_id", "instructions", "error", "tools", "tool_choice", "truncation", "text"),
+    *("parallel_tool_calls", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "user"),
+    *("temperature", "reasoning", "usage", "max_output_tokens", "max_tool_calls", "store", "background"),
+    *("service_tier", "metadata", "safety_identifier", "prompt_cache_key"),
+)
+#: the inputs of its compliance suite, but for those of tools and streams, which have tests of their own
+SUITE: list[Any] = [
+    [{"type": "message", "role": "user", "content": "Say hello in exactly 3 words."}],
+    [
+        {"type": "message", "role": "system", "content": "You are a pirate."},
+        {"type": "message", "role": "user", "content": "Say hello."},
+    ],
+    [
+        {"type": "message", "role": "user", "content": "My name is Alice."},
+        {"type": "message", "role": "assistant", "content": "Hello Alice!", "phase": "final_answer"},
+        {"type": "message", "role": "user", "content": "What is my name?"},
+    ],
+]
+
+
+@pytest.mark.parametrize("given", SUITE)
+def test_open_responses(wire: httpx.Client, given: Any) -> None:
+    """A response has every field of the specification, and an output."""
+    response = create(wire, model="Tester", input=given)
+    assert not set(REQUIRED) - response.keys()
+    assert response["status"] == "completed"
+    assert kinds(response) == ["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("", "stream=maybe"),
+        ("", "stream=true&stream=true"),
+        ("", "stream=true&starting_after=-1"),
+        ("", "stream=true&starting_after=1e3"),
+        ("/input_items", "limit=0"),
+        ("/input_items", "limit=101"),
+        ("/input_items", "order=up"),
+    ],
+)
+def test_queries_that_cannot_be_meant(wire: httpx.Client, path: str, query: str) -> None:
+    """They are refused by the name of the parameter."""
+    response = create(wire, input="hello")
+    refused = wire.get(f"/responses/{response['id']}{path}?{query}")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] in query

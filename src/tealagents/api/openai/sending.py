@@ -69,7 +69,7 @@ async def find(exchange: Exchange, caller: Caller, identifier: str) -> Stretch:
     """The response with this id. `NotFound`, also where it is another user's."""
     request_id, number = names.read("response", identifier, "resp")
     try:
-        return await stretches.cut(exchange, await exchange.request(caller, request_id), number)
+        return await stretches.cut(exchange, await requests.own(exchange, caller, request_id), number)
     except (NotFound, NotOwner):
         raise names.unknown("response", identifier) from None
 
