@@ -11,7 +11,7 @@ from tealagents.tools import Consents, Sources, govern, open_toolsets, tools_at_
 
 
 async def offered(config: ServiceConfig) -> list[ToolSpec]:
-    """The tools that can be told of before any server is asked. `ToolsetError` where they cannot be had."""
+    """The tools that are known before any server is asked. `ToolsetError` where they cannot be had."""
     return await tools_at_hand(_sources(config))
 
 

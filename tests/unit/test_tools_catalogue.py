@@ -350,7 +350,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
         ),
         (
             {"servers": [MCPServerOptions(name=name, command="x") for name in ("git", "git-hub")]},
-            "tools of 'git' and 'git-hub' cannot be told apart",
+            "tools of 'git' and 'git-hub' clash",
         ),
     ],
 )

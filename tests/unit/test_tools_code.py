@@ -403,7 +403,7 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         ),
         (
             "class Own: pass\nclass P(Plugin):\n    @tool\n    def f(self, a: int, b: Own): 'x'\n",
-            r"P\.f: the type of 'b' cannot be told to a model",
+            r"P\.f: the type of 'b' has no JSON schema",
         ),
         (
             "from collections.abc import Callable\n"
@@ -416,7 +416,7 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         ),
         (
             "class P(Plugin):\n    @tool(name='no spaces')\n    def f(self): 'x'\n",
-            r"P\.f: the name 'P-no spaces' cannot be told to a model",
+            r"P\.f: the name 'P-no spaces' cannot be sent to a model",
         ),
         ("class P(Plugin):\n    @tool(timeout=0)\n    def f(self): 'x'\n", r"P\.f: the timeout has to be"),
     ],

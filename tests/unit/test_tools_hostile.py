@@ -21,7 +21,7 @@ from tools_setup import Context, by_name, served
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.ports import Checking, Tool
-from tealagents.llm.failures import complaint_of_body, page, told
+from tealagents.llm.failures import complaint_of_body, explained, page
 from tealagents.outbound import addresses
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
@@ -364,7 +364,7 @@ def test_no_text_stalls_a_pattern() -> None:
     ):
         body = text.encode()
         refusal = complaint_of_body(body, status=400, content_type="text/html", request_id="")
-        assert len(told(refusal, (), url="http://x")) < 1_000
+        assert len(explained(refusal, (), url="http://x")) < 1_000
         assert len(page(text)) < 20_000
     assert time.process_time() - began < 10
 

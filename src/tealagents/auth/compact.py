@@ -18,7 +18,7 @@ __all__ = ["MAX_TOKEN_CHARACTERS", "CompactToken", "Malformed", "take_apart"]
 #: what common servers and proxies let through in a header
 MAX_TOKEN_CHARACTERS = 16 * 1024
 
-#: what a last character may be, by the segment's length modulo four; others carry bits that nobody reads,
+#: what a last character may be, by the segment's length modulo four; others carry bits that are never read,
 #: so that one token could be written in many ways
 _LAST = {0: None, 2: frozenset("AQgw"), 3: frozenset("AEIMQUYcgkosw048")}
 

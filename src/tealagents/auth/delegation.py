@@ -105,7 +105,7 @@ class EntraDelegation:
     async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
         """A token for `scopes`, all of one downstream service, in the name of `user`.
 
-        Raises `NeedsOwner` where `assertion` is somebody else's token, `Authorization` where the user has to
+        Raises `NeedsOwner` where `assertion` is another user's token, `Authorization` where the user has to
         consent or sign in again first, `ToolFailed` otherwise.
         """
         if not scopes:
@@ -119,7 +119,7 @@ class EntraDelegation:
         return kept.token
 
     async def _ask_together(self, key: _Key, user: User, assertion: str) -> _Kept:
-        """Asks the authority; everybody who wants the same at the same time waits for the same answer."""
+        """Asks the authority; callers that want the same at the same time share one answer."""
         asking = self._asking.get(key)
         if asking is None:
             asking = asyncio.create_task(self._ask(key, user, assertion), name="on behalf of")
@@ -185,9 +185,9 @@ class EntraDelegation:
         )
         if consent or error in _USER_IS_NEEDED:
             return self._authorization(endpoint, scopes, consent=consent, claims=answer.get("claims"))
-        told = ", ".join([error, *(f"AADSTS{number}" for number in numbers)])
-        log.warning("The authority refused an on-behalf-of request: %s", told)
-        return ToolFailed(f"The authority gave no token for the user ({told}).")
+        reasons = ", ".join([error, *(f"AADSTS{number}" for number in numbers)])
+        log.warning("The authority refused an on-behalf-of request: %s", reasons)
+        return ToolFailed(f"The authority gave no token for the user ({reasons}).")
 
     def _authorization(
         self, endpoint: str, scopes: list[str], *, consent: bool, claims: object

@@ -9,7 +9,7 @@ A token is believed when all of this holds, and only then:
 - it is valid now, within the leeway, and not for longer than 48 hours;
 - it is an access token: a user's with the scopes, or where that is allowed an application's with the roles.
 
-Who calls is the pair (`tid`, `oid`). Names, addresses and `sub` are read by nobody.
+Who calls is the pair (`tid`, `oid`). Names, addresses and `sub` are never read.
 """
 
 import hashlib

@@ -114,7 +114,7 @@ class PublishedKeys:
         return self._newest
 
     async def _read_together(self) -> None:
-        """Waits for a reading; everybody who waits at the same time waits for the same one."""
+        """Waits for a reading; callers that wait at the same time share one."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="read signing keys")
         # A caller who leaves must not end the reading for the others.

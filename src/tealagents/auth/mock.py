@@ -1,4 +1,4 @@
-"""For development: whoever the bearer token says."""
+"""For development: the bearer token is the user id."""
 
 from types import TracebackType
 from typing import ClassVar, Self

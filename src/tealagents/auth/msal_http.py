@@ -137,7 +137,7 @@ def application(client_id: str | None, proof: Any, authority: str, tenant: str, 
         client_id,
         client_credential=proof,
         authority=f"{authority.replace('http://', 'https://', 1)}/{tenant}",
-        # The authority is the configured one; nobody else is asked whether it is a known one.
+        # The authority is the configured one; no other is asked whether it is known.
         validate_authority=False,
         instance_discovery=False,
         http_client=transport,

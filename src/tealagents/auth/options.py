@@ -1,4 +1,4 @@
-"""What the providers are told: settings, checked once at start."""
+"""The options of the providers, checked once at start."""
 
 import re
 from pathlib import Path

@@ -4,11 +4,11 @@
 `openai_chat`       chat completions: OpenAI, Azure OpenAI, and whatever speaks the same
 `openai_responses`  the Responses API, and conversations that the service keeps
 `responses_reading`  what that API sends
-`options`           what a client can be told; third parties subclass `ModelOptions`
+`options`           the options of the clients; third parties subclass `ModelOptions`
 `credentials`       Azure OpenAI without a key: tokens from the identity that this service runs as
 `service`           one call, from the encoded request to events: deadlines, retries, failures
 `wire`              the `openai` SDK's client on a plain HTTP client; imported when a service is opened
-`addressing`        where a service is, and how it is told who calls
+`addressing`        where a service is, and how calls are signed
 `encoding`          JSON written once, and read
 `frames`            server-sent events cut out of bytes
 `deadlines`          the deadlines of one call

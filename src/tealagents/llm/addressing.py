@@ -1,4 +1,4 @@
-"""Where a service is, and how it is told who calls: OpenAI's way, and the two of Azure."""
+"""Where a service is, and how calls are signed: OpenAI's way, and the two of Azure."""
 
 from urllib.parse import quote, urlsplit
 
@@ -28,7 +28,7 @@ def sdk_client(
         )
     return openai.AsyncOpenAI(
         base_url=azure_url(options.base_url) if options.is_azure else options.base_url,
-        # never None: the SDK would take OPENAI_API_KEY from the environment, whoever the service is
+        # never None: the SDK would take OPENAI_API_KEY from the environment, for any service
         api_key=options.token_provider or key or "none",
         organization=options.organization,
         project=options.project,

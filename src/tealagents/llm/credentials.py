@@ -126,10 +126,10 @@ class AzureCredentialOptions(BaseModel):
             from tealagents.llm import ModelConfigError
 
             # without the values, and not chained: a secret is among them
-            raise ModelConfigError("; ".join(map(_told, wrong.errors()))) from None
+            raise ModelConfigError("; ".join(map(_explained, wrong.errors()))) from None
 
 
-def _told(problem: ErrorDetails) -> str:
+def _explained(problem: ErrorDetails) -> str:
     option = str(problem["loc"][0]) if problem["loc"] else ""
     name = ENVIRONMENT.get(option, ("TA_AZURE_CREDENTIAL",))[0] if option else ""
     reason = problem["msg"].removeprefix("Value error, ")
@@ -205,7 +205,7 @@ class AzureCredential:
 
 
 def _report(renewal: "asyncio.Task[None]") -> None:
-    """A renewal that fails is told, whether or not somebody waits for it."""
+    """A renewal that fails is logged, whether or not a caller waits for it."""
     if not renewal.cancelled() and (failure := renewal.exception()) is not None:
         _log.warning("The Azure token could not be renewed: %s", quoted(str(failure)))
 

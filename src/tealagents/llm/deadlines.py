@@ -35,7 +35,7 @@ class Deadlines:
         return min(waiting_since + self._timeouts.piece_timeout_seconds, self._total_at)
 
     def recheck(self, now: float) -> float:
-        """When to look again, at the latest, while nobody waits."""
+        """When to look again, at the latest, while no one waits."""
         return now + self._timeouts.piece_timeout_seconds
 
     def overdue(self, now: float) -> ModelTimeout:

@@ -1,7 +1,7 @@
-"""What went wrong at the model service, told as one of our errors. No I/O.
+"""What went wrong at the model service, as one of our errors. No I/O.
 
 A detail quotes the service: its status, its own code, its message and its request id, on one line, bounded,
-with every secret masked; a page of HTML is only named. Somebody who reads it should know whether to
+with every secret masked; a page of HTML is only named. The reader should know whether to
 wait, to fix a setting or to change the message.
 """
 
@@ -119,7 +119,7 @@ def quoted(text: str, secrets: Iterable[str] = ()) -> str:
     return text if len(text) <= MAX_QUOTE else text[: MAX_QUOTE - 1] + "…"
 
 
-def told(said: Complaint, secrets: Collection[str], *, url: str) -> str:
+def explained(said: Complaint, secrets: Collection[str], *, url: str) -> str:
     """The sentence for a refusal: what was said, and what to do where we can tell."""
     status = f" with HTTP {said.status}" if said.status is not None else ""
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
@@ -138,7 +138,7 @@ def refused(
 ) -> AttemptFailed:
     """A refusal with an HTTP status; `advice` is `x-should-retry`."""
     return AttemptFailed(
-        ModelFailed(told(said, secrets, url=url), retry_after=retry_after),
+        ModelFailed(explained(said, secrets, url=url), retry_after=retry_after),
         passing=can_help(said.status or 0, said.code, advice),
         retry_after=retry_after,
         complaint=said,

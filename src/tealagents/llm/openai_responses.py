@@ -142,7 +142,7 @@ class OpenAIResponses:
 
     async def fork_remote(self, remote_id: str) -> str | None:
         """A response can be continued many times, so its id is the fork's too. A conversation cannot be
-        forked: whoever holds its id writes to the same one."""
+        forked: all who hold its id write to the same one."""
         return None if remote_id.startswith(CONVERSATION) else remote_id
 
     async def _chain(self, remote_id: str) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What a model client can be told. Third parties' clients subclass `ModelOptions`."""
+"""The options of the model clients. Third parties' clients subclass `ModelOptions`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal, Self
@@ -26,7 +26,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ModelOptions(BaseModel):
-    """What every model client is told by the config file and the environment.
+    """What every model client gets from the config file and the environment.
 
     A client of your own declares `class Options(ModelOptions)` with what it needs besides; an option
     that is not declared is an error that names it.

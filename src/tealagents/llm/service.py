@@ -168,7 +168,7 @@ class ModelService:
         return pause
 
     async def _json(self, answer: "ModelResponse") -> bytes:
-        """The body of an answer that came in one; a page of HTML is told apart from broken JSON."""
+        """The body of an answer that came in one; a page of HTML is reported as one, not as broken JSON."""
         body = await answer.whole()
         if is_html(body, answer.content_type):
             what = quoted(page(body[:MAX_PAGE].decode("utf-8", "replace")), self._secrets)

@@ -6,7 +6,7 @@ the body and in the caller's own headers. Where tokens are provided, it is asked
 takes most of a second, so this module is imported while the service starts (see `service`).
 
 Under it lies `aiohttp` without what `httpx2` does for each request besides: redirects are not followed (a
-model service that moves is told to the operator, not sent the conversation and the key), cookies are not
+model service that moves is reported, and not sent the conversation and the key), cookies are not
 kept (calls of different users share this client), and the deadlines are the call's own. Measured in CPU
 milliseconds on one core, a whole answer and 64 pieces in a burst: the SDK's `create()` 2.5 and 16, the same
 bytes through the SDK over `httpx2` 1.4 and 2.1, through the SDK over `aiohttp` 0.7 and 1.1, and 0.3 less
@@ -175,7 +175,7 @@ class ModelResponse:
         self._frames = EventFrames()
         self._received = 0
         self._loop = asyncio.get_running_loop()
-        #: when the reader began to wait for what is next; None while nobody waits
+        #: when the reader began to wait for what is next; None while no one waits
         self._waiting_since: float | None = None
         self._looks_at = deadlines.due(self._loop.time())
         self._timer = self._loop.call_at(self._looks_at, self._look)

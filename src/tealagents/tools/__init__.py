@@ -144,7 +144,7 @@ class Sources:
         for one, other in permutations(names, 2):
             if prefix_of(other).startswith(prefix_of(one)):
                 raise ToolsetError(
-                    f"The tools of {one!r} and {other!r} cannot be told apart by name. Rename one of the two."
+                    f"The names of the tools of {one!r} and {other!r} clash. Rename one of the two."
                 )
 
 

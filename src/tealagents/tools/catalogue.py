@@ -1,7 +1,7 @@
 """The catalogue: what the operator says of each tool, and what follows for its calls.
 
 It decides. With a catalogue, a tool it does not name needs approval, wherever the tool comes from:
-what nobody has looked at is not trusted. Without one, the toolsets' own rules hold.
+what no one has reviewed is not trusted. Without one, the toolsets' own rules hold.
 """
 
 import json
@@ -205,12 +205,12 @@ def _is_cleared(tool: Tool) -> bool:
     return isinstance(tool, Overridden) and tool.override is not None and tool.override.requires_hitl is False
 
 
-#: lists of one toolset that are kept governed: one for everybody, and those of users
+#: lists of one toolset that are kept governed: the common one, and those of owners
 MAX_LISTS = 500
 
 
 class GovernedToolset:
-    """A toolset seen through the catalogue. The toolset has been opened by somebody else, who closes it."""
+    """A toolset seen through the catalogue. The caller has opened the toolset, and closes it."""
 
     def __init__(
         self, toolset: Toolset, catalogue: Catalogue | None, consents: Consents | None = None
@@ -226,7 +226,7 @@ class GovernedToolset:
         return self._govern(self._toolset.tools())
 
     def tools_of(self, owner: User) -> Sequence[Tool]:
-        """What this owner may see; the same list as `tools` where that is what everybody may see."""
+        """What this owner may see; the same list as `tools` where the owner has no list of their own."""
         if isinstance(self._toolset, PerOwner):
             return self._govern(self._toolset.tools_of(owner))
         return self.tools()
@@ -242,7 +242,7 @@ class GovernedToolset:
         return known[1]
 
     def find(self, name: str) -> Tool | None:
-        """The tool of this name, also where its server will tell of it only to a user who has consented."""
+        """The tool of this name, also where its server lists it only for a user who has consented."""
         for tool in self.tools():
             if tool.spec.name == name:
                 return tool

@@ -1,6 +1,6 @@
 """Code plugins: the classes of one Python file whose methods are tools.
 
-The file runs with the service's own rights; whoever may change it may do what the service may do.
+The file runs with the service's own rights; a person who may change it may do what the service may do.
 """
 
 import importlib.util
@@ -226,5 +226,5 @@ def _tool(
         timeout=options.timeout,
     )
     if not spec.description:
-        logger.warning("%s: the tool has no docstring, so the model is not told what it does", where)
+        logger.warning("%s: the tool has no docstring, so the model does not know what it does", where)
     return CodeTool(spec, method, signature, plugin, threads)

@@ -10,7 +10,7 @@ one task, so each connection has a task of its own, which connects, lists the to
 the server says so, and connects again after the session is lost. Calls come from any task.
 
 A call that was under way when the connection broke is never repeated: whether it was done is unknown, and
-the model is told so. One that surely never reached the server is told as not done.
+the model is sent that. A call that surely never reached the server is reported as not done.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class MCPServer:
         self._users = _UserConnections(options, self._list_own)
         self._lister = Lister(options, self.call)
         self._connect_tool = self._lister.connect(self.connect)
-        #: what everybody is listed; None while only users are listed anything
+        #: the anonymous listing; None while the server lists its tools for users only
         self._listed: Listing | None = None
         self._offered: tuple[Tool, ...] = ()
         #: what one user was listed: that user's alone, least recently listed first
@@ -85,7 +85,7 @@ class MCPServer:
         )
 
     def tools(self) -> Sequence[Tool]:
-        """What everybody may see: the anonymous listing, or what connects a user."""
+        """What all users may see: the anonymous listing, or the tool that connects a user."""
         return self._offered
 
     def tools_of(self, owner: User) -> Sequence[Tool]:
@@ -94,7 +94,7 @@ class MCPServer:
         return self._offered if own is None else own.tools
 
     def find(self, name: str) -> Tool | None:
-        """While nothing is listed for everybody, any name of this server's is taken at its word and tried."""
+        """A tool by its name; without an anonymous listing, any name with this server's prefix is tried."""
         if self._listed is not None:
             return self._listed.named(name)
         if name == self._connect_tool.spec.name:
@@ -146,7 +146,7 @@ class MCPServer:
     # --- calls ---
 
     async def call(self, context: ToolContext, name: str, arguments: Json) -> str:
-        """What the model is told of a call of the tool `name`."""
+        """The text that the model is sent for a call of the tool `name`."""
         try:
             result = await self._called(context, name, arguments)
         except Unreachable as error:
@@ -164,7 +164,7 @@ class MCPServer:
         return text
 
     async def connect(self, context: ToolContext) -> str:
-        """Connects for the owner, who is asked first if need be, and tells of the tools."""
+        """Connects for the owner, who is asked first if need be, and lists the tools."""
         try:
             await self._for_user(context, None, {})
         except Unreachable as error:
@@ -182,7 +182,7 @@ class MCPServer:
             except MCPError as error:
                 if error.code != UNAUTHORIZED or not self._can_ask():
                     raise
-            # it lists its tools for everybody and runs them for users only
+            # it lists its tools for all users and runs them only with a token
             self._wants_user = True
         result = await self._for_user(context, name, arguments)
         assert result is not None, "a call has a result"
@@ -256,7 +256,7 @@ class MCPServer:
         return self._consents
 
     def _failure(self, error: MCPError) -> Exception:
-        """What the model, or the user, is told of an error."""
+        """An error as the model, or the user, sees it."""
         name = self.options.name
         if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
             return Authorization(name, url)

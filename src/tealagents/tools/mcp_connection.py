@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 #: pages of a listing, and tools of a server
 MAX_PAGES, MAX_TOOLS = 200, 2_000
-#: seconds a call may take where the configuration says nothing: whoever calls has a limit of their own
+#: seconds a call may take where the configuration says nothing: the caller has a limit of its own
 _NO_LIMIT = 86_400.0
-#: lines of standard error that are told when a child process does not start
+#: lines of standard error that are reported when a child process does not start
 LAST_WORDS = 8
 
 
@@ -164,7 +164,7 @@ class MCPConnection:
                 except Exception as error:  # noqa: BLE001 - the SDK's groups of errors of all kinds
                     self._failure = cause(error)
                     if not started.done():
-                        started.set_exception(self._told_at_start(self._failure))
+                        started.set_exception(self._explained_at_start(self._failure))
                         return
                 logger.warning("MCP server %s: %s; connecting again", self._options.name, self._why())
                 if time.monotonic() - begun > LONGEST_PAUSE:
@@ -231,23 +231,23 @@ class MCPConnection:
             self._list_again()
 
     async def _listen(self, client: Client) -> None:
-        """From 2026-07-28 on, changes are told only to those who ask for them."""
+        """From 2026-07-28 on, servers report changes only to clients that ask for them."""
         pause = FIRST_PAUSE
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
-                    # what changed before we listened, or between two subscriptions, is not told
+                    # what changed before we listened, or between two subscriptions, is not reported
                     self._list_again()
                     async for _ in changes:
                         self._list_again()
             except ListenNotSupportedError:
                 return
             except (MCPError, SubscriptionLost, TimeoutError) as error:
-                logger.debug("MCP server %s: not told of changes: %s", self._options.name, error)
+                logger.debug("MCP server %s does not report changes: %s", self._options.name, error)
             await anyio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _told_at_start(self, error: Exception) -> Exception:
+    def _explained_at_start(self, error: Exception) -> Exception:
         """What a child process said last, which is why it did not start, most of the time."""
         if isinstance(error, ToolsetError) or not self._last_words:
             return error

@@ -14,7 +14,7 @@ from tealagents.tools.results import bounded
 
 logger = logging.getLogger(__name__)
 
-#: characters of a description that the model is told
+#: characters of a description that the model is sent
 MAX_DESCRIPTION = 4_000
 #: the function offered where a server lists its tools only for users who have authorized it
 CONNECT = "connect"
@@ -49,7 +49,7 @@ class UnlistedTool(MCPTool):
 
 
 class ConnectTool:
-    """Stands for the tools of a server that tells of them only once a user has authorized it."""
+    """Stands for the tools of a server that lists them only once a user has authorized it."""
 
     #: it does nothing but ask the user
     override: GovernanceOverride | None = GovernanceOverride(requires_hitl=False)
@@ -63,7 +63,7 @@ class ConnectTool:
 
 
 class Listing(NamedTuple):
-    """What a server has listed, for everybody or for one user."""
+    """What a server has listed, for all users or for one."""
 
     #: the server's own names, by ours
     functions: Mapping[str, str]
@@ -115,7 +115,7 @@ class Lister:
         return ConnectTool(spec, connect)
 
     def report(self, listing: Listing) -> None:
-        """Logs what everybody is offered, and overrides that name nothing."""
+        """Logs what all users are offered, and overrides that name nothing."""
         functions = list(listing.functions.values())
         logger.info("MCP server %s has these tools: %s", self._options.name, ", ".join(functions))
         for name in self._options.tool_governance_overrides:
@@ -128,7 +128,7 @@ class Lister:
                 )
 
     def _warn_of_loosened(self, before: Listing, tools: Sequence[Tool]) -> None:
-        """A server that annotates a tool anew may so clear it: whoever decided that should know."""
+        """A server that changes the annotations of a tool may clear it: the operator should know."""
         governed = {tool.spec.name for tool in before.tools if tool.spec.governance.requires_hitl}
         for tool in tools:
             if tool.spec.name in governed and not tool.spec.governance.requires_hitl:

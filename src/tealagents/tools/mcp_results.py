@@ -11,7 +11,7 @@ from tealagents.tools.results import DONE, bounded
 def result_text(result: types.CallToolResult) -> str:
     """Text and text resources as they are, what is no text described, structured content as JSON.
 
-    Servers repeat structured content as text; it is told once.
+    Servers repeat structured content as text; the model is sent it once.
     """
     parts = [_block_text(block) for block in result.content]
     if result.structured_content is not None and not _is_repeated(result.structured_content, result.content):
@@ -48,9 +48,9 @@ def _is_repeated(structured: Any, content: list[types.ContentBlock]) -> bool:
     """
     if isinstance(structured, dict) and list(structured) == ["result"]:
         structured = structured["result"]
-    told = [_value(block.text) for block in content if isinstance(block, types.TextContent)]
+    values = [_value(block.text) for block in content if isinstance(block, types.TextContent)]
     texts = [block.text for block in content if isinstance(block, types.TextContent)]
-    return structured in told or structured in texts or structured in (told, texts)
+    return structured in values or structured in texts or structured in (values, texts)
 
 
 def _value(text: str) -> Any:

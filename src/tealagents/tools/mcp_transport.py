@@ -39,7 +39,7 @@ SESSION_LOST = 4505
 MAX_ANSWER = 4_000_000
 #: values in one of them: four megabytes of `{},` would take half a gigabyte
 MAX_MARKS = 500_000
-#: characters of an HTTP error's body that are told
+#: characters of an HTTP error's body that are reported
 MAX_REASON = 2_000
 _GUARD = Path(__file__).with_name("process_guard.py")
 

@@ -62,7 +62,7 @@ def method_name(plugin: str, function: str, where: str) -> str:
     name = f"{plugin}{TOOL_SEPARATOR}{function}"
     if not VALID_NAME.fullmatch(name):
         raise ToolsetError(
-            f"{where}: the name {name!r} cannot be told to a model: letters, digits, _ and - only, "
+            f"{where}: the name {name!r} cannot be sent to a model: letters, digits, _ and - only, "
             "at most 64 together. Give the tool another one with @tool(name=…)."
         )
     return name

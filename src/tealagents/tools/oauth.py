@@ -1,4 +1,4 @@
-"""A user's own authorization at somebody else's server: OAuth 2.1 with PKCE, by way of the user's browser.
+"""A user's own authorization at another service: OAuth 2.1 with PKCE, by way of the user's browser.
 
 A tool that lacks the user's token raises the `Authorization` that `Consents.ask` makes. The user visits
 its URL; the authorization server sends the browser back to `GET …/oauth/callback`, which hands state and
@@ -207,8 +207,8 @@ class Consents:
         """The exception that asks the owner to consent, with a URL made for this owner and request.
 
         The same URL again while it can be used: a round of several calls asks once. Raises
-        `ToolFailed` where no one can be asked, `NeedsOwner` where another user runs the call: whoever
-        visited the link would authorize this service as the owner.
+        `ToolFailed` where no one can be asked, `NeedsOwner` where another user runs the call: a
+        visit of the link by that user would authorize this service as the owner.
         """
         context.require_owner()
         challenge = challenge or Challenge()

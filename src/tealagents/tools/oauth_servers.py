@@ -34,7 +34,7 @@ MAX_CHALLENGE = 8_192
 class ProtectedServer:
     """A server that wants a token of the user's, as far as the configuration knows it."""
 
-    #: what the user is told
+    #: what the user sees
     name: str
     #: the URL the token is for (RFC 8707), if it is known
     resource: str | None = None
@@ -107,8 +107,8 @@ class Issuer(NamedTuple):
     async def call(self, method: str, url: str, **body: Any) -> tuple[int, Json]:
         """Status and JSON object (empty where it is none) of one of its endpoints. `ToolFailed`.
 
-        An address that is refused and one that does not answer are the same to who asks: what cannot be
-        told apart cannot be used to look around.
+        A refused address and one that does not answer fail alike: errors that do not differ cannot be used to
+        scan a network.
         """
         self.check(url)
         target, extensions = httpx2.URL(url), dict[str, Any]()

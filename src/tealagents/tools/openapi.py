@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 #: bytes of a document, and of an answer that are read
 MAX_DOCUMENT, MAX_ANSWER = 20_000_000, 4_000_000
-#: characters of an error's body, and of a description, that the model is told
+#: characters of an error's body, and of a description, that the model is sent
 MAX_REASON, MAX_DESCRIPTION = 4_000, 4_000
 MAX_REDIRECTS = 5
 #: seconds that fetching a document may take

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.openapi_schema import OMITTED, Schemas, allows_null, resolved
-from tealagents.tools.options import told
+from tealagents.tools.options import explained
 
-#: characters of one tool's arguments that the model is told; those beyond it are told as "anything"
+#: characters of one tool's arguments that the model is sent; those beyond it become "any value"
 MAX_SCHEMA = 100_000
 #: operations of a document that become tools
 MAX_OPERATIONS = 2_000
@@ -175,7 +175,7 @@ def _operation(
         parameters = [_DocumentParameter.model_validate(resolved(document, one, where)) for one in declared]
         body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
     except ValidationError as error:
-        raise ToolsetError(f"{where}: {told(error)}") from error
+        raise ToolsetError(f"{where}: {explained(error)}") from error
     arguments = _ArgumentList(document, schemas, where)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
@@ -215,7 +215,7 @@ class _ArgumentList:
         self._properties: Json = {}
         self._required: list[str] = []
         self._size = 0
-        #: how many arguments have been told apart from another of the same name
+        #: how many arguments have been renamed because another has their name
         self._taken: Counter[tuple[str, str]] = Counter()
         self.parameters: list[Parameter] = []
         self.body: RequestBody | None = None
@@ -309,7 +309,7 @@ class _ArgumentList:
             self._required.append(argument)
 
     def _free(self, name: str, location: str) -> str:
-        """The name as an argument; one that is taken by another place is told apart by its own."""
+        """The name as an argument; one that another place has taken gets its own place as a suffix."""
         plain = argument = _argument_name(name)
         while argument in self._properties:
             self._taken[plain, location] += 1

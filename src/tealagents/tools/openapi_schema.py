@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
 
-#: characters of the definitions that one tool may bring along; those beyond it are told as "anything"
+#: characters of the definitions that one tool may bring along; those beyond it become "any value"
 MAX_DEFINITIONS = 60_000
 #: parts that a schema may be put together of (`allOf`), each counted as often as it is named
 MAX_PARTS = 1_000

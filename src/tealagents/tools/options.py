@@ -168,7 +168,7 @@ def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
     try:
         return _RemotePluginFile.model_validate(document).remote_plugins
     except ValidationError as error:
-        raise ToolsetError(f"The remote plugin file {file}: {told(error)}") from error
+        raise ToolsetError(f"The remote plugin file {file}: {explained(error)}") from error
 
 
 def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, str]) -> RemotePluginOptions:
@@ -191,7 +191,7 @@ def expanded(text: str, environment: Mapping[str, str], where: str) -> str:
     return head
 
 
-def told(error: ValidationError) -> str:
+def explained(error: ValidationError) -> str:
     lines = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         place = ".".join(str(part) for part in detail["loc"])

@@ -1,7 +1,7 @@
 """Runs a command, bounds what it says, and ends it, with all its children, once the service is gone.
 
 A child outlives a parent that is killed, and not every server ends when its standard input does; and a line
-without an end would fill the memory of whoever reads it. So the service starts `python process_guard.py LIMIT
+without an end would fill the memory of its reader. So the service starts `python process_guard.py LIMIT
 MARKS COMMAND …` in a process group of its own. Standard input and error are the command's. Its output passes
 through here: a line of more than LIMIT bytes, or of more than MARKS values of JSON, ends the group. A hang-up
 of standard input, which is the parent's death or its good-bye, gives the command a moment and then ends the
@@ -22,7 +22,7 @@ GRACE = 3.0
 
 def main(limit: int, marks: int, command: list[str]) -> int:
     if os.getpgrp() != os.getpid():
-        # never end a group that we share with whoever started us
+        # never end a group that we share with our parent
         os.setpgid(0, 0)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)

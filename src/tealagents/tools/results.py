@@ -77,7 +77,7 @@ def _binary(data: bytes) -> str:
 
 
 def described(data: bytes, media_type: str = "application/octet-stream") -> str:
-    """A JSON object that tells of bytes that are no text: type, size, and the data while it is small."""
+    """A JSON object that describes bytes that are no text: type, size, and the data while it is small."""
     fields: dict[str, Any] = {"media_type": media_type, "size_bytes": len(data)}
     if len(data) <= BINARY_LIMIT:
         fields["base64"] = base64.b64encode(data).decode()

@@ -26,7 +26,7 @@ from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
 
-#: what the framework fills in by itself, and nobody does here
+#: what the framework fills in by itself; here it is left out
 _OWN_PARAMETERS = frozenset({"kernel", "service", "execution_settings", "arguments"})
 
 

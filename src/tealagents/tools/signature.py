@@ -25,7 +25,7 @@ from tealagents.domain.ports import ToolContext
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import excerpt, suggestion
 
-#: errors of one call that are told to the model
+#: errors of one call that the model is sent
 MAX_ERRORS = 20
 #: arguments of one call
 MAX_ARGUMENTS = 1_000
@@ -108,7 +108,7 @@ class Signature:
         try:
             checked = self._model.model_validate(arguments)
         except ValidationError as error:
-            raise ToolFailed(self._told(error)) from error
+            raise ToolFailed(self._explained(error)) from error
         given = checked.model_fields_set
         return {
             parameter.name: getattr(checked, parameter.attribute)
@@ -136,8 +136,8 @@ class Signature:
             try:
                 create_model("Arguments", __base__=_Arguments, **field)
             except (PydanticSchemaGenerationError, PydanticUserError, TypeError):
-                return f"the type of {one.name!r} cannot be told to a model"
-        return "the arguments cannot be told to a model"
+                return f"the type of {one.name!r} has no JSON schema"
+        return "the arguments have no JSON schema"
 
     def _json_schema(self) -> Json:
         try:
@@ -151,10 +151,10 @@ class Signature:
         schema.setdefault("properties", {})
         return schema
 
-    def _told(self, error: ValidationError) -> str:
+    def _explained(self, error: ValidationError) -> str:
         known = [parameter.name for parameter in self._parameters]
         details = error.errors(include_url=False, include_context=False)
-        lines = [_told(detail, known) for detail in details[:MAX_ERRORS]]
+        lines = [_explained(detail, known) for detail in details[:MAX_ERRORS]]
         if len(details) > MAX_ERRORS:
             lines.append(f"- and {len(details) - MAX_ERRORS} more")
         return "The arguments are not valid, nothing was done:\n" + "\n".join(lines)
@@ -223,7 +223,7 @@ def _description(documented: Docstring) -> str:
     return "\n\n".join(part.strip() for part in parts if part)
 
 
-def _told(detail: ErrorDetails, known: list[str]) -> str:
+def _explained(detail: ErrorDetails, known: list[str]) -> str:
     place = excerpt(".".join(excerpt(str(part)) for part in detail["loc"]) or "arguments")
     if detail["type"] == "missing":
         return f"- {place}: missing"

@@ -48,7 +48,7 @@ class Threads:
                 error = raised
             except BaseException as raised:  # noqa: BLE001 - it would end the request, or the process
                 error = RuntimeError(f"it raised {type(raised).__name__}")
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no one waits any more
                 loop.call_soon_threadsafe(finish, result, error)
 
         try:
