@@ -2,7 +2,8 @@
 
 The libraries come from npm in the versions below, each with its licence; the client comes from `clients/js`.
 A browser knows no bare names (`import "preact"`) without an import map, which the console's policy forbids:
-they are replaced by paths. Nothing else is changed.
+they are replaced by paths. The client's comments stay in `clients/js`. MSAL is larger than all the rest, and most
+of it is for what the console does not do: it is bundled without that. Nothing else is changed.
 """
 
 import json
@@ -29,13 +30,49 @@ PACKAGES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     ("marked", "18.2.1", {"lib/marked.esm.js": "marked.js"}, "LICENSE"),
     ("dompurify", "3.4.18", {"dist/purify.min.js": "dompurify.js"}, "LICENSE"),
     ("eventsource-parser", "3.1.1", {"dist/index.js": "eventsource-parser.js"}, "LICENSE"),
-    ("@azure/msal-browser", "5.29.0", {"lib/msal-browser.min.js": "msal-browser.js"}, "LICENSE"),
+    ("@azure/msal-browser", "5.29.0", {}, "LICENSE"),
+    ("@azure/msal-common", "16.16.1", {}, "LICENSE"),
+)
+
+#: what MSAL is bundled with
+BUNDLERS = ("esbuild@0.28.2", "terser@5.51.2")
+#: what the console uses of it
+MSAL_ENTRY = 'export {CacheLookupPolicy, PublicClientApplication} from "@azure/msal-browser";'
+#: modules for pop-up windows, hidden frames, brokers, bound tokens and storage beyond the tab: with code and PKCE
+#: in one window nothing constructs their classes, and where something did, it would say so
+MSAL_UNUSED = (
+    "msal-browser/dist/broker/nativeBroker/PlatformAuthDOMHandler.mjs",
+    "msal-browser/dist/broker/nativeBroker/PlatformAuthExtensionHandler.mjs",
+    "msal-browser/dist/cache/LocalStorage.mjs",
+    "msal-browser/dist/interaction_client/PlatformAuthInteractionClient.mjs",
+    "msal-browser/dist/interaction_client/PopupClient.mjs",
+    "msal-browser/dist/interaction_client/SilentAuthCodeClient.mjs",
+    "msal-browser/dist/interaction_client/SilentIframeClient.mjs",
+    "msal-browser/dist/utils/IframeMonitor.mjs",
+    "msal-browser/dist/utils/PopupMonitor.mjs",
+    "msal-common/dist-browser/crypto/DpopProofGenerator.mjs",
+    "msal-common/dist-browser/crypto/PopTokenGenerator.mjs",
+)
+#: calls that only write its log or count, of which the console keeps neither
+MSAL_SILENT = tuple(
+    f"{receiver}{access}{name}"
+    for receivers, names in (
+        (("logger",), "trace tracePii verbose verbosePii info infoPii warning warningPii error errorPii"),
+        (("performanceClient",), "addFields addGlobalFields incrementFields"),
+        (("measurement", "rootMeasurement", "atrMeasurement"), "add increment"),
+    )
+    for owned in receivers
+    for receiver in (owned, f"this.{owned}")
+    for access in (".", "?.")
+    for name in names.split()
 )
 
 #: bare names, and the files that stand for them
 PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
 
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
+_COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n|^[ \t]*//[^\n]*\n", re.MULTILINE)
+_EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$\n?", re.MULTILINE)
 
 
@@ -52,19 +89,14 @@ def with_paths(source: str, folder: str) -> str:
 def client_files() -> dict[str, str]:
     """The client's modules as the console serves them."""
     return {
-        f"client/{path.name}": with_paths(path.read_text(encoding="utf-8"), "../")
+        f"client/{path.name}": with_paths(_COMMENT.sub("", path.read_text(encoding="utf-8")).lstrip(), "../")
         for path in sorted(CLIENT.glob("*.js"))
     }
 
 
 def fetch(package: str, version: str, files: dict[str, str], licence: str, scratch: Path) -> None:
     packed = json.loads(
-        subprocess.run(
-            ["npm", "pack", "--json", "--pack-destination", str(scratch), f"{package}@{version}"],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
+        _run("npm", "pack", "--json", "--pack-destination", str(scratch), f"{package}@{version}")
     )
     entry = packed[0] if isinstance(packed, list) else next(iter(packed.values()))
     with tarfile.open(scratch / entry["filename"].replace("@", "").replace("/", "-")) as archive:
@@ -72,6 +104,47 @@ def fetch(package: str, version: str, files: dict[str, str], licence: str, scrat
             member = archive.extractfile(f"package/{there}")
             assert member is not None, f"{package} has no {there}"
             write(here, with_paths(member.read().decode(), "./"))
+
+
+def left_out(module: str) -> str:
+    """A module with the same exports, of which none can be used."""
+    names = [
+        each.split(" as ")[-1].strip() for found in _EXPORTS.findall(module) for each in found.split(",")
+    ]
+    unused = 'class Unused { constructor() { throw new Error("This build of MSAL goes without it."); } }'
+    return f"{unused}\nexport {{{', '.join(f'Unused as {name}' for name in names)}}};\n"
+
+
+def msal(scratch: Path) -> str:
+    """MSAL as one module, with what the console uses of it."""
+    versions = {name: version for name, version, *_ in PACKAGES}
+    packages = [f"{name}@{version}" for name, version in versions.items() if name.startswith("@azure/")]
+    _run("npm", "install", "--ignore-scripts", "--prefix", str(scratch), *packages, *BUNDLERS)
+    modules = scratch / "node_modules"
+    for name in MSAL_UNUSED:
+        path = modules / "@azure" / name
+        path.write_text(left_out(path.read_text(encoding="utf-8")), encoding="utf-8")
+    (scratch / "entry.js").write_text(MSAL_ENTRY, encoding="utf-8")
+    compress = {"passes": 3, "ecma": 2020, "pure_funcs": MSAL_SILENT}
+    options = {"module": True, "compress": compress, "mangle": True, "format": {"comments": False}}
+    (scratch / "terser.json").write_text(json.dumps(options), encoding="utf-8")
+    bundle = str(scratch / "bundle.js")
+    esbuild, terser = (str(modules / ".bin" / name) for name in ("esbuild", "terser"))
+    _run(
+        esbuild,
+        str(scratch / "entry.js"),
+        "--bundle",
+        "--format=esm",
+        "--target=es2022",
+        f"--outfile={bundle}",
+    )
+    made = _run(terser, bundle, "--config-file", str(scratch / "terser.json"))
+    names = " and ".join(f"{name} {versions[name]}" for name in ("@azure/msal-browser", "@azure/msal-common"))
+    return f"/*! {names}, (c) Microsoft Corporation, MIT; bundled without what the console does not use */\n{made}"
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def write(name: str, text: str) -> None:
@@ -85,10 +158,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for package, version, files, licence in PACKAGES:
             fetch(package, version, files, licence, Path(scratch))
+        write("msal-browser.js", msal(Path(scratch)))
     for name, text in client_files().items():
         write(name, text)
     listed = "".join(
-        f"- {package} {version}: {', '.join(files.values())}\n" for package, version, files, _ in PACKAGES
+        f"- {package} {version}: {', '.join(files.values()) or 'msal-browser.js'}\n"
+        for package, version, files, _ in PACKAGES
     )
     write(
         "README.md",

@@ -22,7 +22,7 @@ from tealagents.testing.service import ServiceProcess, ServiceThread, agent_conf
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = ROOT / "src/tealagents/console"
-LARGEST_SUM = 110_000
+LARGEST_SUM = 150_000
 
 
 def _modules() -> Iterator[Path]:
@@ -30,11 +30,8 @@ def _modules() -> Iterator[Path]:
 
 
 def test_all_scripts_together_are_small() -> None:
-    """What a page loads is below 110 KB compressed; Entra's library, loaded only for it, adds 77 KB."""
-    sizes = {path.name: len(gzip.compress(path.read_bytes())) for path in _modules()}
-    entra = sizes.pop("msal-browser.js")
-    assert sum(sizes.values()) <= LARGEST_SUM
-    assert entra <= 80_000
+    """Compressed, all that a page can load is below 150 KB, Entra's library included."""
+    assert sum(len(gzip.compress(path.read_bytes())) for path in _modules()) <= LARGEST_SUM
 
 
 def test_the_client_is_that_of_the_repository() -> None:

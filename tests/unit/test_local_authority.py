@@ -51,7 +51,7 @@ def test_a_real_authority_is_not_asked() -> None:
     """Passwordless tokens are a local authority's; a real one is not even called."""
     printed = CliRunner().invoke(app, ["token", "--authority", "https://login.microsoftonline.com"])
     assert printed.exit_code == 2
-    assert "no local authority" in printed.stderr
+    assert "is not a local authority" in printed.stderr
 
 
 def test_the_authority_serves_until_it_is_told_to_end() -> None:

@@ -3,9 +3,7 @@
  * where the service wants it. Tokens are kept in the tab's session storage and renewed with the refresh token;
  * where that is no longer taken, the user signs in again.
  */
-import "../vendor/msal-browser.js";
-
-const {CacheLookupPolicy, PublicClientApplication} = globalThis.msal;
+import {CacheLookupPolicy, PublicClientApplication} from "../vendor/msal-browser.js";
 
 let opened = null;
 

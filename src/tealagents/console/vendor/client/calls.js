@@ -1,27 +1,18 @@
-/** @import {Accepted, Answer, ClientOptions, Health, Reconnection, RequestDocument} from "./index.js" */
-/** @import {Call, Reply} from "./wire.js" */
 import {ConnectionLost, NotFound, ProblemError, RequestInProgress, problemError} from "./errors.js";
 import {Budget, sleep} from "./retry.js";
 import {Lost, Wire, segment} from "./wire.js";
 
 export const IDEMPOTENCY_KEY = "Idempotency-Key";
 
-/** Refused before anything happened, so that any call may be made again. */
 const REFUSED = new Set(["overloaded", "draining", "auth_unavailable"]);
-/** How a gateway says that the service is away. */
 const GATEWAY = new Set([502, 503, 504]);
 
 const FIRST_POLL_MS = 100;
 const LONGEST_POLL_MS = 2_000;
 
-/** Makes calls again where that is safe, and knows what their answers mean. */
 export class Calls {
   #retry;
 
-  /**
-   * @param {string} url
-   * @param {ClientOptions} options
-   */
   constructor(url, options) {
     this.wire = new Wire(url, options);
     this.#retry = options.retry;
@@ -31,26 +22,12 @@ export class Calls {
     return new Budget(this.#retry);
   }
 
-  /**
-   * The document that answers `call`.
-   *
-   * @param {Call} call
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<any>}
-   */
   async document(call, signal) {
     const reply = await this.#exchange(call, signal);
     if (!reply.ok) throw reply.problem();
     return reply.document();
   }
 
-  /**
-   * The answer to a message or a decision, however long the way to it is.
-   *
-   * @param {Call} call
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<Answer>}
-   */
   async answer(call, signal) {
     const budget = this.budget();
     for (;;) {
@@ -66,13 +43,6 @@ export class Calls {
     }
   }
 
-  /**
-   * The ids of a request that runs, or has run, under the call's idempotency key.
-   *
-   * @param {Call} call
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<Accepted>}
-   */
   async accepted(call, signal) {
     const reply = await this.#exchange(call, signal);
     if (reply.ok) return idsAndStatus(/** @type {any} */ (reply.document()));
@@ -81,21 +51,10 @@ export class Calls {
     return idsAndStatus(await this.found(problem.requestId, signal));
   }
 
-  /**
-   * @param {string} requestId
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<RequestDocument>}
-   */
   found(requestId, signal) {
     return this.document({method: "GET", path: `/requests/${segment(requestId)}`, repeatable: true}, signal);
   }
 
-  /**
-   * Ask for the request until it has ended or paused.
-   *
-   * @param {string} requestId
-   * @param {AbortSignal} [signal]
-   */
   async waited(requestId, signal) {
     for (let pauseMs = FIRST_POLL_MS; ; pauseMs = Math.min(LONGEST_POLL_MS, pauseMs * 1.5)) {
       const request = await this.found(requestId, signal);
@@ -104,27 +63,15 @@ export class Calls {
     }
   }
 
-  /**
-   * @param {string} path
-   * @param {AbortSignal} [signal]
-   */
   async erased(path, signal) {
     const budget = this.budget();
     const reply = await this.#exchange({method: "DELETE", path, repeatable: true}, signal, budget);
     if (reply.ok) return;
     const problem = reply.problem();
-    // not found after a failure: the answer to an earlier attempt was lost, and that attempt did it
     if (!(problem instanceof NotFound && budget.failures)) throw problem;
   }
 
-  /**
-   * As it is now: one attempt, and an answer of 503 that describes itself is an answer.
-   *
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<Health>}
-   */
   async health(signal) {
-    /** @type {Call} */
     const call = {method: "GET", path: "/health", anonymous: true};
     const reply = await this.wire.reply(call, signal).catch((error) => {
       throw error instanceof Lost ? givenUp(error, call) : error;
@@ -135,13 +82,6 @@ export class Calls {
     return /** @type {any} */ (problem.problem);
   }
 
-  /**
-   * The service's answer to `call`, made again while that is safe and the budget lasts.
-   *
-   * @param {Call} call
-   * @param {AbortSignal} [signal]
-   * @returns {Promise<Reply>}
-   */
   async #exchange(call, signal, budget = this.budget()) {
     for (;;) {
       const trouble = await attempt(() => this.wire.reply(call, signal));
@@ -154,15 +94,6 @@ export class Calls {
     }
   }
 
-  /**
-   * Wait before the next attempt; throws the trouble when there is none left.
-   *
-   * @param {Lost | ProblemError} trouble
-   * @param {Budget} budget
-   * @param {Call} call
-   * @param {{signal?: AbortSignal | undefined, requestId?: string | null, lastEventId?: number,
-   *   onReconnect?: ((reconnection: Reconnection) => void) | undefined}} around
-   */
   async holdOn(trouble, budget, call, {signal, onReconnect, ...known}) {
     const error = trouble instanceof Lost ? givenUp(trouble, call, known) : trouble;
     const delayMs = budget.delayMs(trouble instanceof Lost ? null : trouble.retryAfter);
@@ -172,27 +103,14 @@ export class Calls {
   }
 }
 
-/**
- * Whether making the call again can help, and cannot do its work twice.
- *
- * @param {Call} call
- * @param {Lost | ProblemError} trouble
- */
 export function mayRepeat(call, trouble) {
   const repeatable = call.repeatable ?? false;
   if (trouble instanceof Lost) return repeatable || !trouble.sent;
   if (trouble.status === 503 && REFUSED.has(trouble.code ?? "")) return true;
-  // a replayed failure is what the request came to, and stays so; `interrupted` is an end like it
   if (!repeatable || trouble.replayed || trouble.code === "interrupted") return false;
   return trouble.status === 503 || (trouble.code === null && GATEWAY.has(trouble.status));
 }
 
-/**
- * What `io` gives, or how the connection was lost.
- *
- * @template T
- * @param {() => Promise<T>} io
- */
 export async function attempt(io) {
   try {
     return await io();
@@ -202,28 +120,16 @@ export async function attempt(io) {
   }
 }
 
-/** @param {{status: string}} document */
 export function isGoingOn({status}) {
   return status === "Running" || status === "Queued";
 }
 
-/**
- * The answer of a request that has ended or paused; its failure is thrown.
- *
- * @param {RequestDocument} request
- * @returns {Answer}
- */
 export function answerOf(request) {
   const {session_id, task_id, request_id, status, content, error} = request;
   if (error) throw problemError({session_id, task_id, request_id, ...error});
   return /** @type {any} */ ({session_id, task_id, request_id, status, content});
 }
 
-/**
- * @param {Lost} lost
- * @param {Call} call
- * @param {{requestId?: string | null, lastEventId?: number}} [known]
- */
 function givenUp(lost, call, known) {
   return new ConnectionLost(`no answer from the service: ${lost.message}`, {
     cause: lost.cause,
@@ -232,7 +138,6 @@ function givenUp(lost, call, known) {
   });
 }
 
-/** @param {Accepted} document */
 function idsAndStatus({session_id, task_id, request_id, status}) {
   return {session_id, task_id, request_id, status};
 }

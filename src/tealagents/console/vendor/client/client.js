@@ -1,5 +1,3 @@
-/** @import * as api from "./index.js" */
-/** @import {Call} from "./wire.js" */
 import {Calls, IDEMPOTENCY_KEY} from "./calls.js";
 import {List} from "./list.js";
 import {EventStream} from "./stream.js";
@@ -8,190 +6,121 @@ import {EVENT_STREAM, segment} from "./wire.js";
 export class Client {
   #calls;
 
-  /**
-   * @param {string | URL} url
-   * @param {api.ClientOptions} [options]
-   */
   constructor(url, options = {}) {
     this.url = new URL(url).href.replace(/\/+$/, "");
     this.#calls = new Calls(this.url, options);
   }
 
-  // --- messages and requests ---------------------------------------------------------------------------
 
-  /** @param {api.Input} input @param {api.MessageOptions} [options] */
   send(input, options = {}) {
     return this.#calls.answer(message(input, options), options.signal);
   }
 
-  /** @param {api.Input} input @param {api.MessageOptions & api.StreamOptions} [options] */
   stream(input, options = {}) {
     const {signal, onReconnect} = options;
     return new EventStream(this.#calls, asStream(message(input, options)), {signal, onReconnect});
   }
 
-  /** @param {api.Input} input @param {api.MessageOptions} [options] */
   background(input, options = {}) {
     return this.#calls.accepted(inBackground(message(input, options)), options.signal);
   }
 
-  /** @param {string} request_id @param {api.CallOptions} [options] */
   request(request_id, {signal} = {}) {
     return this.#calls.found(request_id, signal);
   }
 
-  /** @param {string} request_id @param {api.CallOptions} [options] */
   wait(request_id, {signal} = {}) {
     return this.#calls.waited(request_id, signal);
   }
 
-  /** @param {string} request_id @param {api.FollowOptions} [options] */
   follow(request_id, options = {}) {
     return new EventStream(this.#calls, request_id, options);
   }
 
-  /** @param {string} request_id @param {api.CallOptions} [options] @returns {Promise<api.RequestDocument>} */
   cancel(request_id, {signal} = {}) {
     return this.#calls.document(change("POST", `/requests/${segment(request_id)}/cancel`), signal);
   }
 
-  // --- approvals ---------------------------------------------------------------------------------------
 
-  /**
-   * @param {api.PauseReference} of
-   * @param {api.Action | api.Decision} decision
-   * @param {api.CallOptions} [options]
-   */
   resume(of, decision, {signal} = {}) {
     return this.#calls.answer(resumption(of, decision), signal);
   }
 
-  /**
-   * @param {api.PauseReference} of
-   * @param {api.Action | api.Decision} decision
-   * @param {api.FollowOptions} [options]
-   */
   resumeStream(of, decision, options = {}) {
     return new EventStream(this.#calls, asStream(resumption(of, decision)), options);
   }
 
-  /**
-   * @param {api.ListOptions & {status?: api.ApprovalStatus}} [options]
-   * @returns {List<api.Approval | api.DamagedRecord>}
-   */
   approvals(options = {}) {
     return new List(this.#calls, "/approvals", options);
   }
 
-  // --- sessions and tasks ------------------------------------------------------------------------------
 
-  /** @param {api.ListOptions} [options] @returns {List<api.Session | api.DamagedRecord>} */
   sessions(options = {}) {
     return new List(this.#calls, "/sessions", options);
   }
 
-  /** @param {string} session_id @param {api.CallOptions} [options] @returns {Promise<api.Session>} */
   session(session_id, {signal} = {}) {
     return this.#calls.document(read(`/sessions/${segment(session_id)}`), signal);
   }
 
-  /** @param {string} session_id @param {api.CallOptions} [options] */
   deleteSession(session_id, {signal} = {}) {
     return this.#calls.erased(`/sessions/${segment(session_id)}`, signal);
   }
 
-  /** @param {api.TaskFilter} [options] @returns {List<api.Task | api.DamagedRecord>} */
   tasks(options = {}) {
     return new List(this.#calls, "/tasks", options);
   }
 
-  /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   task(task_id, {signal} = {}) {
     return this.#calls.document(read(pathOf(task_id)), signal);
   }
 
-  /**
-   * @param {string} task_id
-   * @param {api.TaskChanges} changes
-   * @param {api.CallOptions} [options]
-   * @returns {Promise<api.Task>}
-   */
   patchTask(task_id, changes, {signal} = {}) {
     return this.#calls.document(change("PATCH", pathOf(task_id), changes), signal);
   }
 
-  /** @param {string} task_id @param {api.CallOptions} [options] */
   deleteTask(task_id, {signal} = {}) {
     return this.#calls.erased(pathOf(task_id), signal);
   }
 
-  // --- what a task holds -------------------------------------------------------------------------------
 
-  /**
-   * @param {string} task_id
-   * @param {api.ListOptions & {checkpoint_id?: string}} [options]
-   * @returns {List<api.Message>}
-   */
   messages(task_id, options = {}) {
     return new List(this.#calls, pathOf(task_id, "/messages"), options);
   }
 
-  /** @param {string} task_id @param {api.ListOptions} [options] @returns {List<api.Step>} */
   trace(task_id, options = {}) {
     return new List(this.#calls, pathOf(task_id, "/trace"), options);
   }
 
-  /** @param {string} task_id @param {api.ListOptions} [options] @returns {List<api.Checkpoint>} */
   checkpoints(task_id, options = {}) {
     return new List(this.#calls, pathOf(task_id, "/checkpoints"), options);
   }
 
-  /** @param {string} task_id @param {api.ListOptions} [options] @returns {List<api.AuditEntry>} */
   audit(task_id, options = {}) {
     return new List(this.#calls, pathOf(task_id, "/audit"), options);
   }
 
-  /**
-   * @param {string} task_id
-   * @param {string} checkpoint_id
-   * @param {api.CallOptions} [options]
-   * @returns {Promise<api.Task>}
-   */
   rollback(task_id, checkpoint_id, {signal} = {}) {
     return this.#calls.document(change("POST", pathOf(task_id, "/rollback"), {checkpoint_id}), signal);
   }
 
-  /**
-   * @param {string} task_id
-   * @param {{checkpoint_id?: string, message_id?: string}} [point]
-   * @param {api.CallOptions} [options]
-   * @returns {Promise<api.Task>}
-   */
   fork(task_id, point = {}, {signal} = {}) {
     return this.#calls.document(once(pathOf(task_id, "/fork"), point), signal);
   }
 
-  /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<api.JsonObject>} */
   exportTask(task_id, {signal} = {}) {
     return this.#calls.document(read(pathOf(task_id, "/export")), signal);
   }
 
-  /** @param {api.JsonObject} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   importTask(document, {signal} = {}) {
     return this.#calls.document(once("/tasks/import", document), signal);
   }
 
-  /** @param {api.CallOptions} [options] */
   health({signal} = {}) {
     return this.#calls.health(signal);
   }
 }
 
-/**
- * @param {api.Input} input
- * @param {api.MessageOptions} options
- * @returns {Call}
- */
 function message(input, {session_id, task_id, user_context, metadata, supersede, idempotencyKey = newKey()}) {
   const items = typeof input === "string" ? [{content_type: "text", content: input}] : input;
   return {
@@ -204,13 +133,6 @@ function message(input, {session_id, task_id, user_context, metadata, supersede,
   };
 }
 
-/**
- * The same decision made again gets what came of the first, so that it may be repeated.
- *
- * @param {api.PauseReference} of
- * @param {api.Action | api.Decision} decision
- * @returns {Call}
- */
 function resumption(of, decision) {
   const pause = typeof of === "string" ? {request_id: of, approval_id: undefined} : of;
   const decided = typeof decision === "string" ? {action: decision} : decision;
@@ -225,51 +147,31 @@ function resumption(of, decision) {
   };
 }
 
-/** @param {Call} call @returns {Call} */
 function asStream(call) {
   const headers = {...call.headers, Accept: EVENT_STREAM};
   return {...call, path: `${call.path}/sse`, headers, patience: "silenceMs"};
 }
 
-/** @param {Call} call @returns {Call} */
 function inBackground(call) {
   return {...call, headers: {...call.headers, Prefer: "respond-async"}, patience: "callMs"};
 }
 
-/** @param {string} path @returns {Call} */
 function read(path) {
   return {method: "GET", path, repeatable: true};
 }
 
-/**
- * A change that sets something, and so does the same when it comes twice.
- *
- * @param {"POST" | "PATCH"} method
- * @param {string} path
- * @param {object} [body]
- * @returns {Call}
- */
 function change(method, path, body) {
   return {method, path, body, repeatable: true};
 }
 
-/**
- * A change that would be made twice if its call came twice.
- *
- * @param {string} path
- * @param {object} body
- * @returns {Call}
- */
 function once(path, body) {
   return {method: "POST", path, body};
 }
 
-/** @param {string} task_id */
 function pathOf(task_id, below = "") {
   return `/tasks/${segment(task_id)}${below}`;
 }
 
-/** Not `randomUUID`, which a page has only where it was served securely. */
 function newKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -1,22 +1,10 @@
-/** @import {Problem} from "./index.js" */
-
 export class ClientError extends Error {
-  /** @override */
   get name() {
     return this.constructor.name;
   }
 }
 
 export class ConnectionLost extends ClientError {
-  /**
-   * @param {string} [message]
-   * @param {{
-   *   cause?: unknown,
-   *   requestId?: string | null,
-   *   lastEventId?: number,
-   *   idempotencyKey?: string | null,
-   * }} [known]
-   */
   constructor(message, {cause, requestId = null, lastEventId = 0, idempotencyKey = null} = {}) {
     super(message, {cause});
     this.requestId = requestId;
@@ -28,10 +16,6 @@ export class ConnectionLost extends ClientError {
 export class UnexpectedAnswer extends ClientError {}
 
 export class ProblemError extends ClientError {
-  /**
-   * @param {Partial<Problem>} problem
-   * @param {{status?: number, retryAfter?: number | null, replayed?: boolean}} [reply] what came with the document
-   */
   constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
     super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
     this.detail = this.message;
@@ -78,7 +62,6 @@ export class ToolRoundsExceeded extends ProblemError {}
 export class RemoteThreadLost extends ProblemError {}
 export class RequestTimeout extends ProblemError {}
 
-/** @type {Map<string | undefined, typeof ProblemError>} */
 const CLASSES = new Map(
   Object.entries({
     invalid_request: InvalidRequest,
@@ -112,10 +95,6 @@ const CLASSES = new Map(
   }),
 );
 
-/**
- * @param {Partial<Problem>} problem
- * @param {ConstructorParameters<typeof ProblemError>[1]} [reply]
- */
 export function problemError(problem, reply) {
   return new (CLASSES.get(problem.code) ?? ProblemError)(problem, reply);
 }

@@ -1,19 +1,11 @@
-/** @import {ListOptions, Page} from "./index.js" */
-/** @import {Calls} from "./calls.js" */
 import {UnexpectedAnswer} from "./errors.js";
 
-/** @template T */
 export class List {
   #calls;
   #path;
   #signal;
   #query;
 
-  /**
-   * @param {Calls} calls
-   * @param {string} path
-   * @param {ListOptions} options
-   */
   constructor(calls, path, {signal, ...query}) {
     this.#calls = calls;
     this.#path = path;
@@ -21,10 +13,6 @@ export class List {
     this.#query = query;
   }
 
-  /**
-   * @param {string | null} [cursor]
-   * @returns {Promise<Page<T>>}
-   */
   async page(cursor = this.#query.cursor) {
     const call = /** @type {const} */ ({
       method: "GET",
@@ -37,9 +25,7 @@ export class List {
     return document;
   }
 
-  /** @returns {AsyncGenerator<T, void, void>} */
   async *[Symbol.asyncIterator]() {
-    /** @type {string | null | undefined} */
     let cursor = this.#query.cursor;
     do {
       const {items, next_cursor} = await this.page(cursor);
@@ -52,7 +38,6 @@ export class List {
   }
 
   async toArray() {
-    /** @type {T[]} */
     const all = [];
     for await (const item of this) all.push(item);
     return all;

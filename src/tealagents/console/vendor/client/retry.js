@@ -1,12 +1,7 @@
-/** @import {Retry} from "./index.js" */
-
-/** What one call, or one stream, has left of its `Retry`. */
 export class Budget {
   #bounds;
-  /** failures in a row, without progress between them */
   failures = 0;
 
-  /** @param {Retry} [retry] */
   constructor(retry) {
     this.#bounds = {attempts: 10, firstDelayMs: 200, longestDelayMs: 8_000, longestWaitMs: 60_000, ...retry};
   }
@@ -15,19 +10,10 @@ export class Budget {
     return this.#bounds.longestDelayMs;
   }
 
-  /** There was progress: earlier failures no longer count. */
   renew() {
     this.failures = 0;
   }
 
-  /**
-   * How long to wait before trying again; null when it is time to give up.
-   *
-   * Between half and all of a ceiling that doubles, so that clients that failed together do not come back
-   * together; on top of what the service asked for.
-   *
-   * @param {number | null} retryAfter seconds
-   */
   delayMs(retryAfter = null) {
     const {attempts, firstDelayMs, longestDelayMs, longestWaitMs} = this.#bounds;
     const asked = (retryAfter ?? 0) * 1000;
@@ -38,13 +24,6 @@ export class Budget {
   }
 }
 
-/**
- * Wait. In a browser the end comes early when the network is back.
- *
- * @param {number} ms
- * @param {AbortSignal} [signal]
- * @returns {Promise<void>}
- */
 export function sleep(ms, signal) {
   return new Promise((resolve, reject) => {
     signal?.throwIfAborted();

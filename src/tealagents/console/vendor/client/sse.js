@@ -1,21 +1,9 @@
-/** @import {EventSourceMessage} from "../eventsource-parser.js" */
-/** @import {Watch} from "./wire.js" */
 import {createParser} from "../eventsource-parser.js";
 import {UnexpectedAnswer} from "./errors.js";
 
-/** An event longer than this is no answer of an agent but an attack on the reader's memory. */
 const LONGEST_EVENT = 64 * 1024 * 1024;
 
-/**
- * The messages of an event stream, as they come; then the connection is closed. What a broken connection
- * left unfinished is not a message.
- *
- * @param {Response} response
- * @param {Watch} watch
- * @returns {AsyncGenerator<EventSourceMessage, void, void>}
- */
 export async function* readMessages(response, watch) {
-  /** @type {EventSourceMessage[]} */
   const messages = [];
   const parser = createParser({
     onEvent: (message) => messages.push(message),

@@ -1,8 +1,3 @@
-/** @import {Answer, FollowOptions, Ids, RequestDocument, StreamEvent} from "./index.js" */
-/** @import {EventSourceMessage} from "../eventsource-parser.js" */
-/** @import {Calls} from "./calls.js" */
-/** @import {Budget} from "./retry.js" */
-/** @import {Call, Reply} from "./wire.js" */
 import {answerOf, attempt, isGoingOn, mayRepeat} from "./calls.js";
 import {NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, problemError} from "./errors.js";
 import {EVENT_STREAM, Lost, segment} from "./wire.js";
@@ -10,33 +5,20 @@ import {EVENT_STREAM, Lost, segment} from "./wire.js";
 const ENDS = new Set(["approval-required", "final-response", "error"]);
 const KNOWN = new Set([...ENDS, "request", "partial-response", "tool-call", "tool-result"]);
 
-/** The events of a request: what `EventStream` of the types says, and how far they have been read. */
 export class EventStream {
   #calls;
   #start;
   #signal;
   #onReconnect;
-  /** the service is known to have the message, so that its events can be followed */
   #located = false;
-  /** a pause ends the stream, unless more follows because it has been decided meanwhile
-   * @type {StreamEvent | null} */
   #pause = null;
-  /** @type {StreamEvent | null} */
   #end = null;
 
-  /** @type {string | null} */
   sessionId = null;
-  /** @type {string | null} */
   taskId = null;
-  /** @type {string | null} */
   requestId = null;
   lastEventId = 0;
 
-  /**
-   * @param {Calls} calls
-   * @param {Call | string} start the call that begins the request, or the id of a request that the service has
-   * @param {FollowOptions} options
-   */
   constructor(calls, start, {signal, onReconnect, after = 0}) {
     this.#calls = calls;
     this.#signal = signal;
@@ -49,12 +31,6 @@ export class EventStream {
     this.#start = typeof start === "string" ? follow(start, after) : start;
   }
 
-  /**
-   * The call that begins the request is made until the service is known to have it; from then on the request's
-   * log is followed from where reading ended.
-   *
-   * @returns {AsyncGenerator<StreamEvent, void, void>}
-   */
   async *[Symbol.asyncIterator]() {
     const budget = this.#calls.budget();
     while (!this.#end) {
@@ -67,7 +43,6 @@ export class EventStream {
     }
   }
 
-  /** @returns {Promise<Answer>} */
   async answer() {
     for await (const _ of this);
     const end = /** @type {StreamEvent} */ (this.#end);
@@ -75,13 +50,6 @@ export class EventStream {
     return /** @type {Answer} */ (end.data);
   }
 
-  /**
-   * Hand on what the connection brings. Returns null where the stream has ended, else why it broke.
-   *
-   * @param {Reply} reply
-   * @param {Budget} budget
-   * @returns {AsyncGenerator<StreamEvent, Lost | ProblemError | null, void>}
-   */
   async *#read(reply, budget) {
     const opened = Date.now();
     this.#pause = null;
@@ -97,7 +65,6 @@ export class EventStream {
       }
     } catch (error) {
       if (!(error instanceof Lost)) throw error;
-      // a connection that lasted, perhaps with nothing but keepalives, is progress too
       if (Date.now() - opened > budget.longestDelayMs) budget.renew();
       return error;
     }
@@ -106,13 +73,6 @@ export class EventStream {
     return null;
   }
 
-  /**
-   * What an answer means that is no stream. Returns null where there is no trouble: follow, or it has ended.
-   *
-   * @param {Call} call
-   * @param {Reply} reply
-   * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>}
-   */
   async *#withoutStream(call, reply) {
     if (reply.status === 204) return yield* this.#settle();
     if (reply.ok) {
@@ -131,11 +91,6 @@ export class EventStream {
     throw problem;
   }
 
-  /**
-   * The log has nothing more to say: the request itself tells its end.
-   *
-   * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>}
-   */
   async *#settle() {
     const request = await this.#calls.found(this.requestId ?? "", this.#signal);
     if (isGoingOn(request)) {
@@ -145,11 +100,6 @@ export class EventStream {
     return null;
   }
 
-  /**
-   * The event to hand on, if any: nothing unknown, nothing twice, and no pause before its end is sure.
-   *
-   * @param {EventSourceMessage} message
-   */
   #take(message) {
     const id = numberOf(message);
     if ((id !== null && id <= this.lastEventId) || !KNOWN.has(message.event ?? "")) return null;
@@ -158,10 +108,6 @@ export class EventStream {
     return this.#pause ? null : event;
   }
 
-  /**
-   * @template {StreamEvent} E
-   * @param {E} event
-   */
   #pass(event) {
     this.lastEventId = Math.max(this.lastEventId, event.id ?? 0);
     this.#locate(event.data);
@@ -169,7 +115,6 @@ export class EventStream {
     return event;
   }
 
-  /** @param {Partial<Ids>} ids */
   #locate({session_id, task_id, request_id}) {
     this.sessionId = session_id ?? this.sessionId;
     this.taskId = task_id ?? this.taskId;
@@ -177,10 +122,6 @@ export class EventStream {
     this.#located = this.requestId !== null;
   }
 
-  /**
-   * @param {Lost | ProblemError} trouble
-   * @param {Budget} budget
-   */
   #holdOn(trouble, budget) {
     const {requestId, lastEventId} = this;
     const around = {requestId, lastEventId, signal: this.#signal, onReconnect: this.#onReconnect};
@@ -188,11 +129,6 @@ export class EventStream {
   }
 }
 
-/**
- * @param {string} requestId
- * @param {number} after
- * @returns {Call}
- */
 function follow(requestId, after) {
   return {
     method: "GET",
@@ -203,26 +139,14 @@ function follow(requestId, after) {
   };
 }
 
-/**
- * An error that no log holds says what happened to the reading of the log, not to the request.
- *
- * @param {StreamEvent} event
- * @returns {event is import("./index.js").ErrorEvent}
- */
 function isOfTheWay(event) {
   return event.event === "error" && event.id === null && event.data.status === 503;
 }
 
-/**
- * The event's number in its request's log; null where it is no part of it.
- *
- * @param {EventSourceMessage} message
- */
 function numberOf({id}) {
   return id !== undefined && /^\d{1,15}$/.test(id) ? Number(id) : null;
 }
 
-/** @param {EventSourceMessage} message */
 function dataOf({event, data}) {
   try {
     return JSON.parse(data);
@@ -231,20 +155,10 @@ function dataOf({event, data}) {
   }
 }
 
-/**
- * The last event that stands for an answer that came without a stream.
- *
- * @param {any} answer
- * @returns {StreamEvent}
- */
 function ending(answer) {
   return {event: answer.status === "Paused" ? "approval-required" : "final-response", id: null, data: answer};
 }
 
-/**
- * @param {RequestDocument} request
- * @returns {StreamEvent}
- */
 function endOf(request) {
   if (!request.error) return ending(answerOf(request));
   const {session_id, task_id, request_id, error} = request;

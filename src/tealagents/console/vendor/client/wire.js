@@ -1,47 +1,24 @@
-/** @import {ClientOptions, JsonObject, Timeouts, Token} from "./index.js" */
 import {UnexpectedAnswer, problemError} from "./errors.js";
 import {readMessages} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
 
-/** The failures of Node.js after which the service cannot have seen the call. A browser does not tell. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT"]);
 
-/**
- * One HTTP request below the agent's prefix.
- *
- * @typedef {object} Call
- * @property {"GET" | "POST" | "PATCH" | "DELETE"} method
- * @property {string} path
- * @property {object} [query] values that are null or undefined are left out
- * @property {unknown} [body]
- * @property {Record<string, string>} [headers]
- * @property {keyof Timeouts} [patience] which timeout bounds the wait for bytes; `callMs` if absent
- * @property {boolean} [repeatable] making it again does no harm even if the first one was carried out
- * @property {boolean} [anonymous] goes without a token
- */
 
-/** No answer, or no end of one. `sent` is false where the service cannot have seen the call. */
 export class Lost extends Error {
-  /** @param {unknown} cause */
   constructor(cause) {
     super(reason(cause), {cause});
     this.sent = !UNSENT.has(/** @type {any} */ (cause)?.cause?.code);
   }
 }
 
-/** Bounds the silence on one connection, and closes it at the caller's signal. */
 export class Watch {
   #controller = new AbortController();
   #outer;
   #ms;
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
 
-  /**
-   * @param {number} ms
-   * @param {AbortSignal} [outer]
-   */
   constructor(ms, outer) {
     outer?.throwIfAborted();
     outer?.addEventListener("abort", this.end);
@@ -54,27 +31,18 @@ export class Watch {
     return this.#controller.signal;
   }
 
-  /** The connection lives: the time begins anew. */
   touch() {
     clearTimeout(this.#timer);
     const silent = () => this.#controller.abort(new Error(`no byte within ${this.#ms} ms`));
     this.#timer = setTimeout(silent, this.#ms);
   }
 
-  /** Close the connection. */
   end = () => {
     clearTimeout(this.#timer);
     this.#outer?.removeEventListener("abort", this.end);
     this.#controller.abort();
   };
 
-  /**
-   * What `io` gives, which uses the connection.
-   *
-   * @template T
-   * @param {() => Promise<T>} io
-   * @throws {Lost} the connection broke; or whatever the caller's signal was aborted with
-   */
   async over(io) {
     try {
       return await io();
@@ -85,17 +53,11 @@ export class Watch {
   }
 }
 
-/** An HTTP answer. The body of an event stream is still to be read, by `messages`. */
 export class Reply {
   #response;
   #watch;
   #text;
 
-  /**
-   * @param {Response} response
-   * @param {Watch} watch
-   * @param {string} [text]
-   */
   constructor(response, watch, text = "") {
     this.#response = response;
     this.#watch = watch;
@@ -118,14 +80,12 @@ export class Reply {
     return readMessages(this.#response, this.#watch);
   }
 
-  /** The JSON object of a 2xx answer. */
   document() {
     const document = parsed(this.#text);
     if (document === null) throw new UnexpectedAnswer(`HTTP ${this.status} with a body that is no JSON object`);
     return document;
   }
 
-  /** The error that an answer outside 2xx stands for, whoever wrote its body. */
   problem() {
     const {status, headers} = this.#response;
     const said = this.#text.replace(/\s+/g, " ").slice(0, 200);
@@ -138,29 +98,18 @@ export class Reply {
   }
 }
 
-/** Makes calls, one attempt each. */
 export class Wire {
   #token;
   #fetch;
   #timeouts;
 
-  /**
-   * @param {string} url
-   * @param {ClientOptions} options
-   */
   constructor(url, {token = "", fetch = globalThis.fetch, timeouts}) {
     this.url = url;
     this.#token = token;
-    // a browser's own `fetch` refuses to be called as a method of something else
     this.#fetch = fetch.bind(globalThis);
     this.#timeouts = {callMs: 30_000, answerMs: 660_000, silenceMs: 45_000, ...timeouts};
   }
 
-  /**
-   * @param {Call} call
-   * @param {AbortSignal} [signal]
-   * @throws {Lost}
-   */
   async reply(call, signal) {
     const watch = new Watch(this.#timeouts[call.patience ?? "callMs"], signal);
     let open = false;
@@ -176,19 +125,12 @@ export class Wire {
     }
   }
 
-  /**
-   * @param {Call} call
-   * @param {Watch} watch
-   * @param {boolean} refused
-   */
   async #respond(call, watch, refused) {
     const {method, path, query, body} = call;
-    /** @type {RequestInit} */
     const init = {
       method,
       headers: await this.#headers(call, refused),
       signal: watch.signal,
-      // a redirected POST would arrive as a GET, and a token at an address that nobody gave it to
       redirect: "manual",
       cache: "no-store",
     };
@@ -200,10 +142,6 @@ export class Wire {
     return response;
   }
 
-  /**
-   * @param {Call} call
-   * @param {boolean} refused
-   */
   async #headers({headers, body, anonymous}, refused) {
     const all = new Headers({Accept: "application/json", ...headers});
     if (body !== undefined) all.set("Content-Type", "application/json");
@@ -213,48 +151,28 @@ export class Wire {
   }
 }
 
-/**
- * `id` as one segment of a path; what could be read as more than one is refused.
- *
- * @param {string} id
- */
 export function segment(id) {
   if (!/^[\w-]{1,255}$/.test(id)) throw new TypeError(`${JSON.stringify(id)} is not an id of this service`);
   return id;
 }
 
-/**
- * @param {Token} token
- * @param {boolean} refused
- */
 function tokenOf(token, refused) {
   return typeof token === "function" ? token({refused}) : token;
 }
 
-/** @param {object} [query] */
 function queryString(query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
   return given.length ? `?${new URLSearchParams(given)}` : "";
 }
 
-/**
- * The token is to blame, so that a new one may help. (Another user's task is a 401, too, without this.)
- *
- * @param {Response} response
- */
 function isRefused(response) {
   return response.status === 401 && /error="?invalid_token/.test(response.headers.get("www-authenticate") ?? "");
 }
 
-/** @param {Response} response */
 function isStream({status, headers}) {
   return status === 200 && headers.get("content-type")?.split(";")[0]?.trim().toLowerCase() === EVENT_STREAM;
 }
 
-/**
- * @param {string} text
- * @returns {JsonObject | null} null: it is not a JSON object
- */
 function parsed(text) {
   try {
     const value = JSON.parse(text);
@@ -264,12 +182,6 @@ function parsed(text) {
   }
 }
 
-/**
- * What a `Retry-After` means in seconds: it is a number, or a time, measured from the answer's `Date`.
- *
- * @param {string | null} retryAfter
- * @param {string | null} date
- */
 function seconds(retryAfter, date) {
   if (!retryAfter) return null;
   if (/^\d+$/.test(retryAfter)) return Number(retryAfter);
@@ -277,7 +189,6 @@ function seconds(retryAfter, date) {
   return Number.isNaN(wait) ? null : Math.max(0, wait / 1000);
 }
 
-/** @param {unknown} error */
 function reason(error) {
   const {message = String(error), cause} = /** @type {Error} */ (error);
   return cause instanceof Error && cause.message ? `${message}: ${cause.message}` : message;
