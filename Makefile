@@ -54,7 +54,7 @@ fmt: $(READY) ## Format the code
 # Three locks, each with the digests of what it names: everything, what the image holds, and what builds both.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-emit-index-url --no-emit-find-links --no-header --custom-compile-command "make lock"
-IMAGE_EXTRAS := postgres redis dynamodb a2a mcp tokens
+IMAGE_EXTRAS := postgres redis dynamodb a2a ag-ui mcp tokens
 
 lock: ## Pin the newest versions that pyproject.toml allows
 	@test -x $(BIN)/uv || ($(PYTHON) -m venv $(VENV) && \

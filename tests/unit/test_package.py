@@ -19,6 +19,7 @@ OF_EXTRAS = {
     "redis": ["redis", "hiredis"],
     "dynamodb": ["aiobotocore", "botocore"],
     "a2a": ["a2a"],
+    "ag-ui": ["ag_ui"],
     "mcp": ["mcp", "mcp_types"],
     "mem0": ["mem0"],
     "tokens": ["tiktoken"],
@@ -27,6 +28,7 @@ OF_EXTRAS = {
 #: modules that are the extra's own
 NEED_AN_EXTRA = {
     *(f"tealagents.api.a2a.{name}" for name in ("app", "card", "documents", "errors", "fold", "handler")),
+    *(f"tealagents.api.ag_ui.{name}" for name in ("app", "fold", "inputs", "runs")),
     "tealagents.stores.dynamodb",
     "tealagents.stores.dynamodb_service",
     "tealagents.stores.postgres",

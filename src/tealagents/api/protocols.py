@@ -38,6 +38,7 @@ PROTOCOLS: Mapping[str, tuple[str, str]] = {
     "tealagents/v1alpha1": ("", "tealagents.api.v1alpha1.app:build"),
     "openai": ("/openai/v1", "tealagents.api.openai.app:build"),
     "a2a": ("/a2a", "tealagents.api.a2a.app:build"),
+    "ag-ui": ("/ag-ui", "tealagents.api.ag_ui.app:build"),
     "mcp": ("/mcp", "tealagents.api.mcp.app:build"),
 }
 

@@ -48,6 +48,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
     def record(self) -> RequestRecord:
         return self.view.record
 
+    @property
+    def after(self) -> int:
+        """The event that it begins behind."""
+        return self.before.event_id if self.before else 0
+
 
 async def pause(exchange: Exchange, partition: str, approval_id: str) -> Approval:
     """A pause of a request. `CorruptState` where a request names one that is gone."""
@@ -82,16 +87,18 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequen
 
     A pause that was decided is not among them any more; it is put where it was.
     """
-    first, end = stretch.before.event_id if stretch.before else 0, stretch.pause
-    async for batch in exchange.follow(replace(stretch.view, after=first)):
+    last, end = stretch.after, stretch.pause
+    async for batch in exchange.follow(replace(stretch.view, after=last)):
         kept: list[Recorded] = []
         for each in batch:
             beyond = end is not None and each.id >= end.event_id
-            if beyond or (isinstance(each.event, Started) and each.id > first + 1):
+            # a request that waited its turn starts twice, too, but without an event between
+            if beyond or (isinstance(each.event, Started) and each.id > last + 1):
                 end = end or await _decided(exchange, stretch)
                 yield [*kept, Recorded(end.event_id, Paused(end))]
                 return
             kept.append(each)
+            last = each.id
             if end is not None and each.id == end.event_id - 1:
                 yield [*kept, Recorded(end.event_id, Paused(end))]
                 return

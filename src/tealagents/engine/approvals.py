@@ -222,7 +222,7 @@ def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:
     for call in decided.calls:
         decision = by_id[call.id]
         if decision.action == "reject":
-            text, is_error = _rejection(decided.reason), True
+            text, is_error = rejection(decided.reason), True
         elif decision.output is not None:
             text, is_error = storable(decision.output), decision.is_error
         else:
@@ -231,7 +231,8 @@ def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:
     return tuple(said)
 
 
-def _rejection(reason: str | None) -> str:
+def rejection(reason: str | None) -> str:
+    """What the model is told of a call that was rejected."""
     because = f" The reason given: {reason}" if reason else ""
     return f"The user rejected this call; it was not made.{because}"
 

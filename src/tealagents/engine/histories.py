@@ -14,12 +14,10 @@ from tealagents.domain.lifecycle import extend as extended
 from tealagents.domain.models import Head, Message, Path
 from tealagents.domain.ports import Model
 from tealagents.state.history import History
-from tealagents.threads.windows import continues
+from tealagents.threads.windows import continues, witnesses
 
 #: bytes of encoded history one process keeps
 KEPT_BYTES = 64 * 1024 * 1024
-#: how many of the last batches are read again with every turn
-WITNESSES = 4
 #: what a kept entry costs besides its bytes
 OVERHEAD = 80
 
@@ -87,9 +85,9 @@ class Histories:
             return
         added = [self._model.encode(message) for message in messages]
         kept.parts.extend(added)
-        kept.path = head.path
         if messages:
-            kept.batches = (*kept.batches, first_seq, head.tail_key)[-WITNESSES:]
+            kept.batches = witnesses(kept.batches, kept.path, first_seq, head.tail_key)
+        kept.path = head.path
         grown = sum(map(len, added)) + OVERHEAD * len(added)
         kept.size += grown
         self._size += grown

@@ -168,10 +168,11 @@ class Windows:
         if window.log_id != head.log_id or extended(window.path, first_seq, head.tail_seq) != head.path:
             self.forget(head.task_id)
             return
+        if messages:
+            window.batches = witnesses(window.batches, window.path, first_seq, head.tail_key)
         window.path = head.path
         window.checkpoint_id = head.checkpoint_id
         if messages:
-            window.batches = (*window.batches, first_seq, head.tail_key)[-WITNESSES:]
             added = Round(
                 request_id="", first_seq=first_seq, last_seq=head.tail_seq, messages=tuple(messages)
             )
@@ -227,6 +228,15 @@ def between(path: Path, above: int, below: int) -> Path:
     """The entries of a path with numbers above the one and below the other."""
     cut = ((max(first, above + 1), min(last, below - 1)) for first, last in path)
     return tuple((first, last) for first, last in cut if first <= last)
+
+
+def witnesses(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
+    """The batches that are read again, when a request has been added to a path.
+
+    A task that began with earlier messages holds them and the first request's own in one batch.
+    """
+    together = known == (1,) and before == ((1, first_seq - 1),)
+    return (*known, *(() if together else (first_seq,)), tail_key)[-WITNESSES:]
 
 
 def continues(old: Path, new: Path) -> bool:

@@ -1,0 +1,53 @@
+"""The one route, and what refuses an input: an HTTP error whose body has the form of RUN_ERROR.
+
+The protocol asks for that: an input that is refused has no run, and so no stream of events.
+"""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tealagents.api.ag_ui import inputs, runs
+from tealagents.api.applications import application
+from tealagents.api.bearer import www_authenticate
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.api.protocols import Served
+from tealagents.domain.errors import TealError
+
+#: what to do about an error, where this protocol has a way of its own
+_ADVICE: Mapping[str, str] = {
+    "task_busy": "Wait for the run to end, or follow it: run the thread without a new message.",
+    "idempotency_key_reused": "The runId stands for a run with other messages. Send a new one.",
+    "approval_pending": "Answer all that the last run asks for at once: interrupts in `resume`, calls "
+    "of frontend tools with tool messages.",
+    "approval_expired": "Cancel it in `resume` to continue the thread.",
+}
+
+
+def build(exchange: Exchange, path: str) -> Served:
+    """AG-UI over an exchange: clients take `path` as the URL of the agent."""
+
+    async def run(request: Request) -> Response:
+        caller = await exchange.identify(request)
+        return await runs.run(exchange, caller, inputs.read(await exchange.body(request)))
+
+    routes = [Route(each, run, methods=["POST"]) for each in (path, path + "/")]
+    return application(exchange, path, routes, _refuse, _plain, urls={"url": path})
+
+
+def _refuse(error: TealError, challenge: str) -> Response:
+    status = status_of(error)
+    headers = {"www-authenticate": www_authenticate(error, challenge)} if status in (401, 403) else {}
+    if (seconds := retry_after(error)) is not None:
+        headers["retry-after"] = seconds
+    return _plain(
+        status, error.code, " ".join(filter(None, (error.detail, _ADVICE.get(error.code)))), headers
+    )
+
+
+def _plain(status: int, code: str, message: str, headers: Mapping[str, str] | None) -> Response:
+    body = {"type": "RUN_ERROR", "message": message, "code": code}
+    return json_response(body, status=status, headers=headers)

@@ -1,0 +1,47 @@
+"""The messages of a task, for pages that show a conversation as it stands, or as a stretch finds it."""
+
+from contextlib import aclosing
+
+from tealagents.api.exchange import Exchange
+from tealagents.api.stretches import Stretch
+from tealagents.domain.models import Head, Message, MessageBody, Path, StepBody
+
+#: messages that are read of one task: the newest
+MOST_MESSAGES = 1000
+
+
+async def messages(exchange: Exchange, partition: str, head: Head) -> list[Message]:
+    """The messages of a task, those of a paused request included, oldest first."""
+    own = ((head.pending.first_seq, head.tail_seq),) if head.pending else ()
+    return await _newest(exchange, partition, head.task_id, (*head.path, *own))
+
+
+async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
+    """The messages that a stretch goes on from, the user's own included."""
+    record, partition = stretch.record, stretch.view.partition
+    head = (await exchange.tasks.head(partition, record.task_id)).value
+    if not record.first_seq:  # it waits its turn
+        return await messages(exchange, partition, head)
+    first, own, decided = record.first_seq, list[Message](), 1
+    tail = ((first, record.last_seq or head.tail_seq),)
+    async for logged in exchange.history.forwards(partition, record.task_id, tail):
+        body = logged.body
+        if isinstance(body, MessageBody) and (stretch.number > 1 or body.message.role == "user"):
+            own.append(body.message)
+        elif isinstance(body, StepBody) and (body.step.kind, body.step.name) == ("approval", "decided"):
+            decided += 1
+        if decided == stretch.number and (stretch.number > 1 or own):
+            break
+    path = tuple((low, min(high, first - 1)) for low, high in record.path or head.path if low < first)
+    return [*await _newest(exchange, partition, record.task_id, path), *own]
+
+
+async def _newest(exchange: Exchange, partition: str, task_id: str, path: Path) -> list[Message]:
+    found: list[Message] = []
+    async with aclosing(exchange.history.backwards(partition, task_id, path)) as entries:
+        async for logged in entries:
+            if isinstance(logged.body, MessageBody):
+                found.append(logged.body.message)
+            if len(found) == MOST_MESSAGES:
+                break
+    return found[::-1]

@@ -1,0 +1,240 @@
+"""Pauses over AG-UI: interrupts, what resumes them, tools of the page, consents."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from agui_talk import WEATHER, Json, Page, call, interrupts, kinds, refusal, resume, serving, told, user
+
+APPROVE = {"action": "approve"}
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def write(file: Path, line: str = "one") -> str:
+    return call("Work-write", file=str(file), line=line)
+
+
+def weather(place: str = "Rome") -> str:
+    return call("get_weather", place=place)
+
+
+def output(page: Page, content: Any, **fields: Any) -> None:
+    """The page has run the call that it was shown last."""
+    shown = [each for message in page.messages for each in message.get("toolCalls", ())]
+    page.messages.append(
+        {
+            "id": "t" + shown[-1]["id"],
+            "role": "tool",
+            "toolCallId": shown[-1]["id"],
+            "content": content,
+            **fields,
+        }
+    )
+
+
+def test_a_call_that_needs_approval_is_an_interrupt(page: Page, file: Path) -> None:
+    """It is shown with its arguments, says what answers it and until when; approved, it runs once."""
+    asked = page.say(write(file))
+    (interrupt,) = interrupts(asked)
+    assert interrupt["reason"] == "tool_call"
+    assert interrupt["toolCallId"] == page.messages[-1]["toolCalls"][0]["id"]
+    assert datetime.fromisoformat(interrupt["expiresAt"]) > datetime.now(UTC)
+    assert interrupt["responseSchema"]["properties"]["action"]["enum"] == ["approve", "reject"]
+    assert lines(file) == []
+    found = page.answer(asked, APPROVE)
+    assert kinds(found)[:4] == ["RUN_STARTED", "STEP_STARTED", "TOOL_CALL_RESULT", "STEP_FINISHED"]
+    assert found[-1]["outcome"] == {"type": "success"}
+    assert found[-1]["result"] == {"wrote": "one"}
+    assert lines(file) == ["one"]
+
+
+def test_a_resume_that_comes_again_decides_nothing_again(page: Page, file: Path) -> None:
+    """The same answer gives the same events, another one an error; the first run replays as it was."""
+    page.messages.append(user(write(file)))
+    sent = list(page.messages)
+    first = page.post(runId="r1")
+    asked = page.run(runId="r1")
+    answers = resume(asked, APPROVE)
+    held = list(page.messages)
+    again = [page.post(runId=name, resume=answers).text for name in ("r2", "r2")]
+    assert again[0] == again[1]
+    refusal(page.post(resume=resume(asked, {"action": "reject"})), 409, "already_decided")
+    assert lines(file) == ["one"]
+    page.messages = sent
+    assert page.post(runId="r1").text == first.text
+    page.messages = held
+    assert page.run(resume=answers)[-1]["outcome"] == {"type": "success"}
+    assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
+
+
+def test_usage_is_that_of_the_run(page: Page, ada: httpx.Client, file: Path) -> None:
+    """Each run counts its own model calls; together they are the request's."""
+    asked = page.say(write(file))
+    ended = page.answer(asked, APPROVE)
+    total = sum(found[-1]["usage"][0]["totalTokens"] for found in (asked, ended))
+    request = ended[0]["metadata"]["tealagents"]["request_id"]
+    assert ada.get(f"/requests/{request}").json()["token_usage"]["total_tokens"] == total
+
+
+@pytest.mark.parametrize("payload", [{"action": "reject", "reason": "not today"}, None])
+def test_what_is_rejected_or_abandoned_does_not_run(page: Page, file: Path, payload: Json | None) -> None:
+    """The model is told, the call has a result that says so, and the thread goes on."""
+    found = page.answer(page.say(write(file)), payload)
+    (result,) = [event for event in found if event["type"] == "TOOL_CALL_RESULT"]
+    assert "rejected" in result["content"]
+    assert ("not today" in result["content"]) is (payload is not None)
+    assert lines(file) == []
+    late = Page(page.client, page.thread)
+    late.run()
+    assert [m["content"] for m in late.messages if m["role"] == "tool"] == [result["content"]]
+
+
+def test_arguments_can_be_edited(page: Page, file: Path) -> None:
+    """What runs is what the person has written."""
+    edited = {**APPROVE, "arguments": {"file": str(file), "line": "two"}}
+    page.answer(page.say(write(file)), edited)
+    assert lines(file) == ["two"]
+
+
+def test_a_paused_thread_asks_for_answers(page: Page, file: Path) -> None:
+    """Another message, an answer to a part, answers to what was not asked: nothing runs, and it says why."""
+    asked = page.say(write(file))
+    answers = resume(asked, APPROVE)
+    quiet = list(page.messages)
+    page.messages.append(user("go on"))
+    told_why = refusal(page.post(), 409, "approval_pending")
+    assert "`resume`" in told_why["message"]
+    stranger = {**answers[0], "interruptId": "int_6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f_0"}
+    refusal(page.post(resume=[stranger]), 409, "approval_pending")
+    refusal(page.post(resume=[*answers, *answers]), 422, "invalid_request")
+    for payload in (
+        None,
+        1,
+        {},
+        {"action": "maybe"},
+        {**APPROVE, "more": 1},
+        {"action": "approve", "reason": 1},
+    ):
+        refusal(page.post(resume=[{**answers[0], "payload": payload}]), 422, "invalid_request")
+    refusal(
+        page.post(resume=[{**answers[0], "payload": {**APPROVE, "arguments": {}}}]), 422, "invalid_request"
+    )
+    page.messages = quiet
+    again = page.run()
+    assert kinds(again) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert interrupts(again) == interrupts(asked)
+    assert lines(file) == []
+    assert page.answer(again, APPROVE)[-1]["outcome"] == {"type": "success"}
+
+
+def test_answers_come_first_and_then_what_is_said_besides(page: Page, file: Path) -> None:
+    """A message beside the answers is answered after them, and the page is shown both."""
+    asked = page.say(write(file))
+    page.messages.append(user("and tell me more"))
+    found = page.answer(asked, APPROVE)
+    assert kinds(found)[1] == "MESSAGES_SNAPSHOT"
+    assert lines(file) == ["one"]
+    assert page.said("user") == [write(file), "and tell me more"]
+    assert len([text for text in page.said() if text]) == 2
+
+
+def test_an_interrupt_is_not_another_users(page: Page, eve: httpx.Client, file: Path) -> None:
+    """Neither on the thread it is of, nor on one of the stranger's own."""
+    asked = page.say(write(file))
+    answers = resume(asked, APPROVE)
+    refusal(Page(eve, page.thread).post(resume=answers), 404, "not_found")
+    own = Page(eve)
+    own.say("hello")
+    assert own.run(resume=answers)[-1]["outcome"] == {"type": "success"}
+    assert lines(file) == []
+    assert interrupts(page.run()) == interrupts(asked)
+
+
+def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
+    """The run ends with the call, unanswered; the output comes with the next run's messages."""
+    found = page.say(weather(), tools=[WEATHER])
+    shown = page.messages[-1]["toolCalls"][0]
+    assert found[-1]["outcome"] == {"type": "success", "pendingToolCallIds": [shown["id"]]}
+    assert shown["function"] == {"name": "get_weather", "arguments": '{"place": "Rome"}'}
+    refusal(
+        page.client.post("/ag-ui", json={"threadId": page.thread, "runId": "x", "messages": [user("?")]}),
+        409,
+        "approval_pending",
+    )
+    assert page.run()[-1]["outcome"]["pendingToolCallIds"] == [shown["id"]]
+    output(page, "28 degrees")
+    sent = list(page.messages)
+    found = page.run()
+    assert "TOOL_CALL_RESULT" not in kinds(found)
+    assert "28 degrees" in told(found)
+    shown_now = page.said()
+    for again in ("28 degrees", "5 degrees"):  # the page has lost the answer, or thinks better of it
+        page.messages = sent[:-1]
+        output(page, again)
+        assert kinds(page.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+        assert page.said() == shown_now
+        assert page.said("tool") == ["28 degrees"]
+
+
+def test_an_output_may_come_with_the_next_message(page: Page) -> None:
+    """A page that shows something and needs no answer sends the output when the user goes on."""
+    page.say(weather(), tools=[WEATHER])
+    output(page, "shown")
+    page.say("and tomorrow?", tools=[WEATHER])
+    assert [text for text in page.said() if text][-1]
+    assert page.said("user") == [weather(), "and tomorrow?"]
+    assert page.say("thanks")[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_tool_of_the_page_that_failed(page: Page) -> None:
+    """The model is told of the error; parts that are no text are passed over."""
+    page.say(weather(), tools=[WEATHER])
+    output(page, [{"type": "text", "text": "no sensor"}], error="it broke")
+    assert "it broke" in told(page.run())
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [{**WEATHER, "name": "no spaces"}, {**WEATHER, "parameters": [1]}, {**WEATHER, "name": "Work-write"}],
+    ids=["name", "parameters", "taken"],
+)
+def test_a_tool_that_cannot_be_offered_is_refused(page: Page, tool: Json) -> None:
+    page.messages = [user("hi")]
+    refusal(page.post(tools=[tool]), 422, "invalid_request")
+
+
+def test_a_consent_is_an_interrupt_with_a_link(page: Page, file: Path, tmp_path: Path) -> None:
+    """Where the user's own consent is needed, the interrupt says where; resumed again, the call runs."""
+    consent = tmp_path / "consent"
+    asked = page.say(call("Work-enter", file=str(file), consent=str(consent)))
+    paused = page.answer(asked, APPROVE)
+    (interrupt,) = interrupts(paused)
+    assert interrupt["reason"] == "tealagents:authorization"
+    assert "https://secrets.example/consent" in interrupt["message"]
+    (link,) = interrupt["metadata"]["tealagents"]["authorizations"]
+    assert link["url"] == "https://secrets.example/consent"
+    assert interrupt["id"] != interrupts(asked)[0]["id"]
+    consent.touch()
+    assert page.answer(paused, APPROVE)[-1]["outcome"] == {"type": "success"}
+    assert lines(file) == ["entered"]
+
+
+def test_an_interrupt_that_expired_can_only_be_abandoned(file: Path) -> None:
+    """Answered too late it is refused; canceled, the thread goes on."""
+    with serving(limits={"approval_expiry_seconds": 1}) as (service, _), service.client() as client:
+        page = Page(client)
+        asked = page.say(write(file))
+        expires = datetime.fromisoformat(interrupts(asked)[0]["expiresAt"])
+        while datetime.now(UTC) < expires:
+            assert interrupts(asked)
+        error = refusal(page.post(resume=resume(asked, APPROVE)), 409, "approval_expired")
+        assert "Cancel" in error["message"]
+        found = page.answer(asked, None)
+        assert found[-1]["outcome"] == {"type": "success"}
+        assert page.say("hello", resume=resume(asked, None))[-1]["outcome"] == {"type": "success"}
+        assert lines(file) == []

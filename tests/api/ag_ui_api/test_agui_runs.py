@@ -1,0 +1,214 @@
+"""Runs over AG-UI: text, tools, threads, history that comes again, runs that are asked for twice."""
+
+from pathlib import Path
+
+import httpx
+from agui_talk import Page, call, kinds, refusal, serving, told, user
+
+from tealagents.llm.offline import OfflineModel
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_message_is_answered(page: Page) -> None:
+    found = page.say("hello there")
+    assert kinds(found) == [
+        "RUN_STARTED",
+        "TEXT_MESSAGE_START",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_END",
+        "RUN_FINISHED",
+    ]
+    assert found[0]["threadId"] == found[-1]["threadId"] == page.thread
+    assert found[0]["protocolVersion"] == "1.0"
+    assert found[-1]["outcome"] == {"type": "success"}
+    assert told(found) == page.said()[0] != ""
+    assert found[-1]["usage"][0]["totalTokens"] > 0
+
+
+def test_tools_of_the_service_are_shown_with_their_results(page: Page, file: Path) -> None:
+    found = page.say(call("Work-note", file=str(file), line="one"))
+    assert kinds(found) == [
+        "RUN_STARTED",
+        "TOOL_CALL_START",
+        "TOOL_CALL_ARGS",
+        "TOOL_CALL_END",
+        "STEP_STARTED",
+        "TOOL_CALL_RESULT",
+        "STEP_FINISHED",
+        "TEXT_MESSAGE_START",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_END",
+        "RUN_FINISHED",
+    ]
+    assert lines(file) == ["one"]
+
+
+def test_history_that_comes_again_is_not_stored_twice(page: Page, ada: httpx.Client) -> None:
+    page.say("one")
+    page.say("two")
+    found = page.say("three")
+    assert "MESSAGES_SNAPSHOT" not in kinds(found)
+    task = found[0]["metadata"]["tealagents"]["task_id"]
+    stored = ada.get(f"/tasks/{task}/messages").json()["items"]
+    assert [m["items"][0]["content"] for m in stored if m["role"] == "user"] == ["one", "two", "three"]
+    assert len(stored) == 6
+
+
+def test_the_same_run_is_replayed(page: Page) -> None:
+    """The same runId gives the same bytes, and with another message an error; the model is asked once."""
+    page.messages.append(user("one"))
+    first = page.post(runId="r1").text
+    assert page.post(runId="r1").text == first
+    page.messages.append(user("two"))
+    refusal(page.post(runId="r1"), 422, "idempotency_key_reused")
+    assert page.post(runId="r2").status_code == 200
+
+
+def test_a_replayed_run_doubles_nothing_on_the_page(page: Page, model: OfflineModel) -> None:
+    """A page that has the answer, or a part of it, sees it once: its messages are set back before."""
+    page.say("one")
+    page.say("two", runId="again")
+    shown = page.said()
+    page.messages[-1]["content"] = page.messages[-1]["content"][:3]
+    found = page.run(runId="again")
+    assert kinds(found)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
+    assert page.said() == shown
+    assert page.said("user") == ["one", "two"]
+    assert len(model.requests) == 2
+
+
+def test_the_same_message_under_another_run_is_answered_once(page: Page, model: OfflineModel) -> None:
+    """A page that lost the answer, and sends its message again, is shown what there is."""
+    page.say("one")
+    page.messages = [*page.messages, user("two")]
+    sent = list(page.messages)
+    page.run()
+    shown = page.said()
+    page.messages = sent
+    found = page.run()
+    assert kinds(found) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert page.said() == shown
+    assert len(model.requests) == 2
+
+
+def test_a_new_thread_begins_with_the_history_that_the_page_has(page: Page, model: OfflineModel) -> None:
+    """Earlier messages of user and assistant become those of the task; a second run stores none again."""
+    page.messages = [user("my name is Ada"), {"id": "a1", "role": "assistant", "content": "Hello, Ada"}]
+    found = page.say("and now?")
+    assert "MESSAGES_SNAPSHOT" not in kinds(found)
+    sent = [
+        (m["role"], m["content"]) for m in model.requests[-1]["body"]["messages"] if m["role"] != "system"
+    ]
+    assert sent == [("user", "my name is Ada"), ("assistant", "Hello, Ada"), ("user", "and now?")]
+    page.say("and then?")
+    assert [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "user"] == [
+        "my name is Ada",
+        "and now?",
+        "and then?",
+    ]
+
+
+def test_a_page_that_joins_later_is_given_the_messages(page: Page, ada: httpx.Client, file: Path) -> None:
+    """A run without a new message shows what there is, and nothing is stored."""
+    page.say(call("Work-note", file=str(file), line="one"))
+    page.say("and what else?")
+    late = Page(ada, page.thread)
+    found = late.run()
+    assert kinds(found) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    assert [m["role"] for m in late.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    assert late.said() == page.said()
+    (shown,) = late.messages[1]["toolCalls"]
+    assert shown == page.messages[1]["toolCalls"][0]
+    assert late.messages[2]["toolCallId"] == shown["id"]
+    assert "MESSAGES_SNAPSHOT" not in kinds(late.say("go on"))
+    found = page.say("and here?")  # this page has missed a turn
+    assert kinds(found)[1] == "MESSAGES_SNAPSHOT"
+    assert page.said("user")[-2:] == ["go on", "and here?"]
+
+
+def test_a_new_thread_without_a_message_has_none(page: Page) -> None:
+    """A front end that looks a thread up before it is used finds it empty; nothing is stored."""
+    assert kinds(page.run()) == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+    page.messages = [{"id": "a", "role": "assistant", "content": "Ask me"}]
+    refusal(page.post(), 422, "invalid_request")
+    assert page.say("hello")[-1]["outcome"] == {"type": "success"}
+
+
+def test_any_text_names_a_thread_of_its_owner(ada: httpx.Client, eve: httpx.Client) -> None:
+    """A UUID is the id of the task; any other name stands for one task of each of its users."""
+    tasks = set()
+    for client in (ada, eve):
+        page = Page(client, "support chat / 7 ü")
+        for text in ("one", "two"):
+            tasks.add(page.say(text)[0]["metadata"]["tealagents"]["task_id"])
+        assert page.said("user") == ["one", "two"]
+    assert len(tasks) == 2
+    named = Page(ada)
+    assert named.say("hi")[0]["metadata"]["tealagents"]["task_id"] == named.thread
+
+
+def test_a_conversation_goes_on_over_another_protocol(page: Page, ada: httpx.Client) -> None:
+    """A task of the agent's own API is a thread, and a thread is a task of it."""
+    begun = ada.post("", json={"items": [{"content_type": "text", "content": "one"}]}).json()
+    other = Page(ada, begun["task_id"])
+    other.run()
+    assert other.said("user") == ["one"]
+    other.say("two")
+    items = [{"content_type": "text", "content": "three"}]
+    assert ada.post("", json={"items": items, "task_id": begun["task_id"]}).status_code == 200
+    assert kinds(other.say("four"))[1] == "MESSAGES_SNAPSHOT"
+    assert other.said("user") == ["one", "two", "three", "four"]
+
+
+def test_a_thread_of_another_user_is_not_found(page: Page, eve: httpx.Client) -> None:
+    """To read it, to continue it, to resume it: as if there were none."""
+    page.say("secret")
+    stranger = Page(eve, page.thread)
+    refusal(stranger.post(), 404, "not_found")
+    stranger.messages = [user("tell me")]
+    refusal(stranger.post(), 404, "not_found")
+    assert page.said("user") == ["secret"]
+
+
+def test_what_the_page_brings_is_told_to_the_model_in_this_run(page: Page, model: OfflineModel) -> None:
+    """System messages, context and images; what cannot be used is passed over, and nothing is fetched."""
+    page.messages = [{"id": "s", "role": "system", "content": "Answer in French."}]
+    parts = [
+        {"type": "text", "text": "look"},
+        {"type": "image", "source": {"type": "data", "value": "iVBORw0KGgo=", "mimeType": "image/png"}},
+        {"type": "image", "source": {"type": "url", "value": "http://127.0.0.1:1/x.png"}},
+        {"type": "audio", "source": {"type": "data", "value": "AAAA", "mimeType": "audio/wav"}},
+    ]
+    page.say(parts, context=[{"description": "page", "value": "the cart"}])
+    sent = str(model.requests[-1]["body"]["messages"])
+    assert "Answer in French." in sent
+    assert "the cart" in sent
+    assert "data:image/png;base64,iVBORw0KGgo=" in sent
+    assert "127.0.0.1:1" not in sent
+    late = Page(page.client, page.thread)
+    late.run()
+    assert late.messages[0]["content"] == parts[:2]
+    page.messages = page.messages[1:]
+    page.say("and now?")
+    assert "French" not in str(model.requests[-1]["body"]["messages"])
+
+
+def test_a_run_that_fails_ends_in_an_error() -> None:
+    """The message that had no answer comes again with the next one, and is answered."""
+    rule = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "message": "too hot"}}}
+    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+        page = Page(client)
+        found = page.say("broken")
+        assert (found[-1]["type"], found[-1]["code"]) == ("RUN_ERROR", "model_error")
+        page.messages[-1] = user("hello")
+        assert page.run()[-1]["outcome"] == {"type": "success"}
