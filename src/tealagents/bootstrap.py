@@ -6,8 +6,9 @@ needed, and closed in the reverse order.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from tealagents import telemetry
@@ -18,9 +19,10 @@ from tealagents.api.host import Host
 from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
+from tealagents.config.problems import KeyPath
 from tealagents.domain.errors import TealError, ToolFailed
 from tealagents.domain.models import Json
-from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store
+from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store, ToolSpec
 from tealagents.engine.agent import Agent
 from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service
@@ -37,7 +39,13 @@ from tealagents.state.tasks import Rules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store, sealed
 from tealagents.telemetry.requests import LoggedRequests
-from tealagents.threads.components import ThreadConfigError, open_providers, open_view
+from tealagents.threads.components import (
+    ThreadConfigError,
+    open_provider,
+    open_providers,
+    open_reducer,
+    open_view,
+)
 from tealagents.threads.context import Providers
 from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
 from tealagents.threads.views import View
@@ -160,6 +168,22 @@ def _measured(store: Store) -> Store:
     return MeasuredStore(store)
 
 
+def observer_of(config: ServiceConfig) -> Observer:
+    """What is told of requests, model calls and tool calls."""
+    if not config.telemetry.metered:
+        return LoggedRequests()
+    from tealagents.telemetry.observing import OpenTelemetryObserver
+
+    agent = config.agent
+    plugins = (*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers))
+    return OpenTelemetryObserver(
+        config.name,
+        config.version,
+        plugins=map(plugin_of, plugins),
+        content=config.telemetry.log_content,
+    )
+
+
 def console_of(config: ServiceConfig) -> Console | None:
     """The config's console, where it is to be served."""
     if not config.console.enabled:
@@ -234,21 +258,6 @@ class Wiring:
             served.append(self.console.served())
         return Host(self.exchange, served, self._lifespan)
 
-    def _observer(self) -> Observer:
-        if not self.config.telemetry.metered:
-            return LoggedRequests()
-        from tealagents.telemetry.observing import OpenTelemetryObserver
-
-        config = self.config
-        agent = config.agent
-        plugins = (*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers))
-        return OpenTelemetryObserver(
-            config.name,
-            config.version,
-            plugins=map(plugin_of, plugins),
-            content=config.telemetry.log_content,
-        )
-
     def _agent(self) -> Agent:
         config = self.config
         return Agent(
@@ -264,7 +273,7 @@ class Wiring:
             on_disconnect=config.on_disconnect,
             delegation=self.tooling.delegation,
             forward_headers=config.forward_headers,
-            observer=self._observer(),
+            observer=observer_of(config),
         )
 
     def _settings(self) -> ApiSettings:
@@ -277,7 +286,7 @@ class Wiring:
             keepalive_seconds=limits.keepalive_seconds,
             cors_origins=config.cors_origins,
             public_url=config.public_url,
-            is_local=is_loopback_host if _is_open(config) else None,
+            is_local=is_loopback_host if is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": self._store_probe},
             traced=config.telemetry.traced,
@@ -339,12 +348,7 @@ class Wiring:
 
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
     """Why a config must not be served like this; empty where it may."""
-    found = []
-    if _is_open(config) and not is_loopback_host(host):
-        found.append(
-            f"authentication was not chosen, and mock authentication is not served on {host}: set "
-            "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if anybody may be anybody"
-        )
+    found = identity_problems(config, host)
     if workers > 1 and not store_of(config).shared:
         found.append(
             f"{workers} workers cannot share state in memory: each would know other tasks. Set "
@@ -355,6 +359,38 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
     return found
 
 
-def _is_open(config: ServiceConfig) -> bool:
+def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+    """What can be made of a config before it is served, with the key that names it; all but its agent."""
+    auth = config.auth
+    yield ("spec", "persistence"), partial(store_of, config)
+    yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
+    for index, reducer in enumerate(config.thread.reducers):
+        key = ("spec", "thread", "reducers", index)
+        yield key, partial(open_reducer, reducer.name, reducer.options)
+    for index, provider in enumerate(config.thread.context_providers):
+        key = ("spec", "thread", "context_providers", index)
+        yield key, partial(open_provider, provider.name, provider.options)
+
+
+def agents(config: ServiceConfig) -> Iterator[tuple[KeyPath, ServiceConfig]]:
+    """The config for each of its agents, with the key that names it."""
+    yield ("spec", "agent"), config
+
+
+def check_tools(tools: Sequence[ToolSpec]) -> None:
+    """Any tool can be served: one that needs an approval pauses its request."""
+
+
+def identity_problems(config: ServiceConfig, host: str) -> list[str]:
+    """Why callers cannot be believed at this address; empty where they can."""
+    if not is_open(config) or is_loopback_host(host):
+        return []
+    return [
+        f"authentication was not chosen, and mock authentication is not served on {host}: set "
+        "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if anybody may be anybody"
+    ]
+
+
+def is_open(config: ServiceConfig) -> bool:
     """Whether anyone who reaches the service is believed to be anyone, and the operator has not said so."""
     return config.auth.provider == "mock" and not config.auth.chosen

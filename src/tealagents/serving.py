@@ -6,16 +6,21 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from tealagents.engine.service import Service
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class Drains(Protocol):
+    """What can be stopped in good order."""
+
+    async def drain(self, seconds: float) -> None: ...
+
+
 @contextmanager
-def drained_by_signals(service: Service, seconds: float) -> Iterator[None]:
+def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
     """Within it, the first SIGTERM or SIGINT drains `service`; the server stops only then.
 
     New messages are refused meanwhile; reads, followers and health continue. A second signal ends what runs

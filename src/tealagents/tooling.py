@@ -33,7 +33,8 @@ def _sources(config: ServiceConfig) -> Sources:
 class Tooling:
     """Opens every toolset of a config, and what acts for users downstream."""
 
-    def __init__(self, config: ServiceConfig, records: RecordStore, clock: Clock) -> None:
+    def __init__(self, config: ServiceConfig, records: RecordStore | None, clock: Clock) -> None:
+        """`records` keeps what users have granted; None: nothing outlives the process."""
         self._sources = _sources(config)
         self._stack = AsyncExitStack()
         self.delegation: Delegation | None = None
@@ -43,7 +44,7 @@ class Tooling:
 
             self.delegation = open_delegation(entra, clock)
         callback = f"{config.public_url}{config.prefix}/oauth/callback" if config.public_url else None
-        secrets = SecretStore(records) if config.encryption_key is not None else None
+        secrets = SecretStore(records) if records is not None and config.encryption_key is not None else None
         #: asks users to authorize tool servers, and takes what the browser brings back
         self.consents = Consents(callback, secrets=secrets)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
@@ -13,6 +13,9 @@ from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.config.problems import KeyPath, Problem
 from tealagents.domain.ports import ToolSpec
 from tealagents.registry import import_from
+
+if TYPE_CHECKING:
+    from tealagents.app import Wiring
 
 
 @dataclass
@@ -46,29 +49,41 @@ def find(path: Path | None, env: Mapping[str, str] | None = None) -> Findings:
 
 def examine(found: Findings, config: ServiceConfig) -> None:
     """Makes each part of the service by itself, so that one mistake hides no other."""
-    from tealagents.bootstrap import START_ERRORS, model_of, problems_at_start
-    from tealagents.tooling import offered
+    from tealagents.app import wiring
+    from tealagents.bootstrap import START_ERRORS
 
-    for key, make in _parts(config):
+    wired = wiring(config)
+    for key, make in wired.parts(config):
         try:
             make()
         except START_ERRORS as error:
             found.wrong.append(_placed(config, key, error))
+    for key, each in wired.agents(config):
+        _examine_agent(found, each, key, wired)
+    if not found.wrong:
+        found.wrong += wired.problems_at_start(config, "127.0.0.1", workers=1)
+
+
+def _examine_agent(found: Findings, config: ServiceConfig, place: KeyPath, wired: "Wiring") -> None:
+    """Makes the model's client and the tools of the config's agent, which stands at `place` in the file."""
+    from tealagents.bootstrap import START_ERRORS, model_of
+    from tealagents.tooling import offered
+
     try:
         _model(config)
     except START_ERRORS as error:
         try:
             model_of(replace(config, api_key=config.api_key or SecretStr("not set here")))
         except START_ERRORS:
-            found.wrong.append(_placed(config, ("spec", "agent", "client"), error))
+            found.wrong.append(_placed(config, (*place, "client"), error))
         else:
             found.needed.append(f"TA_API_KEY: {error}")
     try:
-        found.tools = asyncio.run(offered(config))
+        tools = asyncio.run(offered(config))
+        wired.check_tools(tools)
+        found.tools += tools
     except START_ERRORS as error:
-        found.wrong.append(_placed(config, _key_of_tools(config, str(error)), error))
-    if not found.wrong:
-        found.wrong += problems_at_start(config, "127.0.0.1", workers=1)
+        found.wrong.append(_placed(config, (*place, *_key_of_tools(config, str(error))), error))
 
 
 def _placed(config: ServiceConfig, key: KeyPath, error: Exception) -> str:
@@ -82,27 +97,9 @@ def _model(config: ServiceConfig) -> None:
     model_of(config, credential_of(config))
 
 
-def _parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
-    """Each part that a config names, with the key that names it."""
-    from tealagents.auth import open_auth
-    from tealagents.bootstrap import store_of
-    from tealagents.state.records import SystemClock
-    from tealagents.threads.components import open_provider, open_reducer
-
-    auth = config.auth
-    yield ("spec", "persistence"), partial(store_of, config)
-    yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
-    for index, reducer in enumerate(config.thread.reducers):
-        key = ("spec", "thread", "reducers", index)
-        yield key, partial(open_reducer, reducer.name, reducer.options)
-    for index, provider in enumerate(config.thread.context_providers):
-        key = ("spec", "thread", "context_providers", index)
-        yield key, partial(open_provider, provider.name, provider.options)
-
-
 def _key_of_tools(config: ServiceConfig, error: str) -> KeyPath:
-    """The key whose tools an error is about, as far as its words name one."""
+    """The agent's key whose tools an error is about, as far as its words name one."""
     for index, toolset in enumerate(config.agent.toolsets):
         if repr(toolset.name) in error:
-            return ("spec", "agent", "toolsets", index)
-    return ("spec", "agent", "remote_plugins" if "remote plugin" in error else "plugins")
+            return ("toolsets", index)
+    return ("remote_plugins" if "remote plugin" in error else "plugins",)

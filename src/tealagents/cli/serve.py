@@ -111,9 +111,9 @@ def _model_service(offline: bool, config: Path | None) -> Iterator[dict[str, str
 
 
 def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
-    from tealagents.bootstrap import problems_at_start
+    from tealagents.app import wiring
 
-    if reasons := problems_at_start(config, host, workers):
+    if reasons := wiring(config).problems_at_start(config, host, workers):
         raise fail(*reasons)
 
 
@@ -141,7 +141,7 @@ def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) ->
     for name in config.protocols:
         out.print(f"[bold]{name}[/]  {url}{PROTOCOLS[name][0]}")
     out.print(f"[bold]docs[/]  {url}/docs\n")
-    if config.auth.provider == "mock":
+    if config.auth.provider == "mock" and not config.stateless:
         out.print("Paste a first message:\n")
         out.print(_curl(url, "My name is Ada."), markup=False)
         out.print("\nand one that follows up on the newest task, to see that it remembers:\n")

@@ -2,7 +2,7 @@
 
 What an adapter is configured with is declared by the adapter alone, and imported when a file names it
 (`OptionsOf`). Where files of the earlier framework may carry further keys, these are kept and ignored
-(`_Older`); elsewhere an unknown key is a mistake.
+(`Older`); elsewhere an unknown key is a mistake.
 """
 
 from collections.abc import Mapping
@@ -75,11 +75,13 @@ else:
     MCPServerOptions = Annotated[Any, OptionsOf("tealagents.tools.options:MCPServerOptions")]
 
 
-class _Older(Options):
+class Older(Options):
+    """A section that may carry further keys, which are kept and ignored."""
+
     model_config = ConfigDict(extra="allow")
 
 
-class Skill(_Older):
+class Skill(Older):
     """One thing the agent is good at, for orchestrators that choose among agents."""
 
     id: str | None = None
@@ -102,7 +104,7 @@ class Skill(_Older):
     """Kinds of content it returns."""
 
 
-class Metadata(_Older):
+class Metadata(Older):
     """What the agent says about itself."""
 
     description: str = ""
@@ -136,7 +138,7 @@ Components = tuple[
 ]
 
 
-class AgentConfig(_Older):
+class AgentConfig(Older):
     """The agent: its model, its instructions, its tools."""
 
     name: Text = "default"
@@ -202,7 +204,7 @@ class ConsoleSection(Options):
     they paste an access token."""
 
 
-class Spec(_Older):
+class Spec(Older):
     """The agent and how it is served."""
 
     agent: AgentConfig
@@ -247,7 +249,7 @@ class Spec(_Older):
         return self
 
 
-class ConfigFile(_Older):
+class ConfigFile(Older):
     """A config file of tealagents: one agent, served over HTTP."""
 
     api_version: Annotated[Literal["tealagents/v1alpha1"], Field(alias="apiVersion")]

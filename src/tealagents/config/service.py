@@ -4,13 +4,14 @@ import os
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from tealagents.config.auth import AUTH, AuthConfig, auth_of
 from tealagents.config.credentials import credentials
+from tealagents.config.earlier import translated
 from tealagents.config.environment import Environment, Unset, expand_all, read_environment
 from tealagents.config.explain import explain, key_of, keys_of, model_at
 from tealagents.config.file import Document, read_document
@@ -31,8 +32,11 @@ from tealagents.options import Concurrency, OnDisconnect, Options
 if TYPE_CHECKING:
     from tealagents.tools.options import MCPServerOptions
 
-#: Versions of the earlier framework whose files differ in nothing but this line.
-_SAME_STRUCTURE = ("skagents/v2alpha1",)
+#: what the versions of the earlier framework begin with
+EARLIER = "skagents/"
+#: the provider that is for these versions alone: a gateway has checked the caller
+GATEWAY = "gateway"
+_Structure = TypeVar("_Structure", bound=BaseModel)
 #: characters of a value that an error repeats
 _MOST_REPEATED = 60
 _CERTIFICATE: KeyPath = (*AUTH, "certificate")
@@ -106,6 +110,11 @@ class ServiceConfig:
     document: Document = field(repr=False, compare=False)  #: the file, to say where a key stands
 
     @property
+    def stateless(self) -> bool:
+        """Whether nothing is stored: the file is of the earlier platform."""
+        return self.api_version.startswith(EARLIER)
+
+    @property
     def prefix(self) -> str:
         """What every path of the service begins with: /{name}/{version}."""
         return f"/{self.name}/{self.version}"
@@ -136,52 +145,79 @@ def load(
         document = read_document(path, problems)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from None
-    _put_over(document, environment, problems, unset)
+    loading = Loading(document, settings, environment, problems, warnings)
+    if str(document.data.get("apiVersion")).startswith(EARLIER):
+        from tealagents.config import skagents
+
+        return skagents.load(loading, unset)
+    loading.environment = translated(environment, document.get(_PERSISTENCE), warnings)
+    loading.put_over(unset)
     if not _is_of_this_version(document, problems):
-        raise ConfigError(_ordered(problems))
-    file, auth = _validated(document, problems), auth_of(document, problems)
+        raise loading.refused()
+    file, auth = loading.validated(ConfigFile), auth_of(document, problems)
     if file is None or auth is None:
-        raise ConfigError(_ordered(problems))
-    config = _combined(file, auth, settings, environment, document, problems, warnings)
+        raise loading.refused()
+    if auth.provider == GATEWAY:
+        message = "gateway is for skagents files only: tasks have owners, who are told apart by their tokens"
+        problems.append(document.problem((*AUTH, "provider"), message))
+    for name in ("types_module", "gateway_secret"):
+        if getattr(settings, name) is not None:
+            warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
+    warnings += unknown_keys(file, document)
+    config = combined(file, auth, loading)
     if problems:
-        raise ConfigError(_ordered(problems))
+        raise loading.refused()
     return config
 
 
-def _put_over(
-    document: Document, environment: Environment, problems: list[Problem], unset: list[Problem] | None
-) -> None:
-    """Puts what the environment says over the file, and makes the paths of both absolute."""
-    problems += credentials(document)
-    if isinstance(provider := document.get(AUTH), str):  # so that variables can say more of it
-        document.put(AUTH, {"provider": provider})
-    wins = overrides(environment)
-    for key in wins.values():
-        document.remove(key)
-    for path, error in expand_all(document.data, environment):
-        if isinstance(error, Unset) and unset is not None:
-            unset.append(document.problem(path, str(error)))
-            document.unset.add(path)
-        else:
-            problems.append(document.problem(path, str(error)))
-    _resolve_paths(document, _directory(document), problems)
-    for name, key in wins.items():
-        document.put(key, environment.get(name))
-        document.overridden[key] = environment.problem(name, "")
-    _resolve_paths(document, Path.cwd(), problems, only=document.overridden)
+@dataclass
+class Loading:
+    """A config while it is read: what there is to read, and what was found wrong so far."""
 
+    document: Document
+    settings: Settings
+    environment: Environment
+    problems: list[Problem]
+    warnings: list[str]
 
-def _validated(document: Document, problems: list[Problem]) -> ConfigFile | None:
-    try:
-        return ConfigFile.model_validate(document.data)
-    except ValidationError as error:
-        found = [each for each in error.errors() if each["loc"] not in document.unset]
-        problems += (_problem(document, each) for each in found)
-        if found:
-            return None
-        for each in error.errors():  # `${NAME}` of which the value is not known, where a number is wanted
-            document.remove(each["loc"])
-        return ConfigFile.model_validate(document.data)
+    def put_over(self, unset: list[Problem] | None) -> None:
+        """Puts what the environment says over the file, and makes the paths of both absolute."""
+        document, environment, problems = self.document, self.environment, self.problems
+        problems += credentials(document)
+        if isinstance(provider := document.get(AUTH), str):  # so that variables can say more of it
+            document.put(AUTH, {"provider": provider})
+        wins = overrides(environment)
+        for key in wins.values():
+            document.remove(key)
+        for path, error in expand_all(document.data, environment):
+            if isinstance(error, Unset) and unset is not None:
+                unset.append(document.problem(path, str(error)))
+                document.unset.add(path)
+            else:
+                problems.append(document.problem(path, str(error)))
+        _resolve_paths(document, _directory(document), problems)
+        for name, key in wins.items():
+            document.put(key, environment.get(name))
+            document.overridden[key] = environment.problem(name, "")
+        _resolve_paths(document, Path.cwd(), problems, only=document.overridden)
+
+    def validated(self, structure: type[_Structure]) -> _Structure | None:
+        """The file by its structure; None where it is wrong."""
+        document = self.document
+        try:
+            return structure.model_validate(document.data)
+        except ValidationError as error:
+            found = [each for each in error.errors() if each["loc"] not in document.unset]
+            self.problems += (_problem(document, each, structure) for each in found)
+            if found:
+                return None
+            for each in error.errors():  # `${NAME}` of which the value is not known, where a number is wanted
+                document.remove(each["loc"])
+            return structure.model_validate(document.data)
+
+    def refused(self) -> ConfigError:
+        """Everything that is wrong."""
+        return ConfigError(_ordered(self.problems))
 
 
 def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
@@ -189,14 +225,10 @@ def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
     version = document.data.get("apiVersion")
     if version is None or version in API_VERSIONS:
         return True
-    if version in _SAME_STRUCTURE:
-        message = f"is of the earlier framework; change this one line to 'apiVersion: {API_VERSIONS[0]}'"
-    else:
-        known = ", ".join(API_VERSIONS)
-        message = f"{_short(version)} is not known; known: {known}{did_you_mean(str(version), API_VERSIONS)}"
+    known = ", ".join((*API_VERSIONS, f"{EARLIER}v1", f"{EARLIER}v2alpha1"))
+    message = f"{_short(version)} is not known; known: {known}{did_you_mean(str(version), API_VERSIONS)}"
     problems.append(document.problem(("apiVersion",), message))
-    document.data["apiVersion"] = API_VERSIONS[0]
-    return version in _SAME_STRUCTURE
+    return False
 
 
 def _short(value: Any) -> str:
@@ -226,10 +258,10 @@ def _directory(document: Document) -> Path:
     return Path(os.path.abspath(document.name)).parent
 
 
-def _problem(document: Document, error: ErrorDetails) -> Problem:
+def _problem(document: Document, error: ErrorDetails, structure: type[BaseModel]) -> Problem:
     path = (*error["loc"], *error.get("ctx", {}).get("path", ()))
     around = document.get(path[:-1])
-    return document.problem(path, explain(error, ConfigFile, around if isinstance(around, dict) else {}))
+    return document.problem(path, explain(error, structure, around if isinstance(around, dict) else {}))
 
 
 def _ordered(problems: list[Problem]) -> list[Problem]:
@@ -240,17 +272,10 @@ def _ordered(problems: list[Problem]) -> list[Problem]:
     return sorted(first.values(), key=lambda each: (each.file is None, each.file or "", each.line or 0))
 
 
-def _combined(
-    file: ConfigFile,
-    auth: AuthConfig,
-    settings: Settings,
-    environment: Environment,
-    document: Document,
-    problems: list[Problem],
-    warnings: list[str],
-) -> ServiceConfig:
-    spec = file.spec
-    warnings += _unknown_keys(file, document)
+def combined(file: ConfigFile, auth: AuthConfig, loading: Loading) -> ServiceConfig:
+    """A valid file with the environment over it. What does not fit together is added to the problems."""
+    spec, document, settings = file.spec, loading.document, loading.settings
+    problems, warnings = loading.problems, loading.warnings
     warnings += _warnings_of(auth)
     if spec.agent.remote_plugins and settings.remote_plugin_path is None:
         message = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
@@ -267,7 +292,7 @@ def _combined(
         version=file.version,
         description=file.description,
         metadata=file.metadata,
-        agent=_with_programs_below(spec.agent, _directory(document)),
+        agent=with_programs_below(spec.agent, _directory(document)),
         thread=spec.thread,
         console=spec.console,
         limits=spec.limits,
@@ -284,14 +309,14 @@ def _combined(
         encryption_key=settings.encryption_key,
         encryption_old_keys=settings.encryption_old_keys,
         audit_key=settings.audit_key,
-        plugin_module=settings.plugin_module or _beside(document, "custom_plugins.py"),
+        plugin_module=settings.plugin_module or beside(document, "custom_plugins.py"),
         plugin_catalog_file=settings.plugin_catalog_file,
         remote_plugin_path=settings.remote_plugin_path,
         public_url=settings.public_url.rstrip("/") if settings.public_url else None,
         forward_headers=settings.forward_headers,
         offline_script=settings.offline_script,
         telemetry=_telemetry(settings, warnings),
-        environment=environment.variables,
+        environment=loading.environment.variables,
         warnings=tuple(warnings),
         document=document,
     )
@@ -321,7 +346,7 @@ def _telemetry(settings: Settings, warnings: list[str]) -> TelemetryOptions:
     )
 
 
-def _with_programs_below(agent: AgentConfig, directory: Path) -> AgentConfig:
+def with_programs_below(agent: AgentConfig, directory: Path) -> AgentConfig:
     """The agent, its MCP servers' programs found from where the file is, and running there."""
 
     def located(server: "MCPServerOptions") -> "MCPServerOptions":
@@ -335,16 +360,16 @@ def _with_programs_below(agent: AgentConfig, directory: Path) -> AgentConfig:
     return agent.model_copy(update={"mcp_servers": tuple(map(located, agent.mcp_servers))})
 
 
-def _beside(document: Document, name: str) -> Path | None:
+def beside(document: Document, name: str) -> Path | None:
     path = _directory(document) / name
     return path if path.is_file() else None
 
 
-def _unknown_keys(file: ConfigFile, document: Document) -> Iterator[str]:
+def unknown_keys(file: BaseModel, document: Document) -> Iterator[str]:
     """At most one warning, which lists all of them."""
     listed = []
     for path in _extras(file, ()):
-        section = model_at(ConfigFile, path[:-1])
+        section = model_at(type(file), path[:-1])
         hint = did_you_mean(str(path[-1]), keys_of(section) if section else ())
         listed.append(f"{key_text(path)} (line {document.line(path)}{hint})")
     if listed:

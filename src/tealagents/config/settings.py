@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 
 from tealagents.config.auth import AUTH
+from tealagents.config.earlier import is_earlier, remarks
 from tealagents.config.environment import Environment
 from tealagents.config.explain import explain
 from tealagents.config.models import ConsoleSection
@@ -79,6 +80,11 @@ class Settings(Options):
 
     plugin_module: ExistingFile | None = None
     """File of the code plugins. Unset: `custom_plugins.py` beside the config file, where there is one."""
+    types_module: ExistingFile | None = None
+    """File of the types that a `skagents` file names. Unset: `custom_types.py` beside the config file, where
+    there is one."""
+    gateway_secret: SecretStr | None = None
+    """What a gateway proves itself with in the header `taAgwKey` (`TA_AUTH=gateway`, `skagents` only)."""
     plugin_catalog_file: ExistingFile | None = None
     """The catalogue (JSON): which tools need approval or authorization."""
     remote_plugin_path: ExistingFile | None = None
@@ -144,6 +150,7 @@ def overrides(environment: Environment) -> Mapping[str, KeyPath]:
 def read_settings(environment: Environment, problems: list[Problem], warnings: list[str]) -> Settings:
     """The settings without those that are wrong, which are added to `problems`."""
     warnings += _unknown(environment)
+    warnings += remarks(environment)
     given = {
         name: text
         for name in Settings.model_fields
@@ -162,7 +169,7 @@ def read_settings(environment: Environment, problems: list[Problem], warnings: l
 def _unknown(environment: Environment) -> Iterator[str]:
     own = {_PREFIX + name.upper() for name in Settings.model_fields}
     for name in sorted(environment.variables):
-        if not name.startswith(_PREFIX) or name in own | OVERRIDES.keys() | _OF_CLIENTS:
+        if not name.startswith(_PREFIX) or name in own | OVERRIDES.keys() | _OF_CLIENTS or is_earlier(name):
             continue
         if name not in variables():
             message = "unknown variable, ignored" + did_you_mean(name, variables())

@@ -13,21 +13,18 @@ def summary(config: ServiceConfig) -> list[tuple[str, str]]:
 
 
 def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
-    agent, thread = config.agent, config.thread
+    agent = config.agent
     yield "config", str(config.source)
     yield "serves", f"{config.prefix} ({config.kind}, {config.api_version})"
-    yield "model", f"{agent.model}, by {agent.client or _CLIENTS[thread.kind]}{_options(config)}"
+    yield "model", f"{agent.model}, by {agent.client or _CLIENTS[config.thread.kind]}{_options(config)}"
     yield "model service", masked(config.base_url) if config.base_url else "OpenAI"
     yield "API key", "set" if config.api_key else "not set"
     yield from _tools(config)
-    yield "store", masked(config.persistence) + (", encrypted" if config.encryption_key else "")
     yield "auth", _auth(config.auth)
-    yield (
-        "thread",
-        ", ".join([thread.kind, *(part.name for part in thread.reducers + thread.context_providers)]),
-    )
-    yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
-    yield "protocols", ", ".join((config.api_version, *config.protocols))
+    if config.stateless:
+        yield "store", "none: each call is answered by itself"
+    else:
+        yield from _state(config)
     yield "CORS origins", ", ".join(config.cors_origins) or "none"
     yield "console", _CONSOLE[config.console.enabled]
     yield "limits", _limits(config)
@@ -35,6 +32,17 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "telemetry", masked(endpoint) if endpoint else "off"
     if config.telemetry.metrics_port is not None:
         yield "metrics", f"{config.telemetry.metrics_host}:{config.telemetry.metrics_port}"
+
+
+def _state(config: ServiceConfig) -> Iterator[tuple[str, str]]:
+    thread = config.thread
+    yield "store", masked(config.persistence) + (", encrypted" if config.encryption_key else "")
+    yield (
+        "thread",
+        ", ".join([thread.kind, *(part.name for part in thread.reducers + thread.context_providers)]),
+    )
+    yield "concurrency", f"{config.concurrency}; when a client leaves: {config.on_disconnect}"
+    yield "protocols", ", ".join((config.api_version, *config.protocols))
 
 
 _CONSOLE = {None: "on loopback addresses only", True: "served", False: "not served"}

@@ -225,6 +225,17 @@ class Governance(Struct, frozen=True, kw_only=True):
     data_sensitivity: Literal["public", "proprietary", "confidential", "sensitive"] = "public"
 
 
+class ResponseFormat(Struct, frozen=True, kw_only=True):
+    """The shape that an answer is to have: structured output."""
+
+    #: 1 to 64 of ``A-Za-z0-9_-``
+    name: str
+    #: JSON Schema (an object) of the answer
+    schema: Json
+    #: the service may hold the model to the schema: its objects are closed and all their keys required
+    strict: bool = True
+
+
 class ModelCall(Struct, frozen=True, kw_only=True):
     """One call of the model: what it is sent, in the model client's own encoding."""
 
@@ -236,6 +247,8 @@ class ModelCall(Struct, frozen=True, kw_only=True):
     stream: bool = False
     #: remote threads: what the model service continues from
     remote_id: str | None = None
+    #: None where the answer is free text
+    response_format: ResponseFormat | None = None
     #: sent to the model service: `x-request-id` and W3C trace context
     headers: Mapping[str, str] = {}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tealagents.domain.ports import Delegation, Model
+from tealagents.domain.ports import Delegation, Model, ResponseFormat
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
@@ -30,6 +30,8 @@ class Agent:
     delegation: Delegation | None = None
     #: lower-case names of the caller's headers that tools may see
     forward_headers: Sequence[str] = ()
+    #: the shape of every answer; None: free text
+    response_format: ResponseFormat | None = None
     observer: Observer = field(default_factory=Observer)
 
     @property

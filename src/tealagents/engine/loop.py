@@ -16,7 +16,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, Item, Json, Message, ToolCall
-from tealagents.domain.ports import Clock, Model, ModelCall
+from tealagents.domain.ports import Clock, Model, ModelCall, ResponseFormat
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.texts import storable
@@ -107,6 +107,7 @@ class LoopState(Struct, kw_only=True):
     stream: bool
     max_rounds: int
     headers: dict[str, str] = {}
+    response_format: ResponseFormat | None = None
     observer: Observer
     remote: bool = False
     remote_id: str | None = None
@@ -194,6 +195,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
         tools=state.toolbox.encoded,
         stream=state.stream,
         remote_id=state.remote_id,
+        response_format=state.response_format,
         headers={**state.headers, **watch.headers()},
     )
     try:

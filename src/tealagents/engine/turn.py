@@ -263,6 +263,7 @@ class TurnLoop:
             stream=streamed,
             max_rounds=agent.limits.max_tool_rounds,
             headers={"x-request-id": recorder.request_id},
+            response_format=agent.response_format,
             remote=agent.thread_kind == "remote",
             remote_id=remote_id,
             rounds=sum(1 for message in messages if message.tool_calls),

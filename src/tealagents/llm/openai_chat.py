@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, ToolCall, Usage
-from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
@@ -69,7 +69,8 @@ class OpenAIChat:
     def _body(self, call: ModelCall) -> bytes:
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true,"stream_options":{"include_usage":true}' if call.stream else b""
-        return b"".join((self._head, b",".join(call.prompt), b"]", tools, self._tail, follow, b"}"))
+        shape = _response_format(call.response_format)
+        return b"".join((self._head, b",".join(call.prompt), b"]", tools, shape, self._tail, follow, b"}"))
 
     def _meaning(self, said: Complaint) -> ModelDone | None:
         """Azure refuses a message that its filter catches with 400; to us that is a way to end."""
@@ -90,6 +91,13 @@ def _settings(options: OpenAIChatOptions) -> bytes:
     }
     given = {name: value for name, value in settings.items() if value is not None}
     return b"," + to_json(given)[1:-1] if given else b""
+
+
+def _response_format(wanted: ResponseFormat | None) -> bytes:
+    if wanted is None:
+        return b""
+    shape = {"name": wanted.name, "schema": wanted.schema, "strict": wanted.strict}
+    return b',"response_format":' + to_json({"type": "json_schema", "json_schema": shape})
 
 
 def _max_tokens_field(options: OpenAIChatOptions) -> str:

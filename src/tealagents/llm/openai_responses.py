@@ -16,7 +16,7 @@ from urllib.parse import quote
 from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ToolCall
-from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import arguments, compact, to_json, user_text
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
 from tealagents.llm.options import OpenAIOptions
@@ -94,9 +94,8 @@ class OpenAIResponses:
         follow = b',"stream":true' if call.stream else b""
         continued = _continued(call.remote_id)
         items = b",".join(filter(None, prompt))
-        return b"".join(
-            (self._head, instructions, continued, b',"input":[', items, b"]", tools, self._tail, follow, b"}")
-        )
+        asked = (instructions, continued, b',"input":[', items, b"]", tools)
+        return b"".join((self._head, *asked, _text_format(call.response_format), self._tail, follow, b"}"))
 
     def _meaning(self, said: Complaint, remote_id: str | None) -> ModelDone | RunFailure | None:
         if said.code == "content_filter":
@@ -226,6 +225,13 @@ def _settings(options: OpenAIResponsesOptions) -> bytes:
         "reasoning": {"effort": effort} if effort is not None else None,
     }
     return b"," + to_json({name: value for name, value in settings.items() if value is not None})[1:-1]
+
+
+def _text_format(wanted: ResponseFormat | None) -> bytes:
+    if wanted is None:
+        return b""
+    shape = {"type": "json_schema", "name": wanted.name, "schema": wanted.schema, "strict": wanted.strict}
+    return b',"text":' + to_json({"format": shape})
 
 
 def _continued(remote_id: str | None) -> bytes:

@@ -62,7 +62,7 @@ class RunningService:
             config_path, document = Path(self._folder.name) / "config.yaml", config
             config_path.write_text(yaml.safe_dump(dict(config)))
         self.config_path = config_path
-        self.prefix = f"/{document['name']}/{document['version']}"
+        self.prefix = f"/{document.get('name') or document['service_name']}/{document['version']}"
 
     @property
     def root(self) -> str:
@@ -119,7 +119,7 @@ class ServiceThread(RunningService):
         port: int = 0,
         **wiring: Any,
     ) -> None:
-        """`port` 0 means any that is free; `wiring` is handed to `bootstrap.application`."""
+        """`port` 0 means any that is free; `wiring` is handed to the wiring's `application`."""
         super().__init__(config)
         self._wanted_port = port
         self._env = dict(env or {})
@@ -129,12 +129,12 @@ class ServiceThread(RunningService):
         self.app: Any = None
 
     def __enter__(self) -> Self:
-        from tealagents.bootstrap import application
+        from tealagents.app import wiring
         from tealagents.config import load
 
         try:
             config = load(self.config_path, env=self._env, dotenv=None)
-            self.app = application(config, **self._wiring)
+            self.app = wiring(config).application(config, **self._wiring)
         except BaseException:
             self._cleanup()
             raise

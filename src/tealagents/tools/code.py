@@ -38,7 +38,7 @@ def load_plugins(module_file: Path, names: Sequence[str], *, max_threads: int = 
 
     Raises `ToolsetError` that names file, class, method and reason.
     """
-    module = _imported(module_file)
+    module = imported(module_file)
     threads = Threads(max_threads)
     plugins: list[Plugin] = []
     tools: list[Tool] = []
@@ -111,7 +111,7 @@ class CodeTool:
 # --- loading -------------------------------------------------------------------------------------
 
 
-def _imported(file: Path) -> ModuleType:
+def imported(file: Path) -> ModuleType:
     """The file as a module of its own, under a name that no import statement can reach by accident.
 
     Modules beside it can be imported, too.
@@ -119,13 +119,13 @@ def _imported(file: Path) -> ModuleType:
     file = file.resolve()
     if not file.is_file():
         raise ToolsetError(
-            f"The plugin file {file} does not exist. Put custom_plugins.py beside the config file, "
-            "or name the file in TA_PLUGIN_MODULE."
+            f"The file {file} does not exist. Put custom_plugins.py (or custom_types.py) beside the config "
+            "file, or name the file in TA_PLUGIN_MODULE (or TA_TYPES_MODULE)."
         )
     name = "tealagents_plugins_" + sha256(str(file).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ToolsetError(f"The plugin file {file} is no Python file: its name has to end in .py.")
+        raise ToolsetError(f"The file {file} is no Python file: its name has to end in .py.")
     import_from(file.parent)
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pydantic look their module up while it is still being run
@@ -149,7 +149,7 @@ def _import_failure(file: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(file):
         lines.append(error.lineno)
     place = f"{file.name}, line {lines[-1]}" if lines else file.name
-    return f"{place}: the plugin file cannot be loaded: {type(error).__name__}: {error}"
+    return f"{place}: the file cannot be loaded: {type(error).__name__}: {error}"
 
 
 def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:

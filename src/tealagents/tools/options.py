@@ -174,10 +174,16 @@ def _remote_plugin_file(file: Path) -> list[RemotePluginOptions]:
 def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, str]) -> RemotePluginOptions:
     path = entry.openapi_json_path
     if not is_http_url(path):
-        path = str((file.parent / path).resolve())
+        path = str(_located(Path(path), file))
     where = f"{file}: {entry.plugin_name}"
     headers = {name: expanded(value, environment, where) for name, value in entry.headers.items()}
     return entry.model_copy(update={"openapi_json_path": path, "headers": headers})
+
+
+def _located(path: Path, file: Path) -> Path:
+    """A relative path is beside the file, else where the process was started: earlier files count on that."""
+    beside = (file.parent / path).resolve()
+    return beside if beside.exists() or not path.exists() else path.resolve()
 
 
 def expanded(text: str, environment: Mapping[str, str], where: str) -> str:

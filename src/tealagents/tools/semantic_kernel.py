@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel
-
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.methods import check_method, method_name, run_method
 from tealagents.tools.results import DONE
@@ -151,12 +150,15 @@ _SEMANTIC_KERNEL: dict[str, dict[str, Any]] = {
     "semantic_kernel": {"Kernel": Kernel},
     "semantic_kernel.functions": {"kernel_function": kernel_function},
     "semantic_kernel.functions.kernel_function_decorator": {"kernel_function": kernel_function},
-    "semantic_kernel.kernel_pydantic": {"KernelBaseModel": BaseModel},
+    "semantic_kernel.kernel_pydantic": {"KernelBaseModel": input_types.KernelBaseModel},
 }
 _SK_AGENTS: dict[str, dict[str, Any]] = {
     "sk_agents": {},
-    "sk_agents.ska_types": {"BasePlugin": BasePlugin},
-    "sk_agents.extra_data_collector": {"ExtraDataCollector": ExtraDataCollector},
+    "sk_agents.ska_types": {"BasePlugin": BasePlugin, **input_types.ALL},
+    "sk_agents.extra_data_collector": {
+        "ExtraDataCollector": ExtraDataCollector,
+        **input_types.EXTRA_DATA,
+    },
 }
 
 

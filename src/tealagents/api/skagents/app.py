@@ -1,0 +1,325 @@
+"""The routes: JSON, server-sent events, a WebSocket, health, the OpenAPI document and its pages."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from msgspec import Struct
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from tealagents import __version__
+from tealagents.api import bodies, local, sse
+from tealagents.api.http import json_response, status_of
+from tealagents.api.settings import ApiSettings
+from tealagents.api.skagents import documents, inputs, openapi
+from tealagents.api.skagents.identity import Identity, check_origin
+from tealagents.api.skagents.turns import Done, Piece, StepDone, Turns
+from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError
+from tealagents.domain.models import Caller, Json
+from tealagents.engine.observer import Observer
+
+log = logging.getLogger(__name__)
+
+Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
+
+_FAULT = "Internal error. Retry the request; if it persists, contact the operator."
+#: what the pages load
+_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js")
+#: how a WebSocket ends whose call has failed, and how much of the reason fits into its last frame
+_FAILED, _LONGEST_REASON = 1011, 100
+#: the status for a client that has left, which no one reads
+_LEFT = 499
+
+
+class Front(Struct, frozen=True, kw_only=True):
+    """What the routes show of one config."""
+
+    name: str
+    version: str
+    settings: ApiSettings
+    input_type: type[BaseModel]
+    output_type: type[BaseModel] | None
+    turns: Turns
+    identity: Identity
+    #: the beginning of `WWW-Authenticate`
+    challenge: str
+    #: lower-case names of the caller's headers that tools may see
+    forward_headers: frozenset[str]
+    observer: Observer
+
+
+class StatelessApp:
+    """The application of one config of the earlier platform."""
+
+    def __init__(self, front: Front, lifespan: Lifespan) -> None:
+        self._front = front
+        self._prefix = front.settings.prefix
+        self._began = time.monotonic()
+        self._origins = frozenset(front.settings.cors_origins)
+        self._incoming = bodies.Budget(front.settings.max_body_bytes)
+        self._document = openapi.document(
+            name=front.name,
+            version=front.version,
+            prefix=self._prefix,
+            description=front.settings.description,
+            input_type=front.input_type,
+            output_type=front.output_type,
+        )
+        self._app: ASGIApp = Starlette(
+            routes=self._routes(),
+            middleware=self._middleware(),
+            exception_handlers={
+                TealError: self._refused,
+                HTTPException: self._no_route,
+                Exception: self._fault,
+            },
+            lifespan=lifespan,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_local = self._front.settings.is_local
+        if scope["type"] == "http":
+            if is_local is not None and (reason := local.refusal(scope, is_local)):
+                await local.refuse(reason, scope, receive, send)
+                return
+            sse.remember_connection(scope, send)
+        await self._app(scope, receive, send)
+
+    def _middleware(self) -> list[Middleware]:
+        if not self._origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(self._origins),
+                allow_methods=["*"],
+                allow_headers=["authorization", "content-type", "taagwkey", "traceparent", "tracestate"],
+            )
+        ]
+
+    def _routes(self) -> list[BaseRoute]:
+        prefix = self._prefix
+        return [
+            Route(prefix, self._invoke, methods=["POST"]),
+            Route(f"{prefix}/sse", self._invoke_sse, methods=["POST"]),
+            WebSocketRoute(f"{prefix}/stream", self._invoke_stream),
+            Route(f"{prefix}/health", self._health),
+            Route(f"{prefix}/health/live", self._live),
+            Route(f"{prefix}/health/ready", self._ready),
+            Route(f"{prefix}/openapi.json", self._openapi),
+            Route("/", self._root),
+            *self._pages(),
+        ]
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def _invoke(self, request: Request) -> Response:
+        caller, given = await self._read(request)
+        answering = asyncio.ensure_future(self._answer(caller, given, request))
+        leaving = asyncio.ensure_future(_left(request.receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            answering.cancel()  # no one can read the answer later
+        await asyncio.wait({answering})
+        return Response(status_code=_LEFT) if answering.cancelled() else json_response(answering.result())
+
+    async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
+        async with aclosing(self._events(caller, given, request, streamed=False)) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    return event.response
+        raise InternalError(_FAULT)
+
+    async def _invoke_sse(self, request: Request) -> Response:
+        caller, given = await self._read(request)
+        self._front.turns.admission.check(caller.user.key)  # while there is a status to tell it by
+        frames = self._frames(caller, given, request)
+        return sse.EventStream(frames, keepalive_seconds=self._front.settings.keepalive_seconds)
+
+    async def _frames(
+        self, caller: Caller, given: inputs.Input, request: Request
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self._events(caller, given, request, streamed=True)) as events:
+                async for event in events:
+                    match event:
+                        case Piece(call, text):
+                            yield documents.partial_response(call, text)
+                        case StepDone(step, response):
+                            yield documents.intermediate_response(step.task_no, step.name, response)
+                        case Done(response):
+                            yield documents.final_response(response)
+        except TealError as error:
+            self._note(error)
+            yield documents.error_event(error)
+
+    async def _invoke_stream(self, socket: WebSocket) -> None:
+        """One message of JSON in, bare text out."""
+        is_local = self._front.settings.is_local
+        if is_local is not None and (reason := local.refusal(socket.scope, is_local)):
+            await socket.send_denial_response(documents.refusal(InvalidRequest("", reason), ""))
+            return
+        try:
+            caller = await self._identify(socket)
+        except TealError as error:
+            self._note(error)
+            await socket.send_denial_response(documents.refusal(error, self._front.challenge))
+            return
+        await socket.accept()
+        try:
+            await self._talk(socket, caller)
+        except TealError as error:
+            self._note(error)
+            await socket.close(_FAILED, error.detail[:_LONGEST_REASON])
+        except WebSocketDisconnect:
+            return
+
+    async def _talk(self, socket: WebSocket, caller: Caller) -> None:
+        message = await socket.receive()
+        if message["type"] != "websocket.receive":
+            return
+        body = message.get("bytes") or (message.get("text") or "").encode()
+        if len(body) > self._front.settings.max_body_bytes:
+            raise InvalidRequest("body", f"is larger than {self._front.settings.max_body_bytes} bytes")
+        given = self._given(bodies.parse(body))
+        async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
+            async for event in events:
+                if isinstance(event, Piece):
+                    await socket.send_text(event.text)
+        await socket.close()
+
+    def _events(
+        self, caller: Caller, given: inputs.Input, connection: HTTPConnection, *, streamed: bool
+    ) -> AsyncGenerator[Piece | StepDone | Done, None]:
+        kept = {"authorization", *self._front.forward_headers}
+        headers = {name: value for name, value in connection.headers.items() if name in kept}
+        return self._front.turns.events(caller, given, headers, streamed=streamed)
+
+    async def _read(self, request: Request) -> tuple[Caller, inputs.Input]:
+        """The caller and what was sent. A body that does not say what it is, is JSON."""
+        caller = await self._identify(request)
+        if "content-type" in request.headers:
+            bodies.require_json(request)
+        most = self._front.settings.max_body_bytes
+        body = await bodies.read(request, most, self._incoming, caller.user.key)
+        return caller, self._given(bodies.parse(body))
+
+    def _given(self, body: Any) -> inputs.Input:
+        return inputs.read(self._front.input_type, body, self._front.settings.max_items)
+
+    async def _identify(self, connection: HTTPConnection) -> Caller:
+        check_origin(connection, self._origins)
+        return await self._front.identity.caller(connection)
+
+    # --- errors ----------------------------------------------------------------------------------
+
+    def _note(self, error: TealError) -> None:
+        if status_of(error) >= 500:
+            log.warning("%s: %s", error.code, error.detail)
+        self._front.observer.refused(error)
+
+    async def _refused(self, _: Request, error: Exception) -> Response:
+        assert isinstance(error, TealError)
+        self._note(error)
+        return documents.refusal(error, self._front.challenge)
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        where = bodies.short(request.scope["path"])
+        document = documents.problem(NotFound(f"There is nothing at {where} for {request.method}."))
+        status = error.status_code
+        return json_response({**document, "status": status}, status=status, headers=error.headers)
+
+    async def _fault(self, _: Request, error: Exception) -> Response:
+        return documents.refusal(InternalError(_FAULT), self._front.challenge)
+
+    # --- what can be read ------------------------------------------------------------------------
+
+    async def _health(self, _: Request) -> Response:
+        return json_response(self._condition())
+
+    async def _live(self, _: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, _: Request) -> Response:
+        return json_response(self._condition(), status=503 if self._front.turns.admission.draining else 200)
+
+    def _condition(self) -> Json:
+        status = "draining" if self._front.turns.admission.draining else "ok"
+        uptime = round(time.monotonic() - self._began, 3)
+        return {"status": status, "version": __version__, "uptime": uptime, "dependencies": {}}
+
+    async def _openapi(self, _: Request) -> Response:
+        return json_response(self._document)
+
+    async def _root(self, _: Request) -> Response:
+        front, prefix = self._front, self._prefix
+        agent = {
+            "name": front.name,
+            "version": front.version,
+            "description": front.settings.description,
+            "url": prefix,
+            "docs": f"{prefix}/docs",
+            "openapi": f"{prefix}/openapi.json",
+        }
+        return json_response({"agents": [agent]})
+
+    def _pages(self) -> list[BaseRoute]:
+        """The pages on which the API can be read; all they load comes from here."""
+        prefix, title = self._prefix, f"{self._front.name} {self._front.version}"
+        docs = get_swagger_ui_html(
+            title=title,
+            openapi_url=f"{prefix}/openapi.json",
+            swagger_js_url=f"{prefix}/docs/{_DOCS_FILES[0]}",
+            swagger_css_url=f"{prefix}/docs/{_DOCS_FILES[1]}",
+            swagger_favicon_url="data:,",
+        )
+        redoc = get_redoc_html(
+            title=title,
+            openapi_url=f"{prefix}/openapi.json",
+            redoc_js_url=f"{prefix}/docs/{_DOCS_FILES[2]}",
+            redoc_favicon_url="data:,",
+            with_google_fonts=False,
+        )
+        return [
+            Route(f"{prefix}/docs", _always(docs)),
+            Route(f"{prefix}/redoc", _always(redoc)),
+            Route(f"{prefix}/docs/{{name}}", _docs_file),
+        ]
+
+
+def _always(page: Response) -> Callable[[Request], Awaitable[Response]]:
+    async def shown(_: Request) -> Response:
+        return page
+
+    return shown
+
+
+async def _docs_file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _DOCS_FILES:
+        raise NotFound("There is no such file of the docs pages.")
+    folder = Path(str(files("fastapi_offline"))) / "static"
+    return FileResponse(folder / name, headers={"cache-control": "public, max-age=86400"})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,70 @@
+"""Answers, events and errors, as clients of the earlier platform read them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from tealagents.api import sse
+from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.domain.errors import InsufficientScope, TealError, Unauthenticated
+from tealagents.domain.models import Json, Usage
+
+#: the ids of a call and the agent that answers it, which begin each document
+Call = Mapping[str, str]
+
+
+def answer(
+    call: Call, text: str, usage: Usage, extra_data: Sequence[Json], *, typed: Any = None
+) -> dict[str, Any]:
+    """An answer; `typed` is the output as JSON, where the config names its type."""
+    return {
+        **call,
+        "token_usage": {
+            "completion_tokens": usage.completion_tokens,
+            "prompt_tokens": usage.prompt_tokens,
+            "total_tokens": usage.total_tokens,
+        },
+        "extra_data": {"items": list(extra_data)} if extra_data else None,
+        "output_raw": text,
+        "output_pydantic": typed,
+    }
+
+
+def partial_response(call: Call, text: str) -> bytes:
+    return sse.frame(None, "partial-response", {**call, "output_partial": text})
+
+
+def intermediate_response(task_no: int, task_name: str, response: Json) -> bytes:
+    document = {"task_no": task_no, "task_name": task_name, "response": response}
+    return sse.frame(None, "intermediate-task-response", document)
+
+
+def final_response(document: Json) -> bytes:
+    return sse.frame(None, "final-response", document)
+
+
+def error_event(error: TealError) -> bytes:
+    return sse.frame(None, "error", problem(error))
+
+
+def problem(error: TealError) -> Json:
+    return {
+        "type": f"urn:tealagents:problem:{error.code}",
+        "title": error.code.replace("_", " ").capitalize(),
+        "status": status_of(error),
+        "detail": error.detail,
+        "code": error.code,
+    }
+
+
+def refusal(error: TealError, challenge: str) -> Response:
+    """The response for an error."""
+    headers = {}
+    if isinstance(error, Unauthenticated | InsufficientScope):
+        headers["www-authenticate"] = challenge
+    if (seconds := retry_after(error)) is not None:
+        headers["retry-after"] = seconds
+    return json_response(
+        problem(error), status=status_of(error), headers=headers, media_type="application/problem+json"
+    )

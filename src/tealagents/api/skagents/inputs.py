@@ -1,0 +1,92 @@
+"""What was sent: a value of the config's input type, as messages, as values for templates, and its images."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from msgspec import Struct
+from pydantic import BaseModel
+
+from tealagents.api import bodies
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Item, Json
+from tealagents.engine.prompt import context_note
+
+_HISTORY = "chat_history"
+
+
+class Said(Struct, frozen=True):
+    """A message of the conversation that was sent."""
+
+    role: Literal["user", "assistant"]
+    items: tuple[Item, ...]
+
+
+class Input(Struct, frozen=True, kw_only=True):
+    """What one call brings."""
+
+    session_id: str | None
+    #: the fields of the input type as plain data
+    values: Json
+    said: tuple[Said, ...]
+    #: what the application knows of the user, as a message
+    context: Said | None
+    images: tuple[Item, ...]
+
+
+def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
+    """The input in a body, or `InvalidRequest` that names the first field that is wrong."""
+    value = bodies.validated(kind, body)
+    values = value.model_dump(mode="json")
+    session_id = body.get("session_id")
+    if session_id is not None and not isinstance(session_id, str):
+        raise InvalidRequest("session_id", "must be a string")
+    context = values.get("user_context")
+    return Input(
+        session_id=session_id or None,
+        values=values,
+        said=tuple(_said(values.get(_HISTORY) or [], most_items)),
+        context=_told(context) if context and isinstance(context, dict) else None,
+        images=tuple(_images(value)),
+    )
+
+
+def _told(context: Json) -> Said:
+    return Said("user", (Item("text", context_note({name: str(each) for name, each in context.items()})),))
+
+
+def _said(history: Any, most_items: int) -> Iterator[Said]:
+    """The conversation; types of the config's own may leave any shape to us."""
+    for n, message in enumerate(history if isinstance(history, list) else [history]):
+        field = f"{_HISTORY}.{n}"
+        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+            raise InvalidRequest(field, "must be a message of the role user or assistant")
+        items = message.get("items", [{"content": message.get("content")}])
+        if not isinstance(items, list) or len(items) > most_items:
+            raise InvalidRequest(f"{field}.items", f"must be a list of at most {most_items} items")
+        yield Said(message["role"], tuple(_item(each, f"{field}.items.{i}") for i, each in enumerate(items)))
+
+
+def _item(item: Any, field: str) -> Item:
+    content = item.get("content") if isinstance(item, dict) else None
+    if not isinstance(content, str):
+        raise InvalidRequest(field, "must have a content, which is a string")
+    if item.get("content_type", "text") == "text":
+        return Item("text", content)
+    return _image(content, field)
+
+
+def _image(uri: str, field: str) -> Item:
+    if problem := bodies.image_problem(uri):
+        raise InvalidRequest(field, problem)
+    return Item("image", uri)
+
+
+def _images(value: BaseModel) -> Iterator[Item]:
+    """Embedded images among the fields, alone or in lists: models of a `format` and its `data`."""
+    for name in type(value).model_fields:
+        field = getattr(value, name)
+        for each in field if isinstance(field, list) else [field]:
+            if isinstance(each, BaseModel) and type(each).model_fields.keys() == {"format", "data"}:
+                image: Any = each
+                media = image.format if "/" in image.format else f"image/{image.format}"
+                yield _image(f"data:{media};base64,{image.data}", name)

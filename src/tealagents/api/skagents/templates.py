@@ -1,0 +1,217 @@
+"""The instructions of tasks: Jinja templates that fill in text, and can do nothing else.
+
+A template is compiled when the service is checked or started. It may loop over what was sent, decide and
+filter; what runs other code, reaches into objects, or makes text longer by a number is refused by name. While
+it is rendered, its steps, its time and its output are bounded.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
+from jinja2.filters import FILTERS
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment
+
+from tealagents.api import bodies
+
+#: characters of a result, and of a text on the way to it; steps and seconds of making it
+LONGEST, MOST_STEPS, MOST_SECONDS = 1_000_000, 100_000, 1.0
+
+_FILTERS = (
+    *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby"),
+    *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr"),
+    *("reverse", "select", "selectattr", "sort", "string", "striptags", "sum", "title", "trim", "truncate"),
+    *("unique", "upper", "wordcount"),
+)
+_METHODS = (
+    *("get", "items", "keys", "values", "lower", "upper", "title", "capitalize", "strip", "lstrip"),
+    *("rstrip", "split", "splitlines", "startswith", "endswith", "isdigit"),
+)
+#: what a template may be made of; whatever else Jinja knows is refused
+_NODES = (
+    *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Assign, nodes.For, nodes.If, nodes.CondExpr),
+    *(nodes.Name, nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Slice),
+    *(nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Filter, nodes.Test, nodes.Compare, nodes.Operand),
+    *(nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Concat, nodes.Add, nodes.Sub, nodes.Mod),
+)
+_BUDGET = "budget of the rendering"
+
+
+class TemplateRefused(ValueError):
+    """A template that is not one, does what templates may not, or has taken too much."""
+
+
+class ValuesUnfit(TemplateRefused):
+    """A template that cannot be filled in with the values that were sent."""
+
+
+class _Budget:
+    """What one rendering may still take."""
+
+    def __init__(self) -> None:
+        self._steps = MOST_STEPS
+        self._until = time.monotonic() + MOST_SECONDS
+
+    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self._steps -= 1
+            if self._steps < 0 or time.monotonic() > self._until:
+                raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
+            yield value
+
+
+def _bounded(length: int) -> None:
+    if length > LONGEST:
+        raise TemplateRefused(f"makes more than {LONGEST:,} characters")
+
+
+# --- what stands for Jinja's own -----------------------------------------------------------------
+
+
+@pass_context
+def _counted(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    budget: _Budget = context[_BUDGET]
+    return budget.counted(values)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, str):
+        _bounded(len(value))
+    return value
+
+
+def _replaced(text: Any, old: str, new: str) -> str:
+    whole = str(text)
+    _bounded(len(whole) + whole.count(old) * len(new))
+    return whole.replace(old, new)
+
+
+def _joined(values: Iterable[Any], by: str = "", attribute: str | None = None) -> str:
+    parts = [str(each.get(attribute, "") if attribute else each) for each in values]
+    _bounded(sum(map(len, parts)) + len(parts) * len(by))
+    return by.join(parts)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+class _Environment(SandboxedEnvironment):
+    """Jinja's sandbox over plain data, with what templates may use named one by one."""
+
+    intercepted_binops = frozenset({"+", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(autoescape=False)
+        self.filters = {name: FILTERS[name] for name in _FILTERS}
+        self.filters |= {"join": _joined, "replace": _replaced, "tojson": _json}
+        self.filters |= {_COUNTED: _counted, _KEPT: _kept}
+        self.globals = {"range": self.globals["range"]}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return super().is_safe_attribute(obj, attr, value) and (attr in _METHODS or not callable(value))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and not isinstance(left, int | float):
+            raise TemplateRefused("% is for numbers only")
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            _bounded(len(left) + len(right))
+        elif operator == "+" and not isinstance(left, int | float):
+            raise TemplateRefused("+ is for numbers and texts only")
+        return super().call_binop(context, operator, left, right)
+
+
+#: names that no template can write
+_COUNTED, _KEPT = "counted loop", "kept text"
+_environment = _Environment()
+
+
+# --- compiling and rendering ---------------------------------------------------------------------
+
+
+class Instructions:
+    """One compiled template. `TemplateRefused` where it cannot be one."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            tree = _environment.parse(source)
+            _check(tree)
+            #: the names that it looks up in what it is given
+            self.names = meta.find_undeclared_variables(tree) - {"range"}
+            self._template: Template = _environment.from_string(_bound(tree))
+        except TemplateSyntaxError as error:
+            raise TemplateRefused(f"line {error.lineno}: {error.message}") from None
+        except RecursionError:
+            raise TemplateRefused("is nested too deeply") from None
+        self._try()
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text for these values, which are plain data. `TemplateRefused` where they do not fit it."""
+        parts: list[str] = []
+        length = 0
+        try:
+            for part in self._template.generate({**values, _BUDGET: _Budget()}):
+                length += len(part)
+                _bounded(length)
+                parts.append(part)
+        except TemplateRefused:
+            raise
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ValuesUnfit(f"cannot be filled in with these values: {bodies.short(str(error))}") from None
+        except RecursionError:
+            raise TemplateRefused("is nested too deeply") from None
+        return "".join(parts)
+
+    def _try(self) -> None:
+        """What takes too much whatever is sent is found before anyone sends anything."""
+        with contextlib.suppress(ValuesUnfit):
+            self.render({})
+
+
+def _check(tree: nodes.Template) -> None:
+    for node in tree.find_all(nodes.Node):
+        if not isinstance(node, _NODES):
+            raise TemplateRefused(
+                f"line {node.lineno}: {type(node).__name__.lower()} is not for templates here"
+            )
+        if isinstance(node, nodes.For) and node.recursive:
+            raise TemplateRefused(f"line {node.lineno}: a recursive loop is not for templates here")
+        if isinstance(node, nodes.Assign) and any(map(node.find, (nodes.List, nodes.Tuple, nodes.Dict))):
+            raise TemplateRefused(f"line {node.lineno}: a set of lists is not for templates here")
+        if isinstance(node, nodes.Call) and not _is_known(node.node):
+            raise TemplateRefused(f"line {node.lineno}: only range() and methods of texts can be called here")
+        if _reached(node).startswith("__"):
+            raise TemplateRefused(f"line {node.lineno}: {_reached(node)} cannot be reached here")
+        if isinstance(node, nodes.Filter) and node.name not in _environment.filters:
+            raise TemplateRefused(f"line {node.lineno}: the filter {node.name} is not for templates here")
+
+
+def _reached(node: nodes.Node) -> str:
+    """The attribute or key that a node names."""
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    return str(key.value) if isinstance(key, nodes.Const) else ""
+
+
+def _is_known(called: nodes.Node) -> bool:
+    if isinstance(called, nodes.Getattr):
+        return called.attr in _METHODS
+    return isinstance(called, nodes.Name) and called.name == "range"
+
+
+def _bound(tree: nodes.Template) -> nodes.Template:
+    """The template with every loop counted, and every text that is put together measured."""
+    for loop in tree.find_all(nodes.For):
+        loop.iter = _filtered(loop.iter, _COUNTED)
+    for assignment in tree.find_all(nodes.Assign):
+        assignment.node = _filtered(assignment.node, _KEPT)
+    return tree
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)

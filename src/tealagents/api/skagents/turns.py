@@ -1,0 +1,328 @@
+"""Answers calls: each task of the config is one turn of the engine's loop. Nothing is stored."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import BaseModel, ValidationError
+
+from tealagents.api import bodies
+from tealagents.api.skagents import documents
+from tealagents.api.skagents.inputs import Input, Said
+from tealagents.api.skagents.templates import Instructions, TemplateRefused
+from tealagents.domain import ids
+from tealagents.domain.errors import Interrupted, InvalidRequest, ModelFailed, RequestTimeout, TealError
+from tealagents.domain.events import TextDelta
+from tealagents.domain.models import Caller, Failure, Item, Json, Message, RequestRecord, Usage
+from tealagents.domain.ports import Clock, Model
+from tealagents.engine.admission import Admission
+from tealagents.engine.agent import Agent
+from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
+from tealagents.engine.recorder import Recorder
+from tealagents.engine.texts import storable
+from tealagents.engine.toolbox import CallContext
+from tealagents.engine.turn import Answer, Asked, TurnLoop, Waits, open_turn
+from tealagents.limits import Limits
+from tealagents.state.memories import Memory
+from tealagents.threads.views import Part
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One task of the config; or, without instructions, an agent that is given the conversation."""
+
+    agent: Agent
+    name: str = ""
+    task_no: int = 0
+    instructions: Instructions | None = None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a config says is done in a call."""
+
+    source: str
+    steps: Sequence[Step]
+    limits: Limits
+    #: what the answer of the last task is to be; None: text
+    output_type: type[BaseModel] | None = None
+
+
+class Piece(Struct, frozen=True):
+    """Some text of the answer to the call with these ids."""
+
+    call: documents.Call
+    text: str
+
+
+class StepDone(Struct, frozen=True):
+    """A task has its answer; it is not the last."""
+
+    step: Step
+    response: Json
+
+
+class Done(Struct, frozen=True):
+    """The call has its answer."""
+
+    response: Json
+
+
+class Given:
+    """A conversation that came with its call (`engine.turn.Conversation`)."""
+
+    remote_id: str | None = None
+
+    def __init__(self, model: Model, messages: Sequence[Message]) -> None:
+        self._model = model
+        self._messages = messages
+
+    async def remembered(self) -> Json:
+        return {}
+
+    async def encoded(self) -> Sequence[bytes]:
+        return [self._model.encode(message) for message in self._messages]
+
+    async def earlier(self) -> AsyncIterator[Part]:
+        raise NotImplementedError("no view shortens what came with the call")
+        yield
+
+    def looked(self) -> None:
+        """Nothing is left to be asked for."""
+
+    def memory(self, provider: str) -> Memory:
+        raise NotImplementedError("nothing is remembered")
+
+
+class Context(CallContext):
+    """A tool's view of a call; extra data is a list, in which a key may come twice."""
+
+    def __init__(self, *, items: list[Json], **given: Any) -> None:
+        super().__init__(**given, extra_data={})
+        self._items = items
+
+    def add_extra_data(self, key: str, value: Any) -> None:
+        self._items.append({"key": storable(key), "value": msgspec.json.decode(msgspec.json.encode(value))})
+
+
+class Turns:
+    """Answers calls of one config."""
+
+    def __init__(self, plan: Plan, clock: Clock) -> None:
+        self._plan = plan
+        self._clock = clock
+        limits = plan.limits
+        self.admission = Admission(
+            per_process=limits.max_concurrent_requests, per_user=limits.max_requests_per_user
+        )
+        #: the deadlines of calls under way
+        self._running: set[asyncio.Timeout] = set()
+        self._interrupted = False
+
+    async def events(
+        self, caller: Caller, given: Input, headers: Mapping[str, str], *, streamed: bool
+    ) -> AsyncGenerator[Piece | StepDone | Done, None]:
+        """What happens in a call; the last event is its answer. `headers` are those that tools may see."""
+        plan, limits = self._plan, self._plan.limits
+        call = _Call(plan, self._clock, caller, given, headers)
+        observer = plan.steps[0].agent.observer
+        with self.admission.admitted(caller.user.key), observer.request(call.record) as watch:
+            deadline = asyncio.timeout(limits.request_timeout_seconds)
+            self._running.add(deadline)
+            try:
+                async with deadline, aclosing(call.events(streamed=streamed)) as events:
+                    async for event in events:
+                        yield event
+            except BaseException as error:
+                told = self._told(error) if deadline.expired() else error
+                watch.ended(call.ended(told))
+                if told is error:
+                    raise
+                raise told from None
+            finally:
+                self._running.discard(deadline)
+            watch.ended(call.ended(None))
+
+    def _told(self, error: BaseException) -> BaseException:
+        """What the end of a call's time is to its client."""
+        if not isinstance(error, TimeoutError):
+            return error
+        if self._interrupted:
+            return Interrupted("The process is shutting down. Send the message again.", retry_after=1)
+        return RequestTimeout(
+            f"The request took longer than {self._plan.limits.request_timeout_seconds:g} seconds."
+        )
+
+    async def drain(self, seconds: float) -> None:
+        """Refuses new calls, and gives those under way so long."""
+        self.admission.draining = True
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._running and loop.time() < until:  # noqa: ASYNC110 - the calls of several connections
+            await asyncio.sleep(0.05)
+        self._interrupted = True
+        for deadline in list(self._running):
+            deadline.reschedule(loop.time())
+        await asyncio.sleep(0)
+
+
+class _Call:
+    """One call: the tasks of the plan over one conversation."""
+
+    def __init__(
+        self, plan: Plan, clock: Clock, caller: Caller, given: Input, headers: Mapping[str, str]
+    ) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._caller = caller
+        self._given = given
+        self._headers = headers
+        self._request_id = uuid.uuid4().hex
+        self._session_id = given.session_id or uuid.uuid4().hex
+        self._call = {
+            "session_id": self._session_id,
+            "source": plan.source,
+            "request_id": self._request_id,
+        }
+        self._usage = Usage()
+        self._extra_data: list[Json] = []
+        self.record = RequestRecord(
+            request_id=self._request_id,
+            task_id=self._request_id,
+            session_id=self._session_id,
+            status="Running",
+            created_at=clock.now(),
+        )
+
+    async def events(self, *, streamed: bool) -> AsyncGenerator[Piece | StepDone | Done, None]:
+        given, steps = self._given, self._plan.steps
+        values = dict(given.values)
+        conversation = [given.context] if given.context and steps[0].instructions is None else []
+        history = [self._message(each) for each in (*conversation, *given.said)]
+        text = ""
+        for n, step in enumerate(steps):
+            if step.instructions is not None:
+                asked = Item("text", self._filled(step, step.instructions, values))
+                history.append(self._message(Said("user", (asked, *given.images) if n == 0 else (asked,))))
+            if not history:
+                raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
+            last = n == len(steps) - 1
+            recorder = Recorder(self._request_id, self._clock, history[-1], Usage())
+            async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
+                async for event in events:
+                    if last:
+                        yield Piece(self._call, event.text)
+            text = "".join(recorder.output)
+            self._usage = self._usage + recorder.usage
+            history.append(self._message(Said("assistant", (Item("text", text),))))
+            values[f"_{step.name}"] = text
+            if not last:
+                yield StepDone(step, documents.answer(self._call, text, recorder.usage, ()))
+        yield Done(self._answer(text))
+
+    async def _turn(
+        self, agent: Agent, history: Sequence[Message], recorder: Recorder, streamed: bool
+    ) -> AsyncGenerator[TextDelta, None]:
+        """The agent's answer to the last message, gathered in the recorder."""
+        asked = Asked(
+            session_id=self._session_id,
+            task_id=self._request_id,
+            request_id=self._request_id,
+            owner=self._caller.user,
+            said=recorder.messages,
+        )
+        turn = await open_turn(agent, Given(agent.model, history[:-1]), asked)
+        loop = TurnLoop(
+            agent, turn, recorder, self._context(agent), self._clock, streamed=streamed, remote_id=None
+        )
+        resumption: Resumption | None = None
+        try:
+            while True:
+                async with aclosing(loop.events(resumption)) as events:
+                    async for event in events:
+                        if isinstance(event, TextDelta):
+                            yield event
+                        elif isinstance(event, Waits):
+                            resumption = self._rejected(event.needed)
+                        elif isinstance(event, Answer):
+                            return
+        except ModelFailed as error:
+            raise _explained(error, agent) from error
+
+    def _context(self, agent: Agent) -> Context:
+        return Context(
+            session_id=self._session_id,
+            task_id=self._request_id,
+            request_id=self._request_id,
+            owner=self._caller.user,
+            actor=self._caller.user,
+            token=self._caller.token,
+            headers=self._headers,
+            delegation=agent.delegation,
+            items=self._extra_data,
+        )
+
+    def _rejected(self, needed: HumanNeeded) -> Resumption:
+        """No one can be asked during a stateless call, so the model is told that the calls were not made."""
+        why = "The call needs a decision or an authorization, which cannot be given here. It was not made."
+        now = self._clock.now()
+        rejected = [tool_message(self._request_id, call, why, now, is_error=True) for call in needed.calls]
+        return Resumption((), tuple(rejected), tuple(call.id for call in needed.calls))
+
+    def _filled(self, step: Step, instructions: Instructions, values: Json) -> str:
+        try:
+            return storable(instructions.render(values))
+        except TemplateRefused as error:
+            raise InvalidRequest(f"instructions of the task {step.name}", str(error)) from None
+
+    def _message(self, said: Said) -> Message:
+        return Message(
+            message_id=ids.random_id(),
+            request_id=self._request_id,
+            role=said.role,
+            created_at=self._clock.now(),
+            items=said.items,
+        )
+
+    def _answer(self, text: str) -> Json:
+        typed = _typed(text, self._plan.output_type)
+        return documents.answer(self._call, text, self._usage, self._extra_data, typed=typed)
+
+    def ended(self, error: BaseException | None) -> RequestRecord:
+        """The call as it ended, for whoever observes it."""
+        if error is None:
+            return replace(self.record, status="Completed", usage=self._usage)
+        if isinstance(error, TealError):
+            return replace(
+                self.record, status="Failed", usage=self._usage, error=Failure(error.code, error.detail)
+            )
+        status = "Canceled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "Failed"
+        return replace(self.record, status=status, usage=self._usage)
+
+
+# --- structured output ---------------------------------------------------------------------------
+
+
+def _typed(text: str, kind: type[BaseModel] | None) -> Any:
+    if kind is None:
+        return None
+    try:
+        return kind.model_validate_json(text).model_dump(mode="json")
+    except ValidationError as error:
+        reason = bodies.refusal(error.errors(include_url=False, include_input=False)).detail
+        raise ModelFailed(f"The model's answer is no {kind.__name__}: {reason}.") from None
+
+
+def _explained(error: ModelFailed, agent: Agent) -> ModelFailed:
+    """Says that a type was asked for, where the model service may have refused just that."""
+    wanted = agent.response_format
+    if wanted is None or not any(word in error.detail for word in ("response_format", "schema", "format")):
+        return error
+    return ModelFailed(
+        f"{error.detail} The model was asked for structured output (response_format) of the type "
+        f"{wanted.name}: use a model that supports it, or leave out output_type.",
+        retry_after=error.retry_after,
+    )

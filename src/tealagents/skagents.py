@@ -1,0 +1,257 @@
+"""Wires the earlier platform's files (`skagents/v1`, `skagents/v2alpha1`): agents without state.
+
+What `bootstrap` does for our own files; the parts that both need are made there.
+"""
+
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from tealagents import telemetry
+from tealagents.api.bearer import Bearer
+from tealagents.api.settings import ApiSettings
+from tealagents.api.skagents.app import Front, StatelessApp
+from tealagents.api.skagents.identity import Gateway
+from tealagents.api.skagents.templates import Instructions, TemplateRefused
+from tealagents.api.skagents.turns import Plan, Step, Turns
+from tealagents.auth import open_auth
+from tealagents.bootstrap import credential_of, identity_problems, is_open, model_of, observer_of
+from tealagents.config.problems import KeyPath
+from tealagents.config.service import GATEWAY
+from tealagents.config.skagents import EarlierConfig, Task
+from tealagents.domain.models import Json
+from tealagents.domain.ports import Clock, Model, ResponseFormat, ToolSpec
+from tealagents.engine.agent import Agent
+from tealagents.engine.observer import Observer
+from tealagents.engine.toolbox import Toolbox
+from tealagents.outbound.addresses import is_loopback_host
+from tealagents.registry import import_from
+from tealagents.serving import drained_by_signals
+from tealagents.state.records import SystemClock
+from tealagents.tooling import Tooling
+from tealagents.tools.code import imported
+from tealagents.tools.errors import ToolsetError
+from tealagents.tools.input_types import INPUTS
+
+log = logging.getLogger(__name__)
+
+
+def application(config: EarlierConfig, *, clock: Clock | None = None) -> StatelessApp:
+    """The application of one config. What it needs is opened when it starts."""
+    import_from(config.source.parent)
+    return _Wiring(config, clock or SystemClock()).app()
+
+
+def problems_at_start(config: EarlierConfig, host: str, workers: int) -> Sequence[str]:
+    """Why a config must not be served like this; any number of workers may, they share nothing."""
+    return identity_problems(config, host)
+
+
+def parts(config: EarlierConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+    """What is made of a config before it is served, with the key that names it; all but its agents."""
+    auth = config.auth
+    if auth.provider != GATEWAY:
+        yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
+    yield ("input_type",), partial(types_of, config)
+    for task in config.tasks:
+        yield ("spec", "tasks", task.place, "instructions"), partial(instructions_of, task)
+
+
+def agents(config: EarlierConfig) -> Iterator[tuple[KeyPath, EarlierConfig]]:
+    """The config for each of its agents, with the key that names it."""
+    for index, agent in enumerate(config.agents):
+        key: KeyPath = ("spec", "agents", index) if config.tasks else ("spec", "agent")
+        yield key, dataclasses.replace(config, agent=agent, public_url=None)
+
+
+def check_tools(tools: Sequence[ToolSpec]) -> None:
+    """`ToolsetError` for tools that need an approval: nothing waits here until someone decides."""
+    governed = [tool.name for tool in tools if tool.governance.requires_hitl]
+    if governed:
+        raise ToolsetError(
+            f"The tools {', '.join(governed)} need an approval, which skagents files cannot wait for: clear "
+            "them in the catalogue, or move the agent on with `tealagents upgrade`."
+        )
+
+
+# --- types and templates -------------------------------------------------------------------------
+
+
+def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | None]:
+    """What the agent is sent, and what it answers with; None: text.
+
+    Each is a class of the config's file of types, else a standard one.
+    """
+    module = imported(config.types_module) if config.types_module is not None else None
+
+    def named(name: str) -> type[BaseModel]:
+        found = getattr(module, name, None) or INPUTS.get(name)
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            return found
+        where = config.types_module or "custom_types.py beside the config file, or what TA_TYPES_MODULE names"
+        raise ToolsetError(
+            f"there is no type {name}: {where} has no pydantic model of this name, and the standard "
+            f"types are {', '.join(INPUTS)}"
+        )
+
+    return named(config.input_type), named(config.output_type) if config.output_type else None
+
+
+def instructions_of(task: Task) -> Instructions:
+    """The template of a task, compiled."""
+    try:
+        return Instructions(task.instructions)
+    except TemplateRefused as error:
+        raise ToolsetError(f"the instructions of the task {task.name} are refused: {error}") from None
+
+
+def format_of(kind: type[BaseModel]) -> ResponseFormat:
+    """A type as the model service is asked for it."""
+    schema = kind.model_json_schema()
+    closed: Json = kind.model_json_schema()
+    strict = _close(closed)
+    return ResponseFormat(name=kind.__name__[:64], schema=closed if strict else schema, strict=strict)
+
+
+def _close(node: Any) -> bool:
+    """Closes every object of a schema and requires all its keys; False where one has keys of any name."""
+    if isinstance(node, list):
+        return all(map(_close, node))
+    if not isinstance(node, dict):
+        return True
+    node.pop("default", None)
+    if "$ref" in node:
+        node.pop("description", None)
+    if node.get("type") == "object":
+        if "properties" not in node:
+            return False
+        node["additionalProperties"] = False
+        node["required"] = list(node["properties"])
+    return all(
+        _close(list(value.values()) if key in ("properties", "$defs") else value)
+        for key, value in node.items()
+    )
+
+
+# --- wiring --------------------------------------------------------------------------------------
+
+
+class _Wiring:
+    """Makes the parts of one application, and opens them."""
+
+    def __init__(self, config: EarlierConfig, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.credential = credential_of(config)
+        self.auth = None
+        if config.auth.provider != GATEWAY:
+            self.auth = open_auth(config.auth.provider, config.auth.options, clock)
+        self.observer: Observer = observer_of(config)
+        self.input_type, self.output_type = types_of(config)
+        each = [one for _, one in agents(config)]
+        # of two with one name the first counts
+        self.agents = {one.agent.name: _AgentWiring(one, self, clock) for one in reversed(each)}
+        self.turns = Turns(self._plan(), clock)
+
+    def app(self) -> StatelessApp:
+        config = self.config
+        secret = config.gateway_secret.get_secret_value() if config.gateway_secret else None
+        bearer = Bearer(self.auth, config.forward_headers) if self.auth is not None else None
+        front = Front(
+            name=config.name,
+            version=config.version,
+            settings=self._settings(),
+            input_type=self.input_type,
+            output_type=self.output_type,
+            turns=self.turns,
+            identity=bearer or Gateway(secret),
+            challenge="Bearer" if bearer else "taAgwKey",
+            forward_headers=frozenset(config.forward_headers),
+            observer=self.observer,
+        )
+        return StatelessApp(front, self._lifespan)
+
+    def _plan(self) -> Plan:
+        config, wanted = self.config, self.output_type
+        if config.tasks:
+            steps = [
+                Step(
+                    agent=self.agents[task.agent].agent,
+                    name=task.name,
+                    task_no=task.task_no,
+                    instructions=instructions_of(task),
+                )
+                for task in config.tasks
+            ]
+        else:
+            steps = [Step(agent=self.agents[config.agent.name].agent)]
+        if wanted is not None:
+            last = steps[-1]
+            typed = dataclasses.replace(last.agent, response_format=format_of(wanted))
+            steps[-1] = Step(
+                agent=typed, name=last.name, task_no=last.task_no, instructions=last.instructions
+            )
+        source = f"{config.name}:{config.version}"
+        return Plan(source=source, steps=steps, limits=config.limits, output_type=wanted)
+
+    def _settings(self) -> ApiSettings:
+        config, limits = self.config, self.config.limits
+        return ApiSettings(
+            prefix=config.prefix,
+            description=config.description or config.metadata.description or config.name,
+            max_body_bytes=limits.max_body_bytes,
+            max_items=limits.max_items,
+            keepalive_seconds=limits.keepalive_seconds,
+            cors_origins=config.cors_origins,
+            is_local=is_loopback_host if is_open(config) else None,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+        config = self.config
+        async with AsyncExitStack() as stack:
+            stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
+            if self.credential is not None:
+                await stack.enter_async_context(self.credential)
+            if self.auth is not None:
+                await stack.enter_async_context(self.auth)
+            for agent in self.agents.values():
+                await agent.open(stack)
+            stack.push_async_callback(self.turns.drain, 0)
+            stack.enter_context(drained_by_signals(self.turns, config.limits.drain_seconds))
+            for warning in config.warnings:
+                log.warning(warning)
+            log.info("%s serves %s, without state", config.agent.model, config.prefix)
+            yield
+
+
+class _AgentWiring:
+    """One agent of a config: its model and its tools."""
+
+    def __init__(self, config: EarlierConfig, wiring: _Wiring, clock: Clock) -> None:
+        self._model: Model = model_of(config, wiring.credential)
+        self._tooling = Tooling(config, None, clock)
+        limits = config.limits
+        self._toolbox = Toolbox(self._model, limits.tool_timeout_seconds, self._tooling.govern)
+        self.agent = Agent(
+            name=config.name,
+            version=config.version,
+            system_prompt=config.agent.system_prompt.strip(),
+            model=self._model,
+            toolbox=self._toolbox,
+            limits=limits,
+            delegation=self._tooling.delegation,
+            forward_headers=config.forward_headers,
+            observer=wiring.observer,
+        )
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        await stack.enter_async_context(self._model)
+        stack.push_async_callback(self._tooling.close)
+        self._toolbox.load(await self._tooling.open(self._toolbox.reload))
+        check_tools([tool.spec for tool in self._toolbox.tools])

@@ -1,0 +1,107 @@
+"""The types of the earlier framework: what its agents are sent, and what files of types and plugins import.
+
+The names and fields are theirs. Used where the framework itself is not installed; and the types of input that
+need no file are these in any case.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class KernelBaseModel(BaseModel):
+    """The base of their models."""
+
+    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True, validate_assignment=True)
+
+
+class ExtraDataElement(BaseModel):
+    """One entry of an answer's extra data."""
+
+    key: str
+    value: str
+
+
+class ExtraData(BaseModel):
+    """What plugins add to an answer."""
+
+    items: list[ExtraDataElement] = []
+
+
+class EmbeddedImage(BaseModel):
+    """An image as base64: `format` is `png`, or `image/png`."""
+
+    format: str
+    data: str
+
+
+class MultiModalItem(BaseModel):
+    """A piece of a message: text, or an image as a data URI."""
+
+    content_type: Literal["text", "image"] = "text"
+    content: str
+
+
+class HistoryMessage(BaseModel):
+    """A message of text."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class HistoryMultiModalMessage(BaseModel):
+    """A message of texts and images."""
+
+    role: Literal["user", "assistant"]
+    items: list[MultiModalItem]
+
+
+class BaseInput(KernelBaseModel):
+    """A conversation."""
+
+    session_id: str | None = None
+    chat_history: list[HistoryMessage] | None = None
+
+
+class BaseInputWithUserContext(BaseInput):
+    """A conversation, and what the application knows of the user."""
+
+    user_context: dict[str, str] | None = None
+
+
+class BaseMultiModalInput(KernelBaseModel):
+    """A conversation with images."""
+
+    session_id: str | None = None
+    chat_history: list[HistoryMultiModalMessage] | None = None
+
+
+class BaseMultiModalInputWithUserContext(BaseMultiModalInput):
+    """A conversation with images, and what the application knows of the user."""
+
+    user_context: dict[str, str] | None = None
+
+
+class BaseEmbeddedImage(KernelBaseModel):
+    """One image, which the first task is shown."""
+
+    embedded_image: EmbeddedImage
+
+
+def _named(*kinds: type[BaseModel]) -> Mapping[str, Any]:
+    return {kind.__name__: kind for kind in kinds}
+
+
+#: the types of input that a config may name without a file of its own
+INPUTS: Mapping[str, type[BaseModel]] = _named(
+    *(BaseInput, BaseInputWithUserContext, BaseEmbeddedImage),
+    *(BaseMultiModalInput, BaseMultiModalInputWithUserContext),
+)
+EXTRA_DATA = _named(ExtraData, ExtraDataElement)
+#: what can be imported besides the base of plugins
+ALL: Mapping[str, Any] = {
+    **INPUTS,
+    **EXTRA_DATA,
+    **_named(EmbeddedImage, MultiModalItem, HistoryMessage, HistoryMultiModalMessage),
+}

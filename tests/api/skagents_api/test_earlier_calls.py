@@ -1,0 +1,280 @@
+"""Calls of agents without state: what their clients get, and what the model is sent, whole."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from earlier_agents import AGENT, CHAT, IMAGE, PIXEL, SEQUENTIAL, TYPES, sent, served, write
+from httpx_sse import connect_sse
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread
+
+HISTORY = [
+    {"role": "user", "content": "My name is Ada."},
+    {"role": "assistant", "content": "Hello Ada."},
+    {"role": "user", "content": "What is my name?"},
+]
+REPORT = {
+    "chat_history": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}],
+    "topic": "tea",
+    "author": {"name": "Ada"},
+    "points": ["hot", "green"],
+    "picture": {"format": "png", "data": PIXEL},
+}
+ANSWERS = {
+    "rules": [
+        {"when": {"text": "Look at"}, "reply": "A teapot."},
+        {"when": {"text": "Outline"}, "reply": "One, two."},
+        {"when": {"text": "Check"}, "reply": "It is good."},
+        {"when": {"text": "Write it"}, "reply": '{"title": "Tea", "pages": 3}'},
+    ]
+}
+#: what the model is sent for `REPORT`, message by message
+USER, ASSISTANT = "user", "assistant"
+TOLD = [
+    *REPORT["chat_history"],
+    {
+        "role": USER,
+        "content": [
+            {"type": "text", "text": "Look at the picture of tea by Ada."},
+            {"type": "image_url", "image_url": {"url": IMAGE}},
+        ],
+    },
+    {"role": ASSISTANT, "content": "A teapot."},
+    {"role": USER, "content": "Outline TEA after: A teapot."},
+    {"role": ASSISTANT, "content": "One, two."},
+    {"role": USER, "content": "1. hot\n2. green\nCheck One, two.."},
+    {"role": ASSISTANT, "content": "It is good."},
+    {"role": USER, "content": "Write it: A teapot., One, two., It is good."},
+]
+READER, WRITER = {"role": "system", "content": "You read."}, {"role": "system", "content": "You write."}
+SENT = [[READER, *TOLD[:3]], [WRITER, *TOLD[:5]], [READER, *TOLD[:7]], [WRITER, *TOLD]]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    with served(write(tmp_path_factory.mktemp("chat"), CHAT)) as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def reporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    folder = tmp_path_factory.mktemp("reporter")
+    with served(write(folder, SEQUENTIAL, custom_types=TYPES), ANSWERS) as pair:
+        yield pair
+
+
+def post(service: ServiceThread, body: Any, path: str = "", **options: Any) -> httpx.Response:
+    with service.client(None) as client:
+        return client.post(service.url + path, json=body, **options)
+
+
+def events(service: ServiceThread, body: Any) -> list[tuple[str, dict[str, Any]]]:
+    url = service.url + "/sse"
+    with service.client(None) as client, connect_sse(client, "POST", url, json=body) as source:
+        return [(each.event, each.json()) for each in source.iter_sse()]
+
+
+def streamed(service: ServiceThread, body: Any, **options: Any) -> str:
+    url = service.url.replace("http", "ws") + "/stream"
+    with connect(url, **options) as socket:
+        socket.send(json.dumps(body))
+        return "".join(str(piece) for piece in socket)
+
+
+def test_answer_of_a_conversation(chat: tuple[ServiceThread, OfflineModel]) -> None:
+    """The conversation that came is what the model is sent, behind what is known of the user."""
+    service, model = chat
+    model.clear()
+    body = {"chat_history": HISTORY, "user_context": {"City": "Oslo"}, "session_id": "any string"}
+    answer = post(service, body).raise_for_status().json()
+    assert list(answer) == [
+        *("session_id", "source", "request_id", "token_usage", "extra_data", "output_raw", "output_pydantic"),
+    ]
+    assert answer["session_id"] == "any string"
+    assert answer["source"] == "WeatherBot:0.1"
+    assert re.fullmatch("[0-9a-f]{32}", answer["request_id"])
+    assert answer["output_raw"] == "Your name is Ada."
+    assert (answer["output_pydantic"], answer["extra_data"]) == (None, None)
+    usage = answer["token_usage"]
+    assert set(usage) == {"completion_tokens", "prompt_tokens", "total_tokens"}
+    assert usage["total_tokens"] == usage["completion_tokens"] + usage["prompt_tokens"] > 0
+    context = "Context of this request, given by the user's application:\n- City: Oslo"
+    assert sent(model) == [
+        [
+            {"role": "system", "content": "You are a helpful assistant."},
+            {"role": "user", "content": context},
+            *HISTORY,
+        ]
+    ]
+
+
+def test_body_without_content_type_is_json(chat: tuple[ServiceThread, OfflineModel]) -> None:
+    """Orchestrators that name no type are understood, and other types are refused."""
+    service, _ = chat
+    with service.client(None) as client:
+        body = json.dumps({"chat_history": HISTORY})
+        plain = client.post(service.url, content=body)
+        assert "content-type" not in plain.request.headers
+        assert plain.json()["output_raw"] == "Your name is Ada."
+        other = client.post(service.url, content=body, headers={"content-type": "text/plain"})
+        assert other.status_code == 422
+
+
+def test_events_of_a_conversation(chat: tuple[ServiceThread, OfflineModel]) -> None:
+    """Each piece with the ids, then the answer; the WebSocket sends the same text bare."""
+    service, _ = chat
+    *pieces, (last, answer) = events(service, {"chat_history": HISTORY})
+    assert {name for name, _ in pieces} == {"partial-response"}
+    assert {tuple(data) for _, data in pieces} == {("session_id", "source", "request_id", "output_partial")}
+    assert "".join(data["output_partial"] for _, data in pieces) == "Your name is Ada."
+    assert (last, answer["output_raw"]) == ("final-response", "Your name is Ada.")
+    assert {data["request_id"] for _, data in pieces} == {answer["request_id"]}
+    assert streamed(service, {"chat_history": HISTORY}) == "Your name is Ada."
+
+
+def test_multimodal_conversation(tmp_path: Path) -> None:
+    """The second version takes texts and images in each message."""
+    with served(write(tmp_path, AGENT)) as (service, model):
+        items = [
+            {"content_type": "text", "content": "What is it?"},
+            {"content_type": "image", "content": IMAGE},
+        ]
+        body = {"chat_history": [{"role": "user", "items": items}]}
+        assert post(service, body).raise_for_status().json()["source"] == "Painter:0.2"
+        assert sent(model)[0][1:] == [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "What is it?"},
+                    {"type": "image_url", "image_url": {"url": IMAGE}},
+                ],
+            }
+        ]
+        items[1]["content"] = "https://example.com/picture.png"
+        assert post(service, body).json()["detail"].startswith("chat_history.0.items.1: must be a data URI")
+
+
+def test_sequence_over_json(reporter: tuple[ServiceThread, OfflineModel]) -> None:
+    """Four tasks in the order of their numbers, over one conversation; the last answer is of a type."""
+    service, model = reporter
+    model.clear()
+    answer = post(service, REPORT).raise_for_status().json()
+    assert sent(model) == SENT
+    assert [request["body"]["model"] for request in model.requests] == ["gpt-4o", "gpt-4o-mini"] * 2
+    assert answer["output_raw"] == '{"title": "Tea", "pages": 3}'
+    assert answer["output_pydantic"] == {"title": "Tea", "pages": 3}
+    shapes = [request["body"].get("response_format") for request in model.requests]
+    assert shapes[:3] == [None] * 3
+    wanted = shapes[3]["json_schema"]
+    assert (wanted["name"], wanted["strict"]) == ("Report", True)
+    assert wanted["schema"]["required"] == ["title", "pages"]
+    assert wanted["schema"]["additionalProperties"] is False
+
+
+def test_sequence_over_sse(reporter: tuple[ServiceThread, OfflineModel]) -> None:
+    """Each task's answer as it ends, the pieces of the last one, and the answer of all."""
+    service, model = reporter
+    model.clear()
+    told = events(service, REPORT)
+    assert sent(model) == SENT
+    intermediate = [data for name, data in told if name == "intermediate-task-response"]
+    assert [(each["task_no"], each["task_name"]) for each in intermediate] == [
+        (1, "look"),
+        (2, "outline"),
+        (3, "check"),
+    ]
+    assert [each["response"]["output_raw"] for each in intermediate] == [
+        "A teapot.",
+        "One, two.",
+        "It is good.",
+    ]
+    assert [name for name, _ in told][:3] == ["intermediate-task-response"] * 3
+    pieces = [data["output_partial"] for name, data in told if name == "partial-response"]
+    assert len(pieces) > 1
+    assert told[-1][0] == "final-response"
+    final = told[-1][1]
+    assert final["output_raw"] == "".join(pieces)
+    assert final["output_pydantic"] == {"title": "Tea", "pages": 3}
+    total = final["token_usage"]["total_tokens"]
+    assert total > sum(each["response"]["token_usage"]["total_tokens"] for each in intermediate)
+
+
+def test_sequence_over_websocket(reporter: tuple[ServiceThread, OfflineModel]) -> None:
+    """The last task's text, bare."""
+    service, model = reporter
+    model.clear()
+    assert streamed(service, REPORT) == '{"title": "Tea", "pages": 3}'
+    assert sent(model) == SENT
+
+
+def test_document_says_what_the_agent_is(chat: tuple[ServiceThread, OfflineModel]) -> None:
+    """The first path is the call of the agent, with the agent's own description."""
+    service, _ = chat
+    with service.client(None) as client:
+        paths = client.get(service.url + "/openapi.json").json()["paths"]
+        first = next(iter(paths))
+        assert first == "/WeatherBot/0.1"
+        assert paths[first]["post"]["description"] == "Talks about the weather."
+        for page in (
+            "/docs",
+            "/redoc",
+            "/docs/redoc.standalone.js",
+            "/health",
+            "/health/live",
+            "/health/ready",
+        ):
+            assert client.get(service.url + page).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"chat_history": []}, "chat_history: is empty"),
+        ({}, "chat_history: is empty"),
+        ({"chat_history": [{"role": "system", "content": "x"}]}, "chat_history.0.role"),
+        ({"chat_history": [{"role": "user"}]}, "chat_history.0.content"),
+        ({"chat_history": HISTORY, "user_context": {"a": 1}}, "user_context.a"),
+        ({"chat_history": HISTORY, "session_id": 7}, "session_id"),
+        ([], "body: must be a JSON object"),
+        ({"chat_history": [{"role": "user", "content": "a\u0000b"}]}, "chat_history.0.content"),
+    ],
+)
+def test_input_that_cannot_be_meant(chat: tuple[ServiceThread, OfflineModel], body: Any, field: str) -> None:
+    """What does not fit the input type is refused with its field, over all three ways; no model is called."""
+    service, model = chat
+    model.clear()
+    refused = post(service, body)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    assert refused.json()["detail"].startswith(field)
+    over_sse = post(service, body, "/sse")
+    assert "invalid_request" in over_sse.text
+    with pytest.raises(ConnectionClosed) as closed:
+        streamed(service, body)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.reason.startswith(field)
+    assert model.requests == []
+
+
+def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
+    """A model that cannot answer by type, or answers otherwise, is a 502 that says so."""
+    service, model = reporter
+    refusing = {"status": 400, "message": "Invalid parameter: 'response_format' is not supported."}
+    rules = [*ANSWERS["rules"][:3], {"reply": {"error": refusing}}]
+    model.script({"rules": rules})
+    try:
+        refused = post(service, REPORT)
+        assert refused.status_code == 502
+        assert "asked for structured output (response_format) of the type Report" in refused.json()["detail"]
+        assert events(service, REPORT)[-1][1]["code"] == "model_error"
+        model.script({"rules": [*ANSWERS["rules"][:3], {"reply": "No JSON."}]})
+        assert "The model's answer is no Report" in post(service, REPORT).json()["detail"]
+    finally:
+        model.script(ANSWERS)
