@@ -34,7 +34,7 @@ def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProce
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("raise SystemExit(0)", "custom_plugins.py, line 1: the plugin file cannot be loaded: SystemExit"),
+        ("raise SystemExit(0)", "custom_plugins.py, line 1: the file cannot be loaded: SystemExit"),
         (
             "from tealagents.plugins import Plugin, tool\n"
             "class Files(Plugin):\n"

@@ -270,7 +270,7 @@ class _Call:
         why = "The call needs a decision or an authorization, which cannot be given here. It was not made."
         now = self._clock.now()
         rejected = [tool_message(self._request_id, call, why, now, is_error=True) for call in needed.calls]
-        return Resumption((), tuple(rejected), tuple(call.id for call in needed.calls))
+        return Resumption((), tuple(rejected))
 
     def _filled(self, step: Step, instructions: Instructions, values: Json) -> str:
         try:
