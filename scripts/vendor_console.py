@@ -2,8 +2,8 @@
 
 The libraries come from npm in the versions below, each with its licence; the client comes from `clients/js`.
 A browser knows no bare names (`import "preact"`) without an import map, which the console's policy forbids:
-they are replaced by paths. The client's comments stay in `clients/js`. MSAL is larger than all the rest, and most
-of it is for what the console does not do: it is bundled without that. Nothing else is changed.
+they are replaced by paths. The client's comments stay in `clients/js`. MSAL is larger than all the rest, and
+most of it is for what the console does not do: it is bundled without that. Nothing else is changed.
 """
 
 import json
@@ -38,8 +38,8 @@ PACKAGES: tuple[tuple[str, str, dict[str, str], str], ...] = (
 BUNDLERS = ("esbuild@0.28.2", "terser@5.51.2")
 #: what the console uses of it
 MSAL_ENTRY = 'export {CacheLookupPolicy, PublicClientApplication} from "@azure/msal-browser";'
-#: modules for pop-up windows, hidden frames, brokers, bound tokens and storage beyond the tab: with code and PKCE
-#: in one window nothing constructs their classes, and where something did, it would say so
+#: modules for pop-up windows, hidden frames, brokers, bound tokens and storage beyond the tab: with code and
+#: PKCE in one window nothing constructs their classes, and where something did, it would say so
 MSAL_UNUSED = (
     "msal-browser/dist/broker/nativeBroker/PlatformAuthDOMHandler.mjs",
     "msal-browser/dist/broker/nativeBroker/PlatformAuthExtensionHandler.mjs",
@@ -140,7 +140,7 @@ def msal(scratch: Path) -> str:
     )
     made = _run(terser, bundle, "--config-file", str(scratch / "terser.json"))
     names = " and ".join(f"{name} {versions[name]}" for name in ("@azure/msal-browser", "@azure/msal-common"))
-    return f"/*! {names}, (c) Microsoft Corporation, MIT; bundled without what the console does not use */\n{made}"
+    return f"/*! {names}, (c) Microsoft Corporation, MIT; without what the console does not use */\n{made}"
 
 
 def _run(*command: str) -> str:
