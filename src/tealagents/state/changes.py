@@ -59,6 +59,9 @@ class Changes:
             if found is None:
                 return None
             head, now = _free(found.value), self._records.clock.now()
+            if head.remote_id is not None:
+                kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
+                raise InvalidRequest("items", kept)
             grown, entries, record = resent(head, said, actor.key, source=tasks.source, tag=tag, now=now)
             put = {keys.request(record.request_id): record}
             return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)

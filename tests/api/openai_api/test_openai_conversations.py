@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.conversations import ConversationItem
-from openai_talk import call
+from openai_talk import call, sdk, serving
 from pydantic import TypeAdapter
 
 ITEM: TypeAdapter[Any] = TypeAdapter(ConversationItem)
@@ -101,3 +101,25 @@ def test_what_a_conversation_cannot_keep_is_refused(ada: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         ada.conversations.create(metadata={str(n): "x" for n in range(17)})
     assert refused.value.param == "metadata"
+
+
+def test_items_are_added_where_nothing_waits(ada: OpenAI, file: Path) -> None:
+    """A conversation that waits for a decision takes no items, and holds what it held."""
+    made = ada.conversations.create()
+    words = call("Work-write", file=str(file), line="one")
+    ada.responses.create(model="Tester", input=words, conversation=made.id)
+    held = list(ada.conversations.items.list(made.id))
+    with pytest.raises(openai.ConflictError) as pending:
+        ada.conversations.items.create(made.id, items=[{"role": "user", "content": "hi"}])
+    assert pending.value.code == "approval_pending"
+    assert list(ada.conversations.items.list(made.id)) == held
+
+
+def test_a_remote_thread_takes_no_items_once_it_has_begun() -> None:
+    """The model service, which keeps it, would not know of them; what it began with is known."""
+    with serving(thread={"kind": "remote"}) as (service, _), sdk(service) as ada:
+        made = ada.conversations.create(items=[{"role": "user", "content": "My name is Ada."}])
+        asked = ada.responses.create(model="Tester", input="What is my name?", conversation=made.id)
+        assert "Ada" in asked.output_text
+        with pytest.raises(openai.BadRequestError):
+            ada.conversations.items.create(made.id, items=[{"role": "user", "content": "My cat is Tom."}])
