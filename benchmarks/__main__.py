@@ -9,10 +9,15 @@ import typer
 from rich.console import Console
 
 from benchmarks import measures, report
+from benchmarks.costs import costs
 from benchmarks.figures import Figure
+from benchmarks.followers import followers
 from benchmarks.long_tasks import long_tasks
+from benchmarks.operations import operations
+from benchmarks.simulation import simulation
 from benchmarks.stores import stores
 from benchmarks.tokens import tokens
+from benchmarks.workers import workers
 
 MEASURES: Mapping[str, measures.Measure] = {
     "turns": measures.turns,
@@ -24,6 +29,11 @@ MEASURES: Mapping[str, measures.Measure] = {
     "stores": stores,
     "long-tasks": long_tasks,
     "tokens": tokens,
+    "operations": operations,
+    "costs": costs,
+    "followers": followers,
+    "workers": workers,
+    "simulation": simulation,
 }
 
 

@@ -38,14 +38,24 @@ class Connection:
 
     async def post(self, path: str, user: str, body: bytes) -> bytes:
         """The body of the answer."""
-        await self._send(path, user, body)
+        await self._send("POST", path, user, body)
         head = await self._head()
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         return await self._reader.readexactly(length)
 
     async def stream(self, path: str, user: str, body: bytes) -> AsyncIterator[bytes]:
         """What arrives of a chunked answer, as it arrives."""
-        await self._send(path, user, body)
+        await self._send("POST", path, user, body)
+        async for data in self._chunked():
+            yield data
+
+    async def follow(self, path: str, user: str) -> AsyncIterator[bytes]:
+        """As `stream`, of what is only read."""
+        await self._send("GET", path, user, b"")
+        async for data in self._chunked():
+            yield data
+
+    async def _chunked(self) -> AsyncIterator[bytes]:
         await self._head()
         tail = b""
         while not tail.endswith(_END_OF_CHUNKS):
@@ -55,12 +65,12 @@ class Connection:
             tail = (tail + data)[-len(_END_OF_CHUNKS) :]
             yield data
 
-    async def _send(self, path: str, user: str, body: bytes) -> None:
+    async def _send(self, method: str, path: str, user: str, body: bytes) -> None:
         if self._reader.at_eof():
             self._writer.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {user}\r\n"
+            f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {user}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)

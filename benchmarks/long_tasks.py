@@ -1,7 +1,5 @@
 """A task of ten thousand turns, of which the model is shown what its budget holds: what its turns cost."""
 
-from typing import Any
-
 from benchmarks.figures import Figure
 from benchmarks.load import Service, task_of
 from benchmarks.measures import TEXT, Scale, Spent, warm
@@ -12,16 +10,8 @@ from tealagents.testing.servers import RedisServer, ServerMissing
 YOUNG = 50
 #: turns that are measured: so many times so many of each task
 ROUNDS, EACH = 20, 5
-BUDGET = {"name": "token_budget", "max_tokens": 400, "tokenizer": "estimate"}
-
-
-class BudgetedService(ServiceProcess):
-    """A service that shows the model no more than a budget of tokens."""
-
-    def _config(self) -> dict[str, Any]:
-        config = super()._config()
-        config["spec"]["thread"] = {"reducers": [BUDGET]}
-        return config
+#: the model is shown no more than a budget of tokens
+BUDGETED = {"thread": {"reducers": [{"name": "token_budget", "max_tokens": 400, "tokenizer": "estimate"}]}}
 
 
 async def long_tasks(scale: Scale) -> list[Figure]:
@@ -29,10 +19,10 @@ async def long_tasks(scale: Scale) -> list[Figure]:
     figures = []
     turns = scale.of(10_000, 400)
     with ModelProcess() as model:
-        with BudgetedService(model, "sqlite:///state.db") as service:
+        with ServiceProcess(model, "sqlite:///state.db", BUDGETED) as service:
             figures.append(await _figure("sqlite", service, turns))
         try:
-            with RedisServer(durable=True) as redis, BudgetedService(model, redis.url) as service:
+            with RedisServer(durable=True) as redis, ServiceProcess(model, redis.url, BUDGETED) as service:
                 figures.append(await _figure("redis", service, turns))
         except ServerMissing as missing:
             print(f"redis is left out. {missing}")

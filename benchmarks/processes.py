@@ -113,9 +113,17 @@ class ModelProcess(Measured):
 
     probe = "/v1/models"
 
+    def __init__(self, script: Path | None = None) -> None:
+        super().__init__()
+        self._script = str(script) if script is not None else None
+
     def command(self) -> Sequence[str]:
-        script = f"from tealagents.llm.offline import serve; serve('127.0.0.1', {self.port}, None, log=False)"
-        return [sys.executable, "-c", script]
+        program = (
+            "from pathlib import Path; from tealagents.llm.offline import serve; "
+            f"script = {self._script!r}; "
+            f"serve('127.0.0.1', {self.port}, script and Path(script), log=False)"
+        )
+        return [sys.executable, "-c", program]
 
     @property
     def base_url(self) -> str:
@@ -145,10 +153,14 @@ class ServiceProcess(Measured):
     prefix: ClassVar[str] = "/Bench/0.1"
     probe = f"{prefix}/health"
 
-    def __init__(self, model: ModelProcess, store: str = "memory://") -> None:
+    def __init__(
+        self, model: ModelProcess, store: str = "memory://", spec: Mapping[str, Any] | None = None
+    ) -> None:
+        """`spec` goes into the config besides, its `agent` into the agent."""
         super().__init__()
         self._model = model
         self._store = store
+        self._spec = dict(spec or {})
         self._folder = tempfile.TemporaryDirectory(prefix="tealagents-bench-")
 
     @property
@@ -162,13 +174,15 @@ class ServiceProcess(Measured):
         return [program, "serve", str(path), "--port", str(self.port)]
 
     def _config(self) -> dict[str, Any]:
+        spec = dict(self._spec)
         agent = {"name": "default", "model": "offline", "system_prompt": "You are measured."}
+        agent |= spec.pop("agent", {})
         return {
             "apiVersion": "tealagents/v1alpha1",
             "kind": "Agent",
             "name": "Bench",
             "version": "0.1",
-            "spec": {"agent": agent},
+            "spec": {"agent": agent, **spec},
         }
 
     def environment(self) -> Mapping[str, str]:

@@ -11,7 +11,8 @@ from benchmarks.figures import Figure
 from benchmarks.load import Connection, Service, task_of
 from benchmarks.measures import TEXT, Scale, Spent, warm
 from benchmarks.processes import ModelProcess, ServiceProcess
-from tealagents.testing.servers import PostgresServer, RedisServer, ServerMissing
+from benchmarks.servers import store_server
+from tealagents.testing.servers import ServerMissing
 
 #: the turns in question, each with how many a task has before it is looked at
 TURNS = {10: 5, 200: 190}
@@ -139,44 +140,12 @@ class Side:
 @contextmanager
 def _service_on(name: str, model: ModelProcess) -> Iterator[StoreUnderLoad]:
     with ExitStack() as stack:
-        if name == "postgres":
-            postgres = stack.enter_context(PostgresServer(durable=True))
-            service = stack.enter_context(ServiceProcess(model, postgres.url))
-            yield StoreUnderLoad(name, service, lambda: _logged(postgres), with_traffic=False, bound=2)
-        elif name == "redis":
-            redis = stack.enter_context(RedisServer(durable=True))
-            service = stack.enter_context(ServiceProcess(model, redis.url))
-            yield StoreUnderLoad(name, service, lambda: _appended(redis), with_traffic=False, bound=2)
+        if name in ("postgres", "redis"):
+            server = stack.enter_context(store_server(name))
+            service = stack.enter_context(ServiceProcess(model, server.url))
+            yield StoreUnderLoad(name, service, server.written, with_traffic=False, bound=2)
         else:
             url = "sqlite:///state.db" if name == "sqlite" else "file:///state"
             local = stack.enter_context(ServiceProcess(model, url))
             bound = 1.5 if name == "sqlite" else None
             yield StoreUnderLoad(name, local, local.written, with_traffic=True, bound=bound)
-
-
-def _logged(server: PostgresServer) -> int:
-    """Bytes of write-ahead log so far."""
-    import asyncio
-    import threading
-
-    import asyncpg
-
-    found: list[int] = []
-
-    async def ask() -> None:
-        connection = await asyncpg.connect(server.url)
-        try:
-            found.append(int(await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")))
-        finally:
-            await connection.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(ask()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def _appended(server: RedisServer) -> int:
-    """Bytes of append-only file so far."""
-    lines = server.ask("INFO", "persistence").splitlines()
-    return int(next(line for line in lines if line.startswith("aof_current_size:")).partition(":")[2])

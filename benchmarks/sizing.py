@@ -1,0 +1,164 @@
+"""From what things cost to how many replicas, and how large a store, so many users need: `docs/scale.md`.
+
+Nothing is measured here. `python -m benchmarks.sizing` prints the tables of that page, and a test compares.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+
+from msgspec import Struct
+
+from benchmarks.operations import Asked, count
+
+
+class Assumed(Struct, frozen=True, kw_only=True):
+    """How an agent is used."""
+
+    #: of all users, those of one day
+    active: float = 0.2
+    #: the turns that each of them sends
+    turns: int = 10
+    #: of a day's turns, the part of the busiest hour
+    busiest_hour: float = 0.15
+    #: of all turns, the part that begins a task
+    new_tasks: float = 0.2
+    #: a streamed answer: its deltas, and how many seconds they take
+    deltas: int = 200
+    seconds: float = 5
+    #: seconds that deltas are gathered for before they are written
+    batch_seconds: float = 0.05
+    #: how busy a core of a replica may be in the busiest hour, and how few replicas there should be
+    utilisation: float = 0.6
+    fewest: int = 2
+    #: days that a task is kept
+    kept_days: int = 90
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """What `python -m benchmarks --only costs` measured, of one store."""
+
+    #: milliseconds of CPU of a turn, and of one of its deltas: of the service, and of the store's server
+    turn: float
+    turn_server: float
+    delta: float
+    delta_server: float
+    #: bytes that a turn and a delta write to the server's log, and that a stored turn takes
+    turn_written: int
+    delta_written: int
+    turn_stored: int
+    #: connections of each replica
+    connections: int
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """What so many users need."""
+
+    users: int
+    turns_a_second: float
+    streams: float
+    replicas: int
+    commits_a_second: float
+    server_cores: float
+    log_megabytes_a_second: float
+    stored_gigabytes: float
+    day_gigabytes: float
+    connections: int
+
+
+USERS = (1_000, 100_000, 10_000_000)
+COSTS: Mapping[str, Cost] = {}
+
+
+def size(users: int, cost: Cost, assumed: Assumed) -> Size:
+    """What is needed in the busiest hour, and for what is kept."""
+    a_day = users * assumed.active * assumed.turns
+    rate = a_day * assumed.busiest_hour / 3600
+    batches = assumed.seconds / assumed.batch_seconds
+    service = rate * (cost.turn + assumed.deltas * cost.delta) / 1000
+    server = rate * (cost.turn_server + assumed.deltas * cost.delta_server) / 1000
+    replicas = max(assumed.fewest, ceil(service / assumed.utilisation))
+    written = rate * (cost.turn_written + assumed.deltas * cost.delta_written)
+    return Size(
+        users=users,
+        turns_a_second=rate,
+        streams=rate * assumed.seconds,
+        replicas=replicas,
+        commits_a_second=rate * (2 + batches),
+        server_cores=server,
+        log_megabytes_a_second=written / 1e6,
+        stored_gigabytes=a_day * assumed.kept_days * cost.turn_stored / 1e9,
+        day_gigabytes=a_day * assumed.deltas * cost.delta_written / 1e9,
+        connections=replicas * cost.connections,
+    )
+
+
+# --- the tables of the page ---------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def operations_table(counted: Mapping[str, Asked]) -> str:
+    return table(
+        ("", "reads", "scans", "commits"),
+        [(name, str(each.reads), str(each.scans), str(each.commits)) for name, each in counted.items()],
+    )
+
+
+def costs_table() -> str:
+    def row(name: str, field: str, unit: str = "") -> list[str]:
+        return [name, *(f"{getattr(cost, field):,g}{unit}" for cost in COSTS.values())]
+
+    return table(
+        ("", *COSTS),
+        [
+            row("a turn: CPU of the service", "turn", " ms"),
+            row("a turn: CPU of the server", "turn_server", " ms"),
+            row("a delta: CPU of the service", "delta", " ms"),
+            row("a delta: CPU of the server", "delta_server", " ms"),
+            row("a turn: written to the server's log", "turn_written", " bytes"),
+            row("a delta: written to the server's log", "delta_written", " bytes"),
+            row("a stored turn", "turn_stored", " bytes"),
+            row("connections of a replica", "connections"),
+        ],
+    )
+
+
+def sizes_table(cost: Cost, assumed: Assumed) -> str:
+    sizes = [size(users, cost, assumed) for users in USERS]
+
+    def row(name: str, field: str) -> list[str]:
+        return [name, *(shown(getattr(each, field)) for each in sizes)]
+
+    return table(
+        ("users", *(f"{users:,}" for users in USERS)),
+        [
+            row("turns a second in the busiest hour", "turns_a_second"),
+            row("answers that are streamed at once", "streams"),
+            row("replicas of one core", "replicas"),
+            row("connections to the store", "connections"),
+            row("commits a second", "commits_a_second"),
+            row("cores of the store's servers", "server_cores"),
+            row("log of the store, MB a second", "log_megabytes_a_second"),
+            row("event logs of the last day, GB", "day_gigabytes"),
+            row("tasks of 90 days, GB", "stored_gigabytes"),
+        ],
+    )
+
+
+def shown(value: float) -> str:
+    """Two digits that count, or more where they stand before the point."""
+    return f"{value:,.0f}" if value >= 10 else f"{float(f'{value:.2g}'):g}"
+
+
+def main() -> None:
+    print(operations_table(asyncio.run(count())), costs_table(), sep="\n\n")
+    for name, cost in COSTS.items():
+        print(f"\n{name}\n\n{sizes_table(cost, Assumed())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Stores for measuring and simulation: one that counts what is asked of another, and one that can forget.
+
+::
+
+    TA_PERSISTENCE=tealagents.testing.counting:CountingStore?url=sqlite%3A%2F%2F%2Fstate.db
+
+What a turn asks of its store is the same for every store, so what is counted over one holds for all. What an
+operation costs is each store's own.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+from urllib.parse import urlencode
+
+from msgspec import Struct
+
+from tealagents.domain.ports import Commit, Record, Watch
+from tealagents.stores import plain_store
+from tealagents.stores.base import BaseStore, StoreOptions
+from tealagents.stores.memory import MemoryStore
+
+__all__ = ["CountingStore", "Footprint", "ForgettingStore", "Operation", "counting_url"]
+
+#: what the keys of records begin with that a store forgets by itself, a day after their request's end
+_FORGOTTEN = ("events/", "event-parts/", "key/")
+
+
+def counting_url(url: str) -> str:
+    """The URL of a `CountingStore` over the store at `url`."""
+    return f"{__name__}:CountingStore?{urlencode({'url': url})}"
+
+
+class Operation(Struct, frozen=True):
+    """A kind of operation: `read`, `scan`, `commit` or `now`, and of which kind of partition (`user`, …)."""
+
+    name: str
+    partition: str
+
+
+class CountingOptions(StoreOptions):
+    #: of the store underneath
+    url: str = "memory://"
+
+
+class CountingStore(BaseStore):
+    """Any store, with a count of what is asked of it."""
+
+    options_type: ClassVar[type[StoreOptions]] = CountingOptions
+    options: CountingOptions
+
+    def __init__(self, options: CountingOptions) -> None:
+        super().__init__(options)
+        self.store = plain_store(options.url)
+        self.name, self.shared, self.durable = self.store.name, self.store.shared, self.store.durable
+        self.pushes = self.store.pushes
+        #: how many operations there were
+        self.operations: Counter[Operation] = Counter()
+        #: bytes of the values that were put
+        self.bytes_put = 0
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        self._count("read", partition)
+        return await self.store.read(partition, keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        self._count("scan", partition)
+        return await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        self._count("commit", partition)
+        self.bytes_put += sum(len(put.value) for put in commit.put.values())
+        await self.store.commit(partition, commit)
+
+    async def now(self) -> float:
+        self.operations[Operation("now", "")] += 1
+        return await self.store.now()
+
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self.store.watch(partition, topic)
+
+    async def open(self) -> None:
+        await self.store.__aenter__()
+
+    async def close(self) -> None:
+        await self.store.__aexit__(None, None, None)
+
+    async def ping(self) -> None:
+        await self.store.ping()
+
+    def _count(self, name: str, partition: str) -> None:
+        self.operations[Operation(name, partition.split("/")[1])] += 1
+
+
+class Footprint(Struct, frozen=True):
+    """What a partition held."""
+
+    records: int = 0
+    #: of their values
+    bytes: int = 0
+    #: that are forgotten a day after their request has ended: stream events, idempotency keys
+    day_records: int = 0
+    day_bytes: int = 0
+
+    def __add__(self, other: "Footprint") -> "Footprint":
+        return Footprint(
+            self.records + other.records,
+            self.bytes + other.bytes,
+            self.day_records + other.day_records,
+            self.day_bytes + other.day_bytes,
+        )
+
+
+class ForgettingStore(BaseStore):
+    """State in memory, of which an owner's part can be dropped, so that the next million tasks have room.
+
+    Every partition is a `MemoryStore` of its own.
+    """
+
+    name = "forgetting"
+    shared = False
+    durable = False
+    pushes = True
+
+    def __init__(self, options: StoreOptions | None = None) -> None:
+        super().__init__(options)
+        self._partitions: dict[str, MemoryStore] = {}
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        return await self._of(partition).read(partition, keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+    ) -> list[tuple[str, Record]]:
+        found = self._of(partition)
+        return await found.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await self._of(partition).commit(partition, commit)
+
+    def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
+        return self._of(partition).watch(partition, topic)
+
+    async def answer(self) -> None:
+        """It is here."""
+
+    async def forget(self, partition: str) -> Footprint:
+        """Drops a partition, and says what it held."""
+        records = await self._of(partition).scan(partition, "", limit=10_000_000)
+        del self._partitions[partition]
+        day = [len(record.value) for key, record in records if key.startswith(_FORGOTTEN)]
+        total = sum(len(record.value) for _, record in records)
+        return Footprint(len(records) - len(day), total - sum(day), len(day), sum(day))
+
+    def _of(self, partition: str) -> MemoryStore:
+        found = self._partitions.get(partition)
+        if found is None:
+            found = self._partitions[partition] = MemoryStore(clock=self.clock)
+        return found
