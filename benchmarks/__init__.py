@@ -10,7 +10,14 @@ service take turns (A B A B), so that what disturbs one disturbs the other.
     load         a lean HTTP client, so that the load costs little beside what it loads
     figures      one measured value and its bound
     measures     what is measured: turns, streams, throughput, memory, start
+    servers      the servers of stores, and what they tell of themselves
     stores       the cost of each store beside the one in memory
+    operations   what is asked of the store, counted
+    costs        what everything costs on the stores with a server
+    sizing       from costs to replicas and stores, for `docs/scale.md`
+    simulation   a million tasks on a store that counts
+    followers    followers of requests on another process
+    workers      two workers beside one
     report       the table, and the JSON in benchmarks/results/
 
 Needs Linux: CPU time is read from another process's clock, memory and bytes from /proc.

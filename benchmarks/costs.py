@@ -134,7 +134,7 @@ class Costs:
             await asyncio.sleep(WAIT_SECONDS)
             rate = (self._server.operations() - before) / WAIT_SECONDS
             return [
-                self._figure(f"{AT_ONCE} waiting streams", "operations/s of the server", rate),
+                self._figure(f"{AT_ONCE} waiting streams", "operations/s", rate),
                 self._figure(f"{AT_ONCE} streams begun at once", "connections", self._server.connections()),
             ]
 

@@ -111,8 +111,8 @@ async def _idle(name: str, replicas: Replicas, scale: Scale) -> Figure:
         rate = (replicas.server.operations() - before) / (time.perf_counter() - began)
     return Figure(
         measure="followers",
-        name=f"{name}: {len(wanted):,} idle followers of {requests} requests elsewhere",
-        unit="operations/s of the server",
+        name=f"{name}: {len(wanted):,} idle followers, {requests} requests",
+        unit="operations/s",
         ours=rate,
         bound=6,
         of="value",
@@ -151,7 +151,7 @@ async def _late(name: str, replicas: Replicas, scale: Scale) -> list[Figure]:
             first.append(behind[0])
             later += behind[1:]
     return [
-        _lateness(f"{name}: first delta at a follower elsewhere, behind the sender", first, 20),
+        _lateness(f"{name}: first delta, behind the sender", first, 20),
         _lateness(f"{name}: later deltas", later, 60),
     ]
 

@@ -25,8 +25,8 @@ from tealagents.testing.counting import CountingStore, Operation, counting_url
 from tealagents.testing.service import agent_config
 
 ADA = User("mock", "ada")
-#: partitions of what a process does for all its requests together: its lease, and word from other processes
-OF_THE_PROCESS = ("workers", "signals")
+#: partitions of what a process does besides its requests: its lease, word from others, pending deletions
+OF_THE_PROCESS = ("workers", "signals", "erasing")
 PLUGIN = """
 from tealagents.plugins import Plugin, tool
 

@@ -24,7 +24,7 @@ class Assumed(Struct, frozen=True, kw_only=True):
     #: of all turns, the part that begins a task
     new_tasks: float = 0.2
     #: a streamed answer: its deltas, and how many seconds they take
-    deltas: int = 200
+    deltas: int = 250
     seconds: float = 5
     #: seconds that deltas are gathered for before they are written
     batch_seconds: float = 0.05
@@ -67,7 +67,29 @@ class Size(Struct, frozen=True, kw_only=True):
 
 
 USERS = (1_000, 100_000, 10_000_000)
-COSTS: Mapping[str, Cost] = {}
+#: the least of three runs on a small machine with other work
+COSTS: Mapping[str, Cost] = {
+    "PostgreSQL": Cost(
+        turn=2.8,
+        turn_server=1.5,
+        delta=0.25,
+        delta_server=0.18,
+        turn_written=6300,
+        delta_written=290,
+        turn_stored=6900,
+        connections=11,
+    ),
+    "Redis": Cost(
+        turn=3.1,
+        turn_server=0.8,
+        delta=0.24,
+        delta_server=0.064,
+        turn_written=6400,
+        delta_written=250,
+        turn_stored=8100,
+        connections=33,
+    ),
+}
 
 
 def size(users: int, cost: Cost, assumed: Assumed) -> Size:
@@ -139,18 +161,18 @@ def sizes_table(cost: Cost, assumed: Assumed) -> str:
             row("turns a second in the busiest hour", "turns_a_second"),
             row("answers that are streamed at once", "streams"),
             row("replicas of one core", "replicas"),
-            row("connections to the store", "connections"),
+            row("connections to the store, at most", "connections"),
             row("commits a second", "commits_a_second"),
             row("cores of the store's servers", "server_cores"),
             row("log of the store, MB a second", "log_megabytes_a_second"),
             row("event logs of the last day, GB", "day_gigabytes"),
-            row("tasks of 90 days, GB", "stored_gigabytes"),
+            row("turns of 90 days, GB", "stored_gigabytes"),
         ],
     )
 
 
 def shown(value: float) -> str:
-    """Two digits that count, or more where they stand before the point."""
+    """Two significant digits, or more where they stand before the point."""
     return f"{value:,.0f}" if value >= 10 else f"{float(f'{value:.2g}'):g}"
 
 

@@ -21,7 +21,7 @@ from benchmarks.processes import ModelProcess, ServiceProcess
 from benchmarks.servers import StoreServer, store_server
 from tealagents.testing.servers import ServerMissing
 
-#: connections for each worker
+#: connections for each worker; 0.588 of the time is 1.7 times the turns
 CLIENTS_EACH = 16
 IN_PROCESS = {"agent": {"client": "tealagents.testing.digest_model:DigestModel"}}
 
@@ -78,16 +78,16 @@ async def _compared(name: str, scale: Scale) -> list[Figure]:
     return [
         Figure(
             measure="workers",
-            name=f"{name}: a turn of two workers, floor: of one",
-            unit="ms",
+            name=f"{name}: two workers, floor: one",
+            unit="ms a turn",
             ours=median(two.milliseconds),
             base=median(one.milliseconds),
-            bound=1 / 1.7,
+            bound=0.588,
         ),
         Figure(
             measure="workers",
-            name=f"{name}: a turn of two workers, floor: of one",
-            unit="ms CPU of the workers",
+            name=f"{name}: two workers, floor: one",
+            unit="ms CPU a turn",
             ours=median(two.cpu),
             base=median(one.cpu),
         ),

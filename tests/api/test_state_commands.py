@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -395,3 +396,19 @@ async def bury(url: str, task_id: str) -> None:
         note = codec.seal(grave, key, Tombstone(owner, task_id, 0.0))
         for place, value in ((grave, note), (partition, erased)):
             await store.commit(place, Commit(operation=ids.operation_id(), put={key: Put(value)}))
+
+
+# --- whose an id is -----------------------------------------------------------------------------------
+
+
+def test_an_id_leads_to_its_owner(agent: Agent) -> None:
+    """Ids of every kind name the user; one that no one's could be, and what is no id, are refused."""
+    with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
+        hers, his = say(ada, "hello"), say(eve, "hello", session_id=str(uuid.uuid4()))
+    for name in ("session_id", "task_id", "request_id"):
+        assert agent.run("state", "owner", hers[name]).stdout == "mock.ada\n"
+        assert agent.run("state", "owner", his[name].upper()).stdout == "mock.eve\n"
+    unknown = agent.run("state", "owner", str(uuid.uuid4()))
+    assert unknown.exit_code != 0
+    assert "there is no user" in unknown.output
+    assert agent.run("state", "owner", "hello").exit_code == 2

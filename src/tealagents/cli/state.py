@@ -25,7 +25,8 @@ from rich.table import Table
 
 from tealagents.cli.loading import fail, load_or_exit, stderr
 from tealagents.config import ServiceConfig
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable
+from tealagents.domain import ids
+from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUnavailable
 from tealagents.domain.models import User
 from tealagents.state.audit import Fault, verify
 from tealagents.state.dump import Exporter, Importer, Refused
@@ -331,6 +332,26 @@ def _user(text: str) -> User:
     if not (tid and dot and oid):
         raise typer.BadParameter(f"{text!r} must be a tenant and an object id, with a dot between")
     return User(tid, oid)
+
+
+# --- whose an id is ---------------------------------------------------------------------------------
+
+
+@state.command("owner")
+def owner_command(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Of a session, a task or a request.")],
+    config: Config = None,
+) -> None:
+    """Name the user that an id in a log belongs to, as `TID.OID`."""
+    try:
+        canonical = ids.canonical(identifier, "the id")
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from None
+    users = _run(config, lambda opened: opened.directory.candidates(canonical))
+    if not users:
+        raise fail(f"there is no user whose id {canonical} could be")
+    for user in users:
+        print(user.key)
 
 
 # --- the audit --------------------------------------------------------------------------------------

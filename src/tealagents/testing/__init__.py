@@ -8,6 +8,7 @@
 `faults`           a proxy that delays, drops, resets and cuts connections
 `stores`           the suite that every store passes; `store_links`: the one for links to a server
 `history`          what clients were answered, held against what a service remembers
+`counting`         a store that counts what is asked of another, and one that forgets
 `digest_model`     a model whose answer is a digest of what it was sent
 `models`           a model in this process
 `authority`        an authority that issues tokens as Entra ID does

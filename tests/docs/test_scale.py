@@ -1,0 +1,59 @@
+"""The tables of `docs/scale.md`, and a simulation that is held against them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from benchmarks import operations, sizing
+from benchmarks.operations import Asked
+from benchmarks.simulation import FIRST, FOLLOW_ON, NEXT, Simulated, simulate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+
+
+def told() -> dict[str, Asked]:
+    """What the page says is asked of the store."""
+    rows = PAGE.partition("|  | reads | scans | commits |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name: Asked(*map(int, numbers)) for name, *numbers in cells}
+
+
+async def test_what_the_page_says_is_asked() -> None:
+    """Counted again it is the same; `python -m benchmarks.sizing` prints the table."""
+    assert await operations.count() == told()
+
+
+def test_the_tables_of_costs_and_sizes() -> None:
+    """They are what `benchmarks.sizing` makes of the measured costs and the assumptions."""
+    assert sizing.costs_table() in PAGE
+    for cost in sizing.COSTS.values():
+        assert sizing.sizes_table(cost, sizing.Assumed()) in PAGE
+
+
+def agrees(found: Simulated) -> None:
+    """All turns together, and each that was looked at, asked for what the page says."""
+    paper = told()
+    assert set(found.turns) == {FIRST, NEXT, FOLLOW_ON}
+    for kind, seen in found.seen.items():
+        assert set(seen) == {paper[kind]}, kind
+    times = found.turns.items()
+    assert found.asked == Asked(
+        sum(paper[kind].reads * n for kind, n in times),
+        sum(paper[kind].scans * n for kind, n in times),
+        sum(paper[kind].commits * n for kind, n in times),
+    )
+
+
+async def test_two_thousand_tasks() -> None:
+    """What they ask of the store is what the page says, to the last operation."""
+    agrees(await simulate(2_000))
+
+
+@pytest.mark.soak
+async def test_a_million_tasks() -> None:
+    """As of two thousand: no turn asks for more because there are many. `SOAK_TASKS` says how many."""
+    found = await simulate(int(os.environ.get("SOAK_TASKS", 1_000_000)))
+    turns = found.turns.total()
+    print(f"\ntasks={found.tasks}  turns={turns}  seconds={found.seconds:.0f}  a turn={found.per_turn:.4f}")
+    agrees(found)
+    assert f"{found.per_turn:.2f} operations" in PAGE
