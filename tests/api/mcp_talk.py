@@ -124,7 +124,7 @@ def asking(message: str, *, elicits: bool = False, **arguments: Any) -> Json:
 
 def headers_of(body: Json, era: Era = "2026-07-28") -> dict[str, str]:
     """The headers that go with a request."""
-    headers = {"accept": ACCEPT, "mcp-protocol-version": era, "mcp-method": body["method"]}
+    headers = {"accept": ACCEPT, "mcp-protocol-version": era, "mcp-method": body.get("method", "")}
     name = body.get("params", {}).get("name")
     return {**headers, "mcp-name": name} if isinstance(name, str) else headers
 

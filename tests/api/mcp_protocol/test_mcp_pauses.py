@@ -1,0 +1,271 @@
+"""Pauses: asked of the user in the middle of a call, in either era, or decided with `decide`; done once."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mcp_types as types
+import pytest
+from mcp_talk import (
+    Asked,
+    Era,
+    accepted,
+    approving,
+    ask,
+    asking,
+    call,
+    error,
+    host,
+    lines,
+    modern,
+    post,
+    serving,
+    told,
+)
+
+from tealagents.testing.service import ServiceThread
+
+Json = dict[str, Any]
+
+
+async def test_the_user_is_asked_in_the_middle_of_a_call(
+    service: ServiceThread, era: Era, file: Path
+) -> None:
+    """With the very call and its arguments; approved, it runs once and the call goes on to the answer."""
+    seen: list[Asked] = []
+
+    def human(asked: Asked) -> types.ElicitResult:
+        seen.append(asked)
+        return approving(asked)
+
+    async with host(service, era, human=human) as client:
+        words = call("Work-write", file=str(file), line="one")
+        done = await ask(client, words)
+    assert (done["status"], done["extra_data"]) == ("Completed", {"wrote": "one"})
+    assert lines(file) == ["one"]
+    (asked,) = seen
+    assert isinstance(asked, types.ElicitRequestFormParams)
+    assert "Work-write" in asked.message
+    assert str(file) in asked.message
+    assert asked.requested_schema["properties"]["action"]["enum"] == ["approve", "reject"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [accepted(action="reject", reason="not today"), types.ElicitResult(action="decline")],
+    ids=["rejected", "declined"],
+)
+async def test_what_the_user_rejects_is_not_run(
+    service: ServiceThread, era: Era, file: Path, answer: types.ElicitResult
+) -> None:
+    """The model is told, with the reason, and answers."""
+    async with host(service, era, human=lambda _: answer) as client:
+        done = await ask(client, call("Work-write", file=str(file), line="one"))
+    assert done["status"] == "Completed"
+    assert lines(file) == []
+    assert ("not today" in done["output"]) is (answer.action == "accept")
+
+
+async def test_a_user_who_does_not_decide_leaves_the_pause(
+    service: ServiceThread, era: Era, file: Path
+) -> None:
+    """It can be decided later, from anywhere; until then the conversation takes no other message."""
+    dismissed = types.ElicitResult(action="cancel")
+    async with host(service, era, human=lambda _: dismissed) as client:
+        paused = await ask(client, call("Work-write", file=str(file), line="one"))
+        assert paused["status"] == "Paused"
+        busy = await ask(client, "and now?", conversation=paused["conversation"])
+        assert error(busy) == "approval_pending"
+        assert busy["approval_id"] == paused["approval"]["approval_id"]
+    with service.client() as own:
+        done = own.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"}).json()
+    assert done["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+async def test_each_call_of_a_pause_can_be_decided_by_itself(
+    service: ServiceThread, era: Era, tmp_path: Path
+) -> None:
+    """The form has a field for each; what it leaves out is decided by the first."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = "\n".join(call("Work-write", file=str(each), line="x") for each in (first, second))
+
+    def human(asked: Asked) -> types.ElicitResult:
+        assert isinstance(asked, types.ElicitRequestFormParams)
+        assert {"call_1", "call_2"} <= asked.requested_schema["properties"].keys()
+        return accepted(action="approve", call_2="reject")
+
+    script = {"rules": [{"when": "both", "reply": {"tool_calls": _calls(first, second)}}]}
+    with serving(script) as (scripted, _):
+        async with host(scripted, era, human=human) as client:
+            done = await ask(client, "both " + words)
+    assert done["status"] == "Completed"
+    assert (lines(first), lines(second)) == (["x"], [])
+
+
+def _calls(*files: Path) -> list[Json]:
+    return [{"name": "Work-write", "arguments": {"file": str(each), "line": "x"}} for each in files]
+
+
+async def test_a_host_that_cannot_ask_decides_with_a_tool(
+    service: ServiceThread, era: Era, file: Path
+) -> None:
+    """It is told what waits and how to decide it; decided again the same, nothing is run again."""
+    async with host(service, era) as client:
+        result = await client.call_tool("ask", {"message": call("Work-write", file=str(file), line="one")})
+        paused = told(result)
+        assert paused["status"] == "Paused"
+        (waiting,) = paused["approval"]["tool_calls"]
+        assert (waiting["plugin_name"], waiting["function_name"]) == ("Work", "write")
+        text = result.content[0]
+        assert isinstance(text, types.TextContent)
+        assert paused["request_id"] in text.text
+        assert paused["approval"]["approval_id"] in text.text
+        decision = {
+            "request_id": paused["request_id"],
+            "approval_id": paused["approval"]["approval_id"],
+            "decisions": [{"id": waiting["id"], "action": "approve", "arguments": _edited(file)}],
+        }
+        done = told(await client.call_tool("decide", decision))
+        assert done["status"] == "Completed"
+        assert lines(file) == ["edited"]
+        again = told(await client.call_tool("decide", decision))
+        assert again == done
+        other = {"request_id": paused["request_id"], "action": "reject"}
+        assert error(told(await client.call_tool("decide", other))) == "already_decided"
+    assert lines(file) == ["edited"]
+
+
+def _edited(file: Path) -> Json:
+    return {"file": str(file), "line": "edited"}
+
+
+async def test_of_many_approvals_from_both_eras_one_is_executed(service: ServiceThread, file: Path) -> None:
+    """Whoever is second is answered with what came of the first."""
+    async with host(service, "2026-07-28") as one, host(service, "2025-11-25") as two:
+        paused = await ask(one, call("Work-write", file=str(file), line="one"))
+        decision = {"request_id": paused["request_id"], "action": "approve"}
+        answers = await asyncio.gather(
+            *(client.call_tool("decide", decision) for client in (one, two) for _ in range(8))
+        )
+        assert {told(answer)["output"] for answer in answers} == {"Work-write said: wrote one"}
+    assert lines(file) == ["one"]
+
+
+def test_an_answered_question_that_is_sent_again_runs_nothing(service: ServiceThread, file: Path) -> None:
+    """A host of 2026-07-28 may repeat its call with the user's answers."""
+    words = call("Work-write", file=str(file), line="one")
+    with service.client() as client:
+        asked = post(client, asking(words, elicits=True)).json()["result"]
+        assert asked["resultType"] == "input_required"
+        assert set(asked["inputRequests"]) == {"decision"}
+        body = _answering(asked["requestState"], words, action="accept", content={"action": "approve"})
+        first, second = (post(client, body).json()["result"]["structuredContent"] for _ in range(2))
+        assert first["status"] == "Completed"
+        assert first == second
+        (task,) = [t for t in client.get("/tasks").json()["items"] if t["task_id"] == first["conversation"]]
+        assert task["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+def _answering(state: str, words: str, **answer: Any) -> Json:
+    params = {
+        "name": "ask",
+        "arguments": {"message": words},
+        "requestState": state,
+        "inputResponses": {"decision": answer},
+    }
+    return modern("tools/call", params, elicits=True)
+
+
+def test_a_state_that_was_forged_grants_nothing(service: ServiceThread, file: Path) -> None:
+    """It names what the caller could name anyway; another user finds nothing behind it."""
+    words = call("Work-write", file=str(file), line="one")
+    approve = {"action": "accept", "content": {"action": "approve"}}
+    with service.client() as ada, service.client("eve") as eve:
+        state = post(ada, asking(words, elicits=True)).json()["result"]["requestState"]
+        other = post(ada, asking(words, elicits=True)).json()["result"]["requestState"]
+        mixed = state.split("/")[0] + "/" + other.split("/")[1]
+        for client, forged in [
+            (eve, state),
+            (ada, mixed),
+            (ada, ""),
+            (ada, "/"),
+            (ada, "x/y"),
+            (ada, state[:9]),
+        ]:
+            result = post(client, _answering(forged, words, **approve)).json()["result"]
+            assert error(result["structuredContent"]) == "not_found", forged
+        wrong = {"action": "accept", "content": {"action": "perhaps"}}
+        result = post(ada, _answering(state, words, **wrong)).json()["result"]
+        assert error(result["structuredContent"]) == "invalid_request"
+    assert lines(file) == []
+
+
+async def test_a_consent_is_a_link_and_the_form_is_answered_afterwards(
+    service: ServiceThread, era: Era, file: Path
+) -> None:
+    """The user approves the call, visits the link, and says so; then the tool is entered, once."""
+    consent = file.with_name("consent")
+    seen: list[str] = []
+
+    def human(asked: Asked) -> types.ElicitResult:
+        seen.append(asked.mode)
+        if isinstance(asked, types.ElicitRequestURLParams):
+            assert asked.url == "https://secrets.example/consent"
+            assert "secrets" in asked.message
+            consent.touch()
+        return approving(asked)
+
+    async with host(service, era, human=human) as client:
+        done = await ask(client, call("Work-enter", file=str(file), consent=str(consent)))
+    assert done["status"] == "Completed", done
+    assert lines(file) == ["entered"]
+    assert sorted(seen) == ["form", "form", "url"]
+
+
+async def test_a_host_without_links_is_given_the_link_to_show(
+    service: ServiceThread, era: Era, file: Path
+) -> None:
+    """As text, for a user who then decides with the tool."""
+    consent = file.with_name("consent")
+    async with host(service, era) as client:
+        paused = await ask(client, call("Work-enter", file=str(file), consent=str(consent)))
+        decision = {"request_id": paused["request_id"], "action": "approve"}
+        result = await client.call_tool("decide", decision)
+        linked = told(result)
+        assert linked["status"] == "Paused"
+        (authorization,) = linked["approval"]["authorizations"]
+        assert authorization["url"] in result.content[0].model_dump()["text"]
+        consent.touch()
+        decision["approval_id"] = linked["approval"]["approval_id"]
+        assert told(await client.call_tool("decide", decision))["status"] == "Completed"
+    assert lines(file) == ["entered"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({}, "invalid_request"),
+        ({"request_id": 5}, "invalid_request"),
+        ({"request_id": "x", "action": "approve"}, "not_found"),
+        ({"request_id": "REQUEST"}, "invalid_request"),
+        ({"request_id": "REQUEST", "action": "perhaps"}, "invalid_request"),
+        ({"request_id": "REQUEST", "action": "approve", "extra": 1}, "invalid_request"),
+        ({"request_id": "REQUEST", "action": "approve", "approval_id": "x"}, "invalid_request"),
+        ({"request_id": "REQUEST", "decisions": [{"id": "none", "action": "approve"}]}, "invalid_request"),
+    ],
+)
+async def test_what_decides_nothing_is_refused(
+    service: ServiceThread, file: Path, arguments: Json, code: str
+) -> None:
+    """And the pause stays as it was."""
+    async with host(service, "2026-07-28") as client:
+        paused = await ask(client, call("Work-write", file=str(file), line="one"))
+        given = {k: paused["request_id"] if v == "REQUEST" else v for k, v in arguments.items()}
+        assert error(told(await client.call_tool("decide", given))) == code
+    with httpx.Client(headers={"authorization": "Bearer ada"}) as own:
+        found = own.get(f"{service.url}/requests/{paused['request_id']}").json()
+    assert found["status"] == "Paused"
+    assert lines(file) == []
