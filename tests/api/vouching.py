@@ -16,6 +16,7 @@ class Vouching:
         self._added = f"\r\nauthorization: Bearer {user}\r\nconnection: close\r\n\r\n".encode()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="vouching proxy")
+        self._server: asyncio.Server | None = None
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -30,11 +31,13 @@ class Vouching:
         self._loop.close()
 
     async def _listen(self) -> int:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
-        port: int = server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
+        port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

@@ -113,7 +113,7 @@ def test_every_hostile_token_is_refused(guarded: tuple[ServiceThread, Forge]) ->
     for hostile in SENDABLE:
         token = hostile.make(forge)
         for method in ("POST", "GET", "DELETE"):
-            headers = {
+            headers: dict[str, Any] = {
                 **headers_of(asking("hello")),
                 "authorization": b"Bearer " + token.encode(),
                 "content-type": "application/json",

@@ -1,0 +1,95 @@
+"""The MCP server on several processes over one store, and after a process was killed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mcp_talk import ACCEPT, PLUGINS, SPEC, Era, ask, asking, call, error, host, lines, opened, post, told
+from replicas import replicas
+
+from tealagents.testing.forking import Nursery
+from tealagents.testing.pytest_stores import Place
+
+SCRIPT = {
+    "rules": [
+        {"when": {"text": "slowly"}, "reply": {"text": "a b c d", "headers_delay_ms": 500}},
+        {"when": {"text": "for ever"}, "reply": {"text": "never", "headers_delay_ms": 600_000}},
+    ]
+}
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+async def test_a_conversation_goes_on_and_is_decided_elsewhere(
+    place: Place, nursery: Nursery, tmp_path: Path, era: Era
+) -> None:
+    """What one process began another continues and decides, once; a key is waited for across processes."""
+    env = {"TA_PERSISTENCE": place.url, "TA_PLUGIN_MODULE": str(PLUGINS)}
+    file = tmp_path / "written"
+    with replicas(nursery, tmp_path, env=env, script=SCRIPT, **SPEC) as pair:
+        async with host(pair.first, era) as one, host(pair.second, era) as two:
+            first = await ask(one, "My name is Ada.")
+            again = await ask(two, "What is my name?", conversation=first["conversation"])
+            assert "Ada" in again["output"]
+            answers = await asyncio.gather(
+                *(ask(client, "slowly", idempotency_key="k") for client in (one, two))
+            )
+            assert answers[0] == answers[1]
+            paused = await ask(one, call("Work-write", file=str(file), line="one"))
+            decision = {"request_id": paused["request_id"], "action": "approve"}
+            done = await asyncio.gather(*(client.call_tool("decide", decision) for client in (one, two)))
+            assert {told(each)["status"] for each in done} == {"Completed"}
+            assert lines(file) == ["one"]
+
+
+def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_path: Path) -> None:
+    """Calls in it are answered anywhere; only what answers a question needs the process that asked."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS)}
+    with (
+        replicas(nursery, tmp_path, env=env, **SPEC) as pair,
+        pair.first.client() as one,
+        pair.second.client() as two,
+    ):
+        headers = {"accept": ACCEPT, "mcp-session-id": opened(one), "mcp-protocol-version": "2025-11-25"}
+        body: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 2,
+            "method": "tools/call",
+            "params": {"name": "ask", "arguments": {"message": "hello"}},
+        }
+        for client in (one, two):
+            answer = client.post("/mcp", json=body, headers=headers)
+            assert answer.status_code == 200
+            assert '"status":"Completed"' in answer.text
+        response = {"jsonrpc": "2.0", "id": 3, "result": {"action": "accept", "content": {}}}
+        assert two.post("/mcp", json=response, headers=headers).status_code == 404
+        assert one.post("/mcp", json=response, headers=headers).status_code == 202
+
+
+async def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path, era: Era) -> None:
+    """After `kill -9` the host goes on where it was; what ran has failed, and is not run again."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "1"}
+    file = tmp_path / "written"
+    with replicas(nursery, tmp_path, 1, env=env, script=SCRIPT, **SPEC) as alone:
+        async with host(alone.first, era) as client:
+            first = await ask(client, "My name is Ada.", idempotency_key="first")
+            paused = await ask(client, call("Work-write", file=str(file), line="one"))
+            with alone.first.client() as own:
+                lost = asking("for ever", idempotency_key="lost")
+                running = asyncio.ensure_future(asyncio.to_thread(post, own, lost))
+                while not own.get("/tasks?status=Running").json()["items"]:
+                    await asyncio.sleep(0.02)
+                await asyncio.to_thread(alone.first.kill)
+                with pytest.raises(httpx.TransportError):
+                    await running
+            await asyncio.to_thread(alone.first.start)
+            assert await ask(client, "My name is Ada.", idempotency_key="first") == first
+            again = await ask(client, "What is my name?", conversation=first["conversation"])
+            assert "Ada" in again["output"]
+            decision = {"request_id": paused["request_id"], "action": "approve"}
+            assert told(await client.call_tool("decide", decision))["status"] == "Completed"
+            assert lines(file) == ["one"]
+            ended = await ask(client, "for ever", idempotency_key="lost")
+            assert (ended["status"], ended["error"]["code"]) == ("Failed", "interrupted")
+            assert error(await ask(client, "other", idempotency_key="lost")) == "idempotency_key_reused"
