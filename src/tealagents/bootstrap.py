@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 #: what can be wrong with a config or with what it names, told to the operator without a traceback
 START_ERRORS = (
     TealError,
+    protocols.ProtocolConfigError,
     StoreConfigError,
     AuthConfigError,
     ModelConfigError,

@@ -6,14 +6,13 @@ folder knows of it but this table.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from importlib import import_module
-from typing import cast
 
 from msgspec import Struct
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from tealagents.api.exchange import Exchange
+from tealagents.registry import Registry
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -43,11 +42,22 @@ PROTOCOLS: Mapping[str, tuple[str, str]] = {
 }
 
 
+class ProtocolConfigError(ValueError):
+    """A protocol that is unknown, or whose library is not installed. The text says what to do."""
+
+
+_NAMED = Registry(
+    word="protocol",
+    error=ProtocolConfigError,
+    group="tealagents.protocols",
+    built_in={name: where for name, (_, where) in PROTOCOLS.items()},
+    extras={"a2a": "a2a", "google": "a2a", "ag_ui": "ag-ui", "mcp": "mcp", "mcp_types": "mcp"},
+)
+
+
 def build(name: str, exchange: Exchange) -> Served:
-    """A protocol by its name; only then is it imported. KeyError for an unknown name."""
-    below, where = PROTOCOLS[name]
-    module, _, function = where.partition(":")
-    builder = cast(Build, getattr(import_module(module), function))
-    served = builder(exchange, exchange.prefix + below)
+    """A protocol by its name; only then is it imported. `ProtocolConfigError`."""
+    builder: Build = _NAMED.find(name)
+    served = builder(exchange, exchange.prefix + PROTOCOLS[name][0])
     exchange.urls[name] = served.urls
     return served

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_talk import Era, ask, asking, error, headers_of, host, modern, opened, post, serving
 
+from tealagents.api.protocols import ProtocolConfigError
 from tealagents.testing.service import ServiceThread, offline_service
 
 NOBODYS = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
@@ -225,6 +227,15 @@ def test_nothing_is_imported_where_it_is_not_served(service: ServiceThread) -> N
         assert post(client, asking("hello")).status_code == 404
         known = httpx.get(f"{plain.root}/.well-known/oauth-protected-resource{plain.prefix}/mcp")
         assert known.status_code == 404
+
+
+def test_without_the_extra_the_start_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator is told what to install."""
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    for name in [name for name in sys.modules if name.startswith(("mcp.", "tealagents.api.mcp"))]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ProtocolConfigError, match=r"needs mcp.*pip install 'tealagents\[mcp\]'"), serving():
+        pass
 
 
 # --- tools of the tests --------------------------------------------------------------------------
