@@ -350,7 +350,7 @@ async def test_who_waits_is_called_though_a_look_went_wrong() -> None:
         async def read(self, partition: str, names: Sequence[str]) -> list[Record | None]:
             nonlocal strikes
             task = asyncio.current_task()
-            if task is not None and task.get_name().startswith("line ") and strikes == 0:
+            if task is not None and task.get_name().startswith("queue ") and strikes == 0:
                 strikes += 1
                 raise RuntimeError("a driver's own")
             return await super().read(partition, names)

@@ -7,14 +7,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
-from tealagents.domain.events import Event, Recorded, Terminal, ending
+from tealagents.domain.events import Event, Recorded, ending
 from tealagents.domain.models import RequestRecord
+from tealagents.engine.event_buffer import EventBuffer
 from tealagents.state.streams import BATCH_EVENTS, portion
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 
 #: seconds for which events are gathered before they are written to the log
 GATHER_SECONDS = 0.05
+#: the same for the first of a stretch, which followers elsewhere wait for
+FIRST_GATHER_SECONDS = 0.005
 #: events that may be unwritten before the model is made to wait for the store
 MOST_UNWRITTEN = 1000
 
@@ -29,29 +32,29 @@ class Publisher:
         self._tasks = tasks
         self._writer = writer
         begins = writer.message is not None
-        #: the id of the last event before this stretch
-        self.base = 0 if begins else writer.request.last_event
-        self._events: list[Recorded] = []
+        self._buffer = EventBuffer(0 if begins else writer.request.last_event)
         #: the id of the last event that is in the log; the very first is made from the record instead
         self._written = 1 if begins else self.base
-        self._closed = False
-        self._wakers: set[asyncio.Future[None]] = set()
         self._drained = asyncio.Event()
         self._drained.set()
         self._writing_behind: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[None] | None = None
 
     @property
+    def base(self) -> int:
+        """The id of the last event before this stretch."""
+        return self._buffer.base
+
+    @property
     def last_event(self) -> int:
-        return self.base + len(self._events)
+        return self._buffer.last_id
 
     # --- showing ---------------------------------------------------------------------------------
 
     def publish(self, event: Event) -> None:
         """Numbers an event and shows it to the followers here; the log is written behind it."""
         event_id = self.last_event + 1
-        self._events.append(Recorded(event_id, event))
-        self._wake()
+        self._buffer.extend((Recorded(event_id, event),))
         if event_id > 1:
             self._drained.clear()
             if self._writing_behind is None or self._writing_behind.done():
@@ -60,46 +63,16 @@ class Publisher:
     def end(self, request: RequestRecord) -> None:
         """Shows the event that ends the stream, as the record says; it is not in the log."""
         event_id = max(request.last_event, self.last_event + 1)
-        self._events.append(Recorded(event_id, ending(request)))
+        self._buffer.extend((Recorded(event_id, ending(request)),))
         self.close()
 
     def close(self) -> None:
         """Nothing more comes: followers see what there is."""
-        self._closed = True
-        self._wake()
+        self._buffer.close()
 
-    async def events(self, after: int) -> AsyncIterator[Sequence[Recorded]]:
-        """The events behind `after`, all that there are at a time, to the one that ends the stream.
-
-        Those of before a pause, and everything before this run, are the log's to tell.
-        """
-        position = max(0, after - self.base)
-        while True:
-            if position < len(self._events):
-                fresh = self._events[position:]
-                position = len(self._events)
-                yield fresh
-                if isinstance(fresh[-1].event, Terminal):
-                    return
-            elif self._closed:
-                if isinstance(self._events[-1].event, Terminal):  # `after` was behind all there ever was
-                    yield self._events[-1:]
-                return
-            else:
-                await self._next_event()
-
-    async def _next_event(self) -> None:
-        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wakers.add(waker)
-        try:
-            await waker
-        finally:
-            self._wakers.discard(waker)
-
-    def _wake(self) -> None:
-        for waker in self._wakers:
-            if not waker.done():
-                waker.set_result(None)
+    def events(self, after: int) -> AsyncIterator[Sequence[Recorded]]:
+        """The events behind `after`, to the one that ends the stream."""
+        return self._buffer.follow(after)
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -134,12 +107,11 @@ class Publisher:
 
     def _unwritten(self) -> list[Recorded]:
         """What is to be written to the log next."""
-        start = self._written - self.base
-        return self._events[start : start + BATCH_EVENTS]
+        return self._buffer.slice(self._written, BATCH_EVENTS)
 
     async def _write_behind(self) -> None:
         """Writes events to the log in batches until there are none left."""
-        pause = GATHER_SECONDS
+        pause = FIRST_GATHER_SECONDS if self._written <= self.base + 1 else GATHER_SECONDS
         while self.last_event > self._written:
             await self._tasks.records.clock.sleep(pause)
             self._writing = asyncio.ensure_future(self._write_batch())

@@ -20,7 +20,7 @@ from tealagents.domain.models import (
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import Agent
 from tealagents.engine.conversations import Conversations
-from tealagents.engine.following import follow
+from tealagents.engine.following import Tails, follow
 from tealagents.engine.loop import Resumption
 from tealagents.engine.observer import Load
 from tealagents.engine.run import Run, Stop
@@ -77,6 +77,8 @@ class Service:
         #: what carries the runs to their ends
         self._carrying: set[asyncio.Task[None]] = set()
         self._wait_queues = WaitQueues(tasks)
+        #: what is followed here of requests that run elsewhere
+        self.tails = Tails(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
         self._followers: weakref.WeakSet[AsyncIterator[Sequence[Recorded]]] = weakref.WeakSet()
         tasks.lease.attach(
@@ -166,6 +168,7 @@ class Service:
             extra_data=dict(request.extra_data or {}),
         )
         run = self._runs[request.request_id] = Run(self.conversations, writer, context, streamed=streamed)
+        self.tails.runs_here(request.request_id)
         if request.request_id in self.tasks.ended_early:
             run.stop(Stop(CANCELED))
         task = asyncio.create_task(
@@ -186,7 +189,6 @@ class Service:
             if run.outcome.exception() is not None:
                 self.tasks.leave(run.partition, request_id)
             self.admission.leave(user)
-            self._wait_queues.look(run.request.task_id)
 
     # --- waiting for a turn ----------------------------------------------------------------------
 
@@ -203,9 +205,10 @@ class Service:
         request = waiting.request
         started = False
         try:
-            with self._wait_queues.place(waiting.partition, request.task_id, request.request_id) as place:
+            with self._wait_queues.ticket(waiting.partition, request.task_id, request.request_id) as ticket:
                 while (begun := await self._try_start(caller, waiting)) is None:
-                    await place.called()
+                    left = waiting.deadline - self.records.clock.now()
+                    await ticket.called(max(0.05, left.total_seconds()))
             if isinstance(begun, TaskWriter):
                 self.start(caller, begun, streamed=streamed)
                 started = True
@@ -262,7 +265,6 @@ class Service:
             if run is not None and run.outcome.exception() is not None:
                 run.outcome.result()
             await self.tasks.cancel(partition, request_id, actor)
-            self._wait_queues.look(found.task_id)
 
     async def _end_as_asked(self, word: Word) -> None:
         """Another process asks to end a request that runs here, or has ended it."""
@@ -306,6 +308,7 @@ class Service:
         await self._interrupt_rest()
         self.tasks.stop()
         self.closed = True
+        self.tails.close()
 
     async def _interrupt_rest(self) -> None:
         for request_id, (task, partition) in list(self._waiting.items()):

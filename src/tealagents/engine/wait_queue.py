@@ -1,7 +1,7 @@
-"""Requests that wait for their task: for all of one task in this process, one look at how it stands.
+"""Requests that wait for their task: for all of one task in this process, one watch on it.
 
-A look is made every quarter of a second, and at once where something ends or is canceled here. It calls whose
-turn it is, and who waits no more; the others go on waiting at hardly any cost.
+When the task changes it is looked at once: the request whose turn it is, and those that wait no more, are
+called; the others go on waiting at hardly any cost.
 """
 
 import asyncio
@@ -10,18 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tealagents.domain.errors import TealError
+from tealagents.state import keys
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-#: seconds between two looks at a task for which requests wait
-TURN_SECONDS = 0.25
+#: seconds of silence after which a task is looked at whose writer may have died
+SILENCE_SECONDS = 5.0
+#: seconds until a task is looked at again that could not be read
+RETRY_SECONDS = 0.25
 #: seconds after which who waits looks for itself, should it not have been called
 OVERLOOKED_SECONDS = 30.0
 
 
-class Place:
-    """One request's place in the line."""
+class Ticket:
+    """One request's place in a queue."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -29,10 +32,10 @@ class Place:
     def call(self) -> None:
         self._event.set()
 
-    async def called(self) -> None:
-        """Returns when it may be this request's turn, or never will be: whoever is called tries."""
+    async def called(self, seconds: float) -> None:
+        """Returns when it may be this request's turn, or never will be, and after `seconds` at the latest."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(OVERLOOKED_SECONDS):
+            async with asyncio.timeout(min(seconds, OVERLOOKED_SECONDS)):
                 await self._event.wait()
         self._event.clear()
 
@@ -42,62 +45,60 @@ class WaitQueues:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _WaitQueue] = {}
 
     @contextmanager
-    def place(self, partition: str, task_id: str, request_id: str) -> Iterator[Place]:
-        """A place for as long as the block lasts."""
-        line = self._lines.get(task_id)
-        if line is None:
-            line = self._lines[task_id] = _Line(self._tasks, partition, task_id)
-        place = line.places[request_id] = Place()
+    def ticket(self, partition: str, task_id: str, request_id: str) -> Iterator[Ticket]:
+        """A ticket for as long as the block lasts."""
+        queue = self._queues.get(task_id)
+        if queue is None:
+            queue = self._queues[task_id] = _WaitQueue(self._tasks, partition, task_id)
+        ticket = queue.tickets[request_id] = Ticket()
         try:
-            yield place
+            yield ticket
         finally:
-            del line.places[request_id]
-            if not line.places:
-                line.close()
-                del self._lines[task_id]
-
-    def look(self, task_id: str) -> None:
-        """Something of the task has changed here: who waits for it need not wait for the next look."""
-        if (line := self._lines.get(task_id)) is not None:
-            line.changed.set()
+            del queue.tickets[request_id]
+            if not queue.tickets:
+                queue.close()
+                del self._queues[task_id]
 
 
-class _Line:
+class _WaitQueue:
     """Those who wait for one task, and the one who looks for them."""
 
     def __init__(self, tasks: Tasks, partition: str, task_id: str) -> None:
         self._tasks = tasks
         self._partition = partition
         self._task_id = task_id
-        self.places: dict[str, Place] = {}
-        self.changed = asyncio.Event()
-        self._watch = asyncio.create_task(self._look_for_ever(), name=f"line {task_id}")
+        self.tickets: dict[str, Ticket] = {}
+        self._watch = asyncio.create_task(self._look_for_ever(), name=f"queue {task_id}")
 
     def close(self) -> None:
         self._watch.cancel()
 
     async def _look_for_ever(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TURN_SECONDS):
-                    await self.changed.wait()
-            self.changed.clear()
-            for request_id in await self._due():
-                if (place := self.places.get(request_id)) is not None:
-                    place.call()
+        """Looks whenever the task has changed, and after a silence: its writer may have died."""
+        store = self._tasks.records.store
+        async with store.watch(self._partition, keys.task(self._task_id)) as watch:
+            while True:
+                due = await self._due()
+                for request_id in self.tickets if due is None else due:
+                    if (ticket := self.tickets.get(request_id)) is not None:
+                        ticket.call()
+                await watch.wait(RETRY_SECONDS if due is None else SILENCE_SECONDS, found=due is None)
 
-    async def _due(self) -> set[str]:
-        """Who has something to do: the first, once the task is free, and whoever has left the queue."""
+    async def _due(self) -> set[str] | None:
+        """The requests to call: the first, once the task is free, and those that have left the queue.
+
+        None where the task cannot be read: each finds out what that means for itself.
+        """
         try:
             head = (await self._tasks.head(self._partition, self._task_id)).value
         except TealError:
-            return set(self.places)  # each finds out what that means for its own request
+            return None
         except Exception:
             log.exception("task %s cannot be looked at", self._task_id)
-            return set(self.places)
+            return None
         queue = [queued.request_id for queued in head.queue]
-        gone = self.places.keys() - set(queue)
+        gone = self.tickets.keys() - set(queue)
         return gone if head.running or head.pending else {*gone, *queue[:1]}

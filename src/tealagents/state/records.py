@@ -123,6 +123,7 @@ class RecordStore:
         delete: Collection[str] = (),
         operation: str | None = None,
         unsynced: bool = False,
+        notify: Collection[str] = (),
     ) -> str:
         """Commits, and returns the operation id: the version of all that was put.
 
@@ -138,6 +139,7 @@ class RecordStore:
             put={key: Put(value, ttls.get(key)) for key, value in values.items()},
             delete=delete,
             unsynced=unsynced,
+            notify=notify,
         )
         try:
             await self.store.commit(partition, commit)

@@ -88,6 +88,7 @@ class StreamLog:
                 expect={keys.request(request_id): version, key: None},
                 put={key: stored},
                 ttl={key: self.ttl},
+                notify=(keys.request(request_id),),
             )
         except Conflict:
             return await self._written_before(partition, request_id, version, key)

@@ -97,9 +97,8 @@ WAITED_TOO_LONG = Ending(
 )
 
 
-#: seconds that the process which runs a request gets to end it, before it is ended from outside; and between
-#: two looks whether it has
-ASKED_SECONDS, ASKED_LOOK_SECONDS = 1.5, 0.05
+#: seconds that the process which runs a request gets to end it, before it is ended from outside
+ASKED_SECONDS = 1.5
 
 
 class Written(Struct, frozen=True, kw_only=True):
@@ -332,6 +331,7 @@ class Tasks:
                     ttl=transition.ttl,
                     operation=operation,
                     unsynced=transition.unsynced,
+                    notify=_concerned(transition),
                 )
         except PersistenceUnavailable as error:
             raise error.with_ids(**(request.ids if request else {"task_id": head.task_id})) from None
@@ -443,13 +443,26 @@ class Tasks:
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
         """Waits until a request has ended, and no longer than that."""
-        clock = self.records.clock
+        clock, key = self.records.clock, keys.request(request_id)
         deadline = clock.monotonic() + seconds
-        while clock.monotonic() < deadline:
-            await clock.sleep(ASKED_LOOK_SECONDS)
-            found = await self.records.get(partition, keys.request(request_id), RequestRecord)
-            if found is None or found.value.status in ENDED:
-                return
+        async with self.records.store.watch(partition, key) as watch:
+            while (left := deadline - clock.monotonic()) > 0:
+                found = await self.records.get(partition, key, RequestRecord)
+                if found is None or found.value.status in ENDED:
+                    return
+                await watch.wait(left)
+
+
+def _concerned(transition: Transition) -> list[str]:
+    """The topics whose watches a transition wakes: of its followers, and of those that wait their turn."""
+    head, request = transition.head, transition.request
+    topics = []
+    left_queue = request is not None and request.ended_at is not None and request.started_at is None
+    if request is not None and not (transition.takes and request.pause is None and not request.approvals):
+        topics.append(keys.request(request.request_id))
+    if head.queue or left_queue:
+        topics.append(keys.task(head.task_id))
+    return topics
 
 
 def _occupies(head: Head, request_id: str) -> bool:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 #: seconds for which what was read of another worker is believed
 GLANCE_SECONDS = 0.5
-#: seconds between two looks at the signals from other processes, while requests run here
-SIGNAL_SECONDS = 0.5
+#: the topic of a mailbox in which other processes leave signals
+_SIGNALS = "signals"
 #: seconds after which a dead or retired worker's record is forgotten by the store
 FORGET_SECONDS = 7 * 86400.0
 
@@ -256,18 +256,28 @@ class Lease:
         """Leaves word for a worker of a request it runs."""
         key = f"signal/{word.request_id}"
         await self._records.commit(
-            keys.signals(self._records.agent, worker_id), marker=key, put={key: word}, ttl={key: 3600}
+            keys.signals(self._records.agent, worker_id),
+            marker=key,
+            put={key: word},
+            ttl={key: 3600},
+            notify=(_SIGNALS,),
         )
 
     async def _listen_for_ever(self) -> None:
+        """Takes signals as they come. Its mailbox is the worker's: with a new lease there is a new one."""
+        store = self._records.store
         while True:
-            await self._records.clock.sleep(SIGNAL_SECONDS)
-            if not self._busy():
-                continue
-            try:
-                await self._listen()
-            except TealError as error:
-                log.warning("signals could not be read: %s", error)
+            worker = self.worker_id
+            async with store.watch(keys.signals(self._records.agent, worker), _SIGNALS) as watch:
+                while worker == self.worker_id:
+                    if self._busy():
+                        try:
+                            await self._listen()
+                        except TealError as error:
+                            log.warning("signals could not be read: %s", error)
+                    while not await watch.wait(self._seconds, found=False):
+                        if worker != self.worker_id or self._busy():
+                            break
 
     async def _listen(self) -> None:
         partition = keys.signals(self._records.agent, self.worker_id)
