@@ -14,6 +14,7 @@ COMMANDS: Mapping[str, str] = {
     "new": "tealagents.cli.new:new_command",
     "serve": "tealagents.cli.serve:serve_command",
     "check": "tealagents.cli.check:check_command",
+    "upgrade": "tealagents.cli.upgrade:upgrade_command",
     "doctor": "tealagents.cli.doctor:doctor_command",
     "schema": "tealagents.cli.check:schema_command",
     "chat": "tealagents.cli.chat:chat_command",

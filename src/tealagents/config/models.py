@@ -44,7 +44,7 @@ from tealagents.options import (
 API_VERSIONS = ("tealagents/v1alpha1",)
 
 
-def contradiction(message: str, *path: str) -> PydanticCustomError:
+def contradiction(message: str, *path: str | int) -> PydanticCustomError:
     """Two keys that cannot both be right; the error is shown at `path` below the model that found it."""
     return PydanticCustomError("contradiction", "{message}", {"message": message, "path": path})
 

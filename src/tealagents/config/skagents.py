@@ -99,7 +99,7 @@ class SequentialSpec(_Served):
             task._place = n
             if task.agent not in agents:
                 known = did_you_mean(task.agent, agents) or f"; the agents are {', '.join(agents)}"
-                raise contradiction(f"there is no such agent{known}", "tasks", str(n), "agent")
+                raise contradiction(f"there is no such agent{known}", "tasks", n, "agent")
         return self
 
 

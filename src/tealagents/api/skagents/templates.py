@@ -13,13 +13,16 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.filters import FILTERS
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from tealagents.api import bodies
 
 #: characters of a result, and of a text on the way to it; steps and seconds of making it
 LONGEST, MOST_STEPS, MOST_SECONDS = 1_000_000, 100_000, 1.0
+
+#: integers beyond this are not counted with
+LARGEST = 2**63 - 1
 
 _FILTERS = (
     *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby"),
@@ -36,7 +39,8 @@ _NODES = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.Assign, nodes.For, nodes.If, nodes.CondExpr),
     *(nodes.Name, nodes.Const, nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Slice),
     *(nodes.Getattr, nodes.Getitem, nodes.Call, nodes.Filter, nodes.Test, nodes.Compare, nodes.Operand),
-    *(nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Concat, nodes.Add, nodes.Sub, nodes.Mod),
+    *(nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Concat, nodes.Add, nodes.Sub),
+    *(nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod),
 )
 _BUDGET = "budget of the rendering"
 
@@ -103,7 +107,7 @@ def _json(value: Any) -> str:
 class _Environment(SandboxedEnvironment):
     """Jinja's sandbox over plain data, with what templates may use named one by one."""
 
-    intercepted_binops = frozenset({"+", "%"})
+    intercepted_binops = frozenset({"+", "%", "*"})
 
     def __init__(self) -> None:
         super().__init__(autoescape=False)
@@ -116,13 +120,17 @@ class _Environment(SandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value) and (attr in _METHODS or not callable(value))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and not isinstance(left, int | float):
-            raise TemplateRefused("% is for numbers only")
         if operator == "+" and isinstance(left, str) and isinstance(right, str):
             _bounded(len(left) + len(right))
-        elif operator == "+" and not isinstance(left, int | float):
-            raise TemplateRefused("+ is for numbers and texts only")
+        elif isinstance(left, Undefined) or isinstance(right, Undefined):
+            raise ValuesUnfit(f"{operator} needs two values")
+        elif not _is_number(left) or not _is_number(right):
+            raise TemplateRefused(f"{operator} is for numbers{' and texts' if operator == '+' else ''} only")
         return super().call_binop(context, operator, left, right)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
 
 
 #: names that no template can write

@@ -1,0 +1,261 @@
+"""Agents without state as a service: who may call, tools, what is imported, how they stop."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, served, write
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceProcess, agent_config
+from tealagents.tools.errors import ToolsetError
+
+HELLO = {"chat_history": [{"role": "user", "content": "What is the weather?"}]}
+PLUGINS = """
+from semantic_kernel.functions.kernel_function_decorator import kernel_function
+from semantic_kernel.kernel_pydantic import KernelBaseModel
+from sk_agents.extra_data_collector import ExtraData, ExtraDataElement
+from sk_agents.ska_types import BasePlugin
+
+
+class Weather(KernelBaseModel):
+    city: str
+    caller: str
+
+
+class WeatherPlugin(BasePlugin):
+    @kernel_function(description="The weather in a city.")
+    def weather(self, city: str) -> Weather:
+        self.extra_data_collector.add_extra_data("station", "Blindern")
+        self.extra_data_collector.add_extra_data_items(
+            ExtraData(items=[ExtraDataElement(key="station", value="Fornebu")])
+        )
+        return Weather(city=city, caller=str(self.authorization))
+"""
+WITH_PLUGIN = CHAT + "    plugins:\n    - WeatherPlugin\n"
+CALLING = {
+    "rules": [
+        {"when": {"tool_result": True}, "reply": "It rains."},
+        {"reply": {"tool_calls": [{"name": "WeatherPlugin-weather", "arguments": {"city": "Oslo"}}]}},
+    ]
+}
+
+
+def test_plugins_of_the_earlier_platform(tmp_path: Path) -> None:
+    """They work without its kernel, are given the caller's raw header, and add data under one key twice."""
+    file = write(tmp_path, WITH_PLUGIN, custom_plugins=PLUGINS)
+    with served(file, CALLING) as (service, model):
+        answer = httpx.post(
+            service.url, json=HELLO, headers={"authorization": "Custom anything at all"}
+        ).json()
+        assert answer["output_raw"] == "It rains."
+        assert answer["extra_data"] == {
+            "items": [{"key": "station", "value": "Blindern"}, {"key": "station", "value": "Fornebu"}]
+        }
+        result = model.requests[-1]["body"]["messages"][-1]
+        assert json.loads(result["content"]) == {"city": "Oslo", "caller": "Custom anything at all"}
+        assert httpx.post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
+
+
+def test_tools_that_need_an_approval_are_refused(tmp_path: Path) -> None:
+    """Nothing waits here until someone decides: the start says which tools, and what to do."""
+    tool = {
+        "tool_id": "WeatherPlugin-weather",
+        "name": "weather",
+        "description": "",
+        "governance": {"requires_hitl": True, "cost": "low", "data_sensitivity": "public"},
+        "auth": None,
+    }
+    plugin = {
+        "plugin_id": "weather",
+        "name": "WeatherPlugin",
+        "description": "",
+        "version": "1",
+        "owner": "us",
+        "plugin_type": {"type_name": "code"},
+        "tools": [tool],
+    }
+    catalogue = tmp_path / "catalogue.json"
+    catalogue.write_text(json.dumps({"plugins": [plugin]}))
+    file = write(tmp_path, WITH_PLUGIN, custom_plugins=PLUGINS)
+    env = {**_env(), "TA_PLUGIN_CATALOG_FILE": str(catalogue)}
+    checked = _run("check", str(file), env=env)
+    assert checked.returncode == 2
+    assert "WeatherPlugin-weather need an approval" in checked.stderr
+    assert _run("serve", str(file), "--port", "0", env=env).returncode in (2, 3)
+
+
+def test_gateway_proves_itself(tmp_path: Path) -> None:
+    """With a secret only who sends it once is answered, over all ways; without a token of any kind."""
+    with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": "s3cret"}) as (service, model):
+        stream = service.url.replace("http", "ws") + "/stream"
+        for headers in ([], [("taAgwKey", "wrong")], [("taAgwKey", "s3cret"), ("taAgwKey", "s3cret")]):
+            for path in ("", "/sse"):
+                refused = httpx.post(service.url + path, json=HELLO, headers=headers)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "taAgwKey")
+                assert "s3cret" not in refused.text
+            with pytest.raises(InvalidStatus) as denied, connect(stream, additional_headers=headers):
+                pass
+            assert denied.value.response.status_code == 401
+        assert model.requests == []
+        right = {"taAgwKey": "s3cret"}
+        assert httpx.post(service.url, json=HELLO, headers=right).status_code == 200
+        with connect(stream, additional_headers=right) as socket:
+            socket.send(json.dumps(HELLO))
+            assert "".join(map(str, socket))
+        assert httpx.get(service.url + "/openapi.json").status_code == 200
+
+
+def test_callers_by_token(tmp_path: Path) -> None:
+    """`mock` wants a bearer token here as everywhere; unchosen, it answers this machine alone."""
+    with served(write(tmp_path, AGENT), env={"TA_AUTH": "mock"}) as (service, _):
+        refused = httpx.post(service.url, json=HELLO)
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    with served(write(tmp_path, CHAT), env={"TA_AUTH": ""}) as (service, _):
+        token = {"authorization": "Bearer ada"}
+        assert httpx.post(service.url, json=HELLO, headers=token).status_code == 200
+        led = {**token, "host": "agents.example.com"}
+        assert httpx.post(service.url, json=HELLO, headers=led).status_code == 400
+        stream = service.url.replace("http", "ws") + "/stream"
+        proxied = {**token, "x-forwarded-for": "10.0.0.1"}
+        with pytest.raises(InvalidStatus), connect(stream, additional_headers=proxied):
+            pass
+
+
+def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
+    """A gateway's word is not lent to them by a browser, unless the config names them."""
+    config = CHAT + "  cors_origins: [https://app.example.com]\n"
+    with served(write(tmp_path, config)) as (service, _):
+        for origin, status in (("https://evil.example.com", 404), ("https://app.example.com", 200)):
+            answer = httpx.post(service.url, json=HELLO, headers={"origin": origin})
+            assert answer.status_code == status
+        assert httpx.post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
+
+
+def test_relative_paths_of_a_remote_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried beside the catalogue, then from the working directory."""
+    document = {
+        "openapi": "3.0.0",
+        "info": {"title": "T", "version": "1"},
+        "paths": {"/now": {"get": {"operationId": "now", "responses": {"200": {"description": "x"}}}}},
+    }
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    (tmp_path / "apis").mkdir()
+    (tmp_path / "apis/time.json").write_text(json.dumps(document))
+    catalogue = folder / "remote.yaml"
+    entry = {
+        "plugin_name": "Clock",
+        "openapi_json_path": "apis/time.json",
+        "server_url": "http://127.0.0.1:9",
+    }
+    catalogue.write_text(json.dumps({"remote_plugins": [entry]}))
+    file = write(folder, CHAT + "    remote_plugins:\n    - Clock\n")
+    env = {**_env(), "TA_REMOTE_PLUGIN_PATH": "conf/remote.yaml"}
+    found = _run("check", str(file), env=env, cwd=tmp_path)
+    assert (found.returncode, "Clock-now" in found.stdout) == (0, True)
+    assert (
+        _run("check", str(file), env={**env, "TA_REMOTE_PLUGIN_PATH": str(catalogue)}, cwd=folder).returncode
+        == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        (CHAT, ("api.v1alpha1", "api.openai", "api.a2a", "api.ag_ui", "api.mcp")),
+        (json.dumps(agent_config()), ("skagents", "config.skagents", "api.skagents", "cli.upgrade")),
+    ],
+)
+def test_a_process_imports_what_it_serves(tmp_path: Path, text: str, absent: tuple[str, ...]) -> None:
+    """Whoever serves one version imports nothing of another."""
+    file = write(tmp_path, text)
+    absent = tuple(f"tealagents.{name}" for name in absent)
+    code = (
+        "import sys, pathlib; from tealagents.config import load; from tealagents.app import create_app\n"
+        f"create_app(load(pathlib.Path({str(file)!r}), env={{'TA_API_KEY': 'x'}}, dotenv=None))\n"
+        f"found = [name for name in sys.modules if name.startswith({absent!r})]; assert not found, found"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_sigterm_drains(tmp_path: Path) -> None:
+    """What runs is finished, what comes is refused, and the process ends with 0."""
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 1500}}]}
+    with OfflineModel(slow) as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
+        with ServiceProcess(write(tmp_path, CHAT), env) as service:
+            answers: list[httpx.Response] = []
+            calling = threading.Thread(target=lambda: answers.append(httpx.post(service.url, json=HELLO)))
+            calling.start()
+            _until(lambda: bool(model.requests))
+            service.process.terminate()
+            _until(lambda: _health(service.url) != "ok")
+            refused = httpx.post(service.url, json=HELLO)
+            assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+            calling.join(30)
+            assert answers[0].json()["output_raw"] == "Late."
+            assert service.process.wait(30) == 0
+
+
+def test_time_of_a_call_is_bounded(tmp_path: Path) -> None:
+    """A call that takes longer than it may ends so, over each of the ways."""
+    config = CHAT + "  limits: {request_timeout_seconds: 0.2}\n"
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}
+    with served(write(tmp_path, config), slow) as (service, _):
+        late = httpx.post(service.url, json=HELLO)
+        assert (late.status_code, late.json()["code"]) == (504, "request_timeout")
+        assert '"request_timeout"' in httpx.post(service.url + "/sse", json=HELLO).text
+        with connect(service.url.replace("http", "ws") + "/stream") as socket:
+            socket.send(json.dumps(HELLO))
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1011
+
+
+def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
+    """No one can read the answer later, so the model is let go of."""
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}
+    with served(write(tmp_path, CHAT), slow) as (service, model):
+        for path in ("", "/sse"):
+            model.clear()
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(service.url + path, json=HELLO, timeout=httpx.Timeout(5, read=0.3))
+            _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+
+
+def test_types_and_templates_are_loaded_once_at_start(tmp_path: Path) -> None:
+    """A type that is not there fails the start with its name; a call never meets it."""
+    file = write(tmp_path, SEQUENTIAL.replace("ReportInput", "Nothing"), custom_types=TYPES)
+    with pytest.raises(ToolsetError, match="there is no type Nothing"), served(file):
+        pass
+
+
+def _health(url: str) -> str:
+    return str(httpx.get(url + "/health").json()["status"])
+
+
+def _env() -> dict[str, str]:
+    return {"TA_API_KEY": "x", "TA_AUTH": "gateway", "PATH": "", "COLUMNS": "400"}
+
+
+def _run(*arguments: str, env: dict[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tealagents", *arguments]
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, "it never held"
+        time.sleep(0.02)

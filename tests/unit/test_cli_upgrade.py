@@ -1,0 +1,117 @@
+"""`tealagents upgrade`: earlier files become ours, with their comments."""
+
+from pathlib import Path
+
+import pytest
+from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
+from typer.testing import CliRunner
+
+from tealagents.cli.main import command_line
+from tealagents.config import load
+
+ADDER = """\
+# our adder
+apiVersion: skagents/v1   # the version
+kind: Sequential
+service_name: Adder   # its name
+version: 0.10
+input_type: Numbers # what comes
+spec:
+  agents:
+    - name: default   # the one
+      model: gpt-4o
+      # told
+      system_prompt: You add, ${NAME}.  # short
+      plugins:
+        - Sums
+  tasks:
+    - name: tell
+      task_no: 2
+      instructions: Tell {{ _add }}.
+      agent: default
+    # first
+    - name: add
+      task_no: 1
+      instructions: >
+        Add {{ number.one }} and {{ two|int }}.
+      agent: default
+# the end
+"""
+UPGRADED = """\
+# our adder
+apiVersion: tealagents/v1alpha1   # the version
+kind: Agent
+name: Adder   # its name
+version: 0.10
+# input_type: Numbers # what comes
+spec:
+  agent:
+      name: default   # the one
+      model: gpt-4o
+      # told
+      system_prompt: | # short
+        You add, ${NAME}.
+
+        Do these tasks one after the other, and answer with the result of the last:
+        1. add: Add (the user's number.one) and (the user's two).
+        2. tell: Tell (the result of add).
+      plugins:
+        - Sums
+#   tasks:
+#     - name: tell
+#       task_no: 2
+#       instructions: Tell {{ _add }}.
+#       agent: default
+#     # first
+#     - name: add
+#       task_no: 1
+#       instructions: >
+#         Add {{ number.one }} and {{ two|int }}.
+#       agent: default
+# the end
+"""
+
+
+def upgrade(*arguments: object) -> tuple[int, str]:
+    ended = CliRunner().invoke(command_line("upgrade", "check"), ["upgrade", *map(str, arguments)])
+    return ended.exit_code, ended.output
+
+
+def test_sequence_of_one_agent(tmp_path: Path) -> None:
+    """Its tasks become part of the prompt; comments stay, and what has no place becomes one."""
+    file = write(tmp_path, ADDER)
+    code, said = upgrade(file)
+    assert code == 0, said
+    made = tmp_path / "config.v1alpha1.yaml"
+    assert made.read_text() == UPGRADED
+    assert file.read_text() == ADDER
+    assert "-apiVersion: skagents/v1" in said
+    assert "content.output in place of output_raw" in said
+    assert "input_type Numbers: clients say in words" in said
+    config = load(made, env={"NAME": "Ada", "TA_API_KEY": "x"}, dotenv=None)
+    assert (config.prefix, config.agent.plugins) == ("/Adder/0.10", ("Sums",))
+
+
+@pytest.mark.parametrize("text", [CHAT, AGENT])
+def test_one_agent(tmp_path: Path, text: str) -> None:
+    """Files of one agent differ in a line or three."""
+    file = write(tmp_path, text)
+    assert upgrade(file, "-o", file)[0] == 0
+    config = load(file, env={}, dotenv=None)
+    assert config.api_version == "tealagents/v1alpha1"
+    assert config.agent.system_prompt.startswith("You")
+
+
+def test_what_only_a_person_can_tell(tmp_path: Path) -> None:
+    """Several agents, templates that loop, and files of ours are refused, and nothing is written."""
+    sequence = write(tmp_path, SEQUENTIAL, custom_types=TYPES)
+    code, said = upgrade(sequence)
+    assert code == 2
+    assert "its tasks are done by 2 agents" in said
+    looping = write(tmp_path, ADDER.replace("Tell {{ _add }}.", '"{% for x in _add %}{% endfor %}"'))
+    assert "the instructions of tell decide or loop" in upgrade(looping)[1]
+    ours = write(tmp_path, UPGRADED)
+    assert "is of tealagents/v1alpha1 already" in upgrade(ours)[1]
+    (tmp_path / "config.v1alpha1.yaml").write_text("mine")
+    assert "exists; name another" in upgrade(write(tmp_path, CHAT))[1]
+    assert (tmp_path / "config.v1alpha1.yaml").read_text() == "mine"

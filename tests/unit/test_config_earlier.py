@@ -1,0 +1,165 @@
+"""Files and variables of the earlier platform: what is read, what is refused by name, what is translated."""
+
+from pathlib import Path
+
+import pytest
+from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, write
+from typer.testing import CliRunner
+
+from tealagents.cli.main import command_line
+from tealagents.config import ConfigError, ServiceConfig, load
+from tealagents.config.skagents import EarlierConfig
+
+OURS = """
+apiVersion: tealagents/v1alpha1
+name: Ours
+version: 0.1
+spec:
+  agent:
+    model: gpt-4o
+    system_prompt: You help.
+"""
+
+
+def read(folder: Path, text: str, **env: str) -> ServiceConfig:
+    return load(write(folder, text), env=env, dotenv=None)
+
+
+def complaints(folder: Path, text: str, **env: str) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        read(folder, text, **env)
+    return [f"{each.key}: {each.message}" for each in refused.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "prefix", "given"),
+    [
+        (CHAT, "skagents/v1", "/WeatherBot/0.1", "BaseInputWithUserContext"),
+        (CHAT.replace("skagents/v1", "skagents/v1beta"), "skagents/v1", "/WeatherBot/0.1", None),
+        (AGENT, "skagents/v2alpha1", "/Painter/0.2", "BaseMultiModalInputWithUserContext"),
+        (SEQUENTIAL, "skagents/v1", "/Reporter/1.0", "ReportInput"),
+    ],
+)
+def test_every_shape_is_read(tmp_path: Path, text: str, version: str, prefix: str, given: str | None) -> None:
+    """Both versions and all kinds; another name behind the slash means the first version."""
+    config = read(tmp_path, text)
+    assert isinstance(config, EarlierConfig)
+    assert (config.api_version, config.prefix) == (version, prefix)
+    assert given in (None, config.input_type)
+    assert [task.name for task in config.tasks] in ([], ["look", "outline", "check", "write"])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("kind: AssistantOrchestrator\napiVersion: skagents/v1", "kind: is a program of its own"),
+        (CHAT + "  persistence: redis://x", "spec.persistence: skagents/v1 keeps no state; remove this"),
+        (AGENT + "  thread: {kind: remote}", "spec.thread: skagents/v2alpha1 keeps no state"),
+        (
+            CHAT.replace("  agent:\n", "").replace("    ", "  "),
+            "spec.agent: is missing; write 'agent:' and indent",
+        ),
+        (CHAT.replace("input_type", "input_tpye"), "input_type: is missing; is 'input_tpye' meant"),
+        (CHAT.replace("kind: Chat", "kind: Chats"), "kind: must be 'Sequential' or 'Chat'"),
+        (SEQUENTIAL.replace("agent: writer", "agent: writre"), "spec.tasks[0].agent: there is no such agent"),
+        (SEQUENTIAL.replace("task_no: 2", "task_no: two"), "spec.tasks[0].task_no: must be a number"),
+        (SEQUENTIAL.partition("  tasks:")[0], "spec.tasks: is missing"),
+    ],
+)
+def test_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
+    """What cannot be served says so at its key, with what to do."""
+    assert complaints(tmp_path, text)[0].startswith(complaint)
+
+
+def test_variables_of_the_earlier_platform(tmp_path: Path) -> None:
+    """A2A is refused; other variables that change meaning are named, with what takes their place."""
+    assert complaints(tmp_path, CHAT, TA_A2A_ENABLED="true")[0].startswith(
+        "TA_A2A_ENABLED: skagents/v1 is not"
+    )
+    config = read(
+        tmp_path,
+        CHAT,
+        TA_A2A_ENABLED="false",
+        TA_STATE_MANAGEMENT="redis",
+        TA_PERSISTENCE="sqlite:///state.db",
+        TA_CUSTOM_CHAT_COMPLETION_FACTORY_MODULE="x.py",
+        TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL="gpt-4o",
+        TA_AGENT_BASE_URL="http://x",
+    )
+    told = "\n".join(config.warnings)
+    for name, word in {
+        "TA_STATE_MANAGEMENT": "keeps no state",
+        "TA_PERSISTENCE": "keeps no state",
+        "TA_CUSTOM_CHAT_COMPLETION_FACTORY_MODULE": "spec.agent.client",
+        "TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL": "the agent's own model",
+        "TA_AGENT_BASE_URL": "TA_PUBLIC_URL",
+    }.items():
+        assert any(name in line and word in line for line in config.warnings), told
+
+
+def test_state_in_redis_is_translated(tmp_path: Path) -> None:
+    """Their choice of a store becomes ours, with the line that replaces it and no password in it."""
+    redis = {
+        "TA_STATE_MANAGEMENT": "redis",
+        "TA_REDIS_HOST": "cache",
+        "TA_REDIS_PORT": "6380",
+        "TA_REDIS_DB": "2",
+        "TA_REDIS_SSL": "true",
+        "TA_REDIS_PWD": "p@ss",
+        "TA_REDIS_TTL": "60",
+    }
+    config = read(tmp_path, OURS, **redis)
+    assert config.persistence == "rediss://:p%40ss@cache:6380/2"
+    assert any("TA_PERSISTENCE=rediss://" in line for line in config.warnings)
+    assert any(line.startswith("TA_REDIS_TTL: has no effect") for line in config.warnings)
+    assert "p@ss" not in "".join(config.warnings)
+    assert "p%40ss" not in "".join(config.warnings)
+    assert read(tmp_path, OURS, TA_STATE_MANAGEMENT="in-memory").persistence == "memory://"
+    chosen = read(tmp_path, OURS + "  persistence: sqlite:///state.db", **redis)
+    assert chosen.persistence.startswith("sqlite://")
+    assert any("has no effect beside spec.persistence" in line for line in chosen.warnings)
+
+
+def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
+    """Elsewhere it is refused; where it is served there is a warning at start."""
+    assert complaints(tmp_path, OURS, TA_AUTH="gateway")[0].startswith("TA_AUTH: gateway is for skagents")
+    bare = read(tmp_path, CHAT, TA_AUTH="gateway")
+    assert any("set TA_GATEWAY_SECRET" in line for line in bare.warnings)
+    kept = read(tmp_path, CHAT, TA_AUTH="gateway", TA_GATEWAY_SECRET="s3cret")
+    assert not any("set TA_GATEWAY_SECRET" in line for line in kept.warnings)
+    assert "s3cret" not in f"{kept}{kept.warnings}"
+    assert any("TA_GATEWAY_SECRET" in line for line in read(tmp_path, OURS, TA_GATEWAY_SECRET="x").warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("topic|upper", "topic.__class__"),
+            "spec.tasks[0].instructions: the instructions of",
+        ),
+        (("output_type: Report", "output_type: Nothing"), "there is no type Nothing"),
+        (("output_type: Report", "output_type: TYPES"), "there is no type TYPES"),
+        (
+            ("model: gpt-4o\n", "model: gpt-4o\n      plugins: [Shell]\n"),
+            "spec.agents[0].plugins: The plugins",
+        ),
+    ],
+)
+def test_check_finds_what_is_wrong(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    """Templates, types and tools are made by `check`, which runs nothing."""
+    file = write(tmp_path, SEQUENTIAL.replace(*change), custom_types=TYPES + "\nTYPES = 1\n")
+    env = {"TA_API_KEY": "x", "COLUMNS": "400"}
+    ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
+    assert ended.exit_code == 2
+    assert said in ended.output
+
+
+def test_check_shows_what_would_be_served(tmp_path: Path) -> None:
+    """Nothing of what is kept, for nothing is."""
+    file = write(tmp_path, SEQUENTIAL, custom_types=TYPES)
+    env = {"TA_API_KEY": "x", "COLUMNS": "400"}
+    ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
+    assert ended.exit_code == 0, ended.output
+    assert "/Reporter/1.0 (Sequential, skagents/v1)" in ended.output
+    assert "none: each call is answered by itself" in ended.output

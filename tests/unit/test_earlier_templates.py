@@ -1,0 +1,118 @@
+"""The instructions of tasks: what templates may do, and that nothing else runs."""
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tealagents.api.skagents.templates import LONGEST, Instructions, TemplateRefused
+
+VALUES: dict[str, Any] = {
+    "number": 7,
+    "topic": "tea",
+    "points": ["hot", "green"],
+    "author": {"name": "Ada"},
+    "chat_history": [{"role": "user", "content": " hi "}],
+    "nothing": None,
+    "_first": "A teapot.",
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("Add {{ number }} and {{ number + 1 }}.\n", "Add 7 and 8."),
+        ("{{ number * 2 }} {{ number / 2 }} {{ number // 2 }} {{ number % 2 }}", "14 3.5 3 1"),
+        ("{{ topic|upper }} by {{ author.name }} {{ author['name'] }}", "TEA by Ada Ada"),
+        ("{% for m in chat_history %}{{ m.role }}: {{ m.content.strip() }}{% endfor %}", "user: hi"),
+        ("{% for p in points %}{{ loop.index }}{% if not loop.last %},{% endif %}{% endfor %}", "1,2"),
+        (
+            "{{ points|join(' and ') }} {{ points|map('upper')|list|tojson }}",
+            'hot and green ["HOT", "GREEN"]',
+        ),
+        ("{% if nothing is none %}{{ _first }}{% else %}no{% endif %}{{ missing }}", "A teapot."),
+        ("{% set t = topic ~ '!' %}{{ t }} {{ points[0] }} {{ points|length }}", "tea! hot 2"),
+        ("{{ points }} {{ nothing }} {# a comment #}", "['hot', 'green'] None "),
+        ("{% raw %}{{ topic }}{% endraw %}{{ missing|default('none') }}", "{{ topic }}none"),
+    ],
+)
+def test_what_templates_are_for(source: str, text: str) -> None:
+    """They fill in, loop, decide and convert."""
+    assert Instructions(source).render(VALUES) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "cannot be reached"),
+        ("{{ topic['__class__'] }}", "cannot be reached"),
+        ("{{ topic|attr('__class__') }}", "the filter attr"),
+        ("{{ cycler.__init__.__globals__.os }}", "cannot be reached"),
+        ("{{ lipsum() }}", "only range"),
+        ("{{ self.x() }}", "only range"),
+        ("{{ topic.format(topic) }}", "only range"),
+        ("{{ topic.ljust(99999999) }}", "only range"),
+        ("{% set ns = namespace(a='x') %}", "only range"),
+        ("{{ topic|center(99999999) }}", "the filter center"),
+        ("{{ topic|map('attr', '__class__')|list }}{{ 'x' * 99999999 }}", "numbers only"),
+        ("{{ 9 ** 99999999 }}", "pow is not"),
+        ("{{ '%99999999d' % 1 }}", "% is for numbers"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "macro is not"),
+        ("{% include 'config.yaml' %}", "include is not"),
+        ("{% import 'os' as os %}", "import is not"),
+        ("{% for p in points recursive %}{{ loop(points) }}{% endfor %}", "recursive loop"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "steps"),
+        ("{% for i in range(99999) %}" + "x" * 101 + "{% endfor %}", "characters"),
+        ("{% set a = 'x' * 2 %}{{ a }}", "numbers only"),
+        ("{% set a = 'xxxxxxxx' %}" + "{% set a = a ~ a %}" * 40, "characters"),
+        ("{% set a = [1] %}" + "{% set a = [a, a] %}" * 40 + "{{ a }}", "set of lists"),
+        ("{{ topic", "line 1"),
+        ("{% for %}", "line 1"),
+        ("{{" * 4000, "nested too deeply"),
+        ("{{ " + "(" * 4000 + ")" * 4000 + " }}", "nested too deeply"),
+    ],
+)
+def test_hostile_templates_are_refused_before_anything_is_sent(source: str, why: str) -> None:
+    """Whatever values come: the template is refused when it is compiled, at once."""
+    began = time.monotonic()
+    with pytest.raises(TemplateRefused, match=why):
+        Instructions(source)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("source", "values"),
+    [
+        ("{% for a in long %}{% for b in long %}{% endfor %}{% endfor %}", {"long": [0] * 10_000}),
+        ("{{ long }}", {"long": "x" * (LONGEST + 1)}),
+        ("{{ text|replace('', text) }}", {"text": "x" * 10_000}),
+        ("{{ many|join(text) }}", {"text": "x" * 10_000, "many": [1] * 1_000}),
+        ("{{ text % 1 }}", {"text": "%99999999d"}),
+        ("{% for i in range(count) %}x{% endfor %}", {"count": 10**9}),
+        ("{{ number / 0 }}", {"number": 1}),
+        ("{{ number + topic }}", {"number": 1, "topic": "x"}),
+        ("{{ author.name.first }}", {"author": {}}),
+        ("{{ points + points }}", {"points": [1]}),
+        ("{{ big * big }}", {"big": 10**30}),
+    ],
+)
+def test_hostile_values_are_refused(source: str, values: dict[str, Any]) -> None:
+    """What was sent never makes a template take more than it may, or reach what it may not."""
+    with pytest.raises(TemplateRefused) as refused:
+        Instructions(source).render(values)
+    assert len(str(refused.value)) < 400
+
+
+def test_names_that_are_sent_reach_nothing() -> None:
+    """A key that is sent finds what else was sent, and no attribute."""
+    assert Instructions("{{ key[name] }}").render({"key": "x", "name": "__class__"}) == ""
+
+
+@given(st.text(alphabet="{}%#|.()[]'\"_~+-*/ abx1=:,<>\n", max_size=60))
+def test_any_text_is_a_template_or_refused(source: str) -> None:
+    """No text raises anything else, when it is compiled or filled in."""
+    with contextlib.suppress(TemplateRefused):
+        Instructions(source).render({"a": "x", "b": [1, {"x": None}], "x": {"a": 1}})
