@@ -122,7 +122,7 @@ def _one_agent(edit: "_Edit", config: EarlierConfig, keys: "_Entries") -> None:
     edit.value(keys["kind"][1], "Agent")
     spec = _entries(keys["spec"][1])
     key, agents = spec["agents"]
-    if agents.flow_style:
+    if not isinstance(agents, yaml.SequenceNode) or agents.flow_style:
         raise NotUpgraded("spec.agents is written in […]: write it as a block first")
     edit.value(key, "agent")
     edit.dash(agents.value[0])
@@ -189,7 +189,8 @@ class _Edit:
     def block(self, key: yaml.Node, value: yaml.Node, text: str) -> None:
         """Another text, of several lines, for an entry of a mapping; a comment behind it stays."""
         start, end = value.start_mark.index, self._lines(key, value)[1]
-        behind = self._text[value.end_mark.index : end].strip() if value.style not in ("|", ">") else ""
+        is_block = isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")
+        behind = "" if is_block else self._text[value.end_mark.index : end].strip()
         indent = " " * (key.start_mark.column + 2)
         lines = [f"{indent}{line}".rstrip() for line in text.splitlines()]
         head = f"| {behind}" if behind else "|"
