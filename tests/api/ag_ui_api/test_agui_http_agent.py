@@ -1,0 +1,54 @@
+"""AG-UI's own client, unmodified, on the service. It verifies the order of all events by itself."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from agui_talk import serving
+
+TOOLS = Path(__file__).parents[3] / ".tools" / "node"
+DRIPPING = {"when": {"text": "dripping"}, "reply": {"text": ("drip " * 40).strip(), "piece_delay_ms": 30}}
+
+
+@pytest.fixture(scope="module")
+def _installed() -> None:
+    if shutil.which("node") and (TOOLS / "node_modules" / "@ag-ui" / "client").exists():
+        return
+    missing = "Node.js with what tests/fixtures/tools/install.sh installs"
+    if os.environ.get("REQUIRE_BACKENDS") == "1":
+        pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
+    pytest.skip(f"needs {missing}")
+
+
+def scenes(url: str, file: Path, expiry: str) -> list[str]:
+    """Runs the scenes of the script; the names of those that went well."""
+    script = Path(__file__).with_name("http_agent.cjs")
+    command = ["node", str(script), str(TOOLS), url, str(file), expiry]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_client(file: Path) -> None:
+    """Tools, interrupts, resume, refusal without it, frontend tools, resent history, reattaching, strangers."""
+    with serving({"rules": [DRIPPING]}) as (service, _):
+        assert scenes(f"{service.url}/ag-ui", file, "long") == [
+            "text_and_tools",
+            "interrupt_and_resume",
+            "reject_and_cancel",
+            "refusal_without_resume",
+            "frontend_tools",
+            "resent_history",
+            "reattach",
+            "strangers",
+        ]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_client_with_an_interrupt_that_expired(file: Path) -> None:
+    """It cannot be answered, neither by the client's own rules nor by the service's; canceled it can be."""
+    with serving(limits={"approval_expiry_seconds": 2}) as (service, _):
+        assert scenes(f"{service.url}/ag-ui", file, "short") == ["expired_interrupt"]
