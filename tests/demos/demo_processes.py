@@ -26,6 +26,8 @@ import httpx
 from tealagents.testing.service import free_port
 
 ROOT = Path(__file__).parents[2]
+#: what tests/fixtures/tools/install.sh has installed
+NODE_MODULES = ROOT / ".tools" / "node" / "node_modules"
 #: seconds for one command, and for a server to answer
 PATIENCE = 60.0
 #: ports that the READMEs name
@@ -99,6 +101,7 @@ class Terminal:
         for path in copy.glob("*.yaml"):
             path.write_text(self.local(path.read_text()))
         (self._folder / "clients").symlink_to(ROOT / "clients")
+        (self._folder / "node_modules").symlink_to(NODE_MODULES)
         return self
 
     def __exit__(self, *exc: object) -> None:

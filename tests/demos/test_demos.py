@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from demo_processes import ROOT, Origin, Terminal
+from demo_processes import NODE_MODULES, ROOT, Origin, Terminal
 from demo_readme import Block, Normal, answers_in_chat, blocks
 from rich.console import Console
 
@@ -32,6 +32,8 @@ def test_demo(readme: Path, origin: Origin) -> None:
         pytest.skip("curl is not installed: `apt install curl`")
     if "npm ci" in readme.read_text() and not (ROOT / "clients/js/node_modules").exists():
         pytest.skip("the JavaScript client is not installed: `npm ci --prefix clients/js`, with Node.js")
+    if "npm install @ag-ui/client" in readme.read_text() and not (NODE_MODULES / "@ag-ui").exists():
+        pytest.skip("AG-UI's client is not installed: tests/fixtures/tools/install.sh, with Node.js")
     with Terminal(origin, readme.parent) as terminal:
         for block in found:
             if block.kind == "sh":

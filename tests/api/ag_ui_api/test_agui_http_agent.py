@@ -33,7 +33,7 @@ def scenes(url: str, file: Path, expiry: str) -> list[str]:
 
 @pytest.mark.usefixtures("_installed")
 def test_the_client(file: Path) -> None:
-    """Tools, interrupts, resume, refusal without it, frontend tools, resent history, reattaching, strangers."""
+    """Tools, interrupts, refusal without resume, frontend tools, resent history, reattaching, strangers."""
     with serving({"rules": [DRIPPING]}) as (service, _):
         assert scenes(f"{service.url}/ag-ui", file, "long") == [
             "text_and_tools",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 from starlette.responses import Response
 
@@ -19,11 +19,13 @@ from tealagents.domain.errors import (
     NotFound,
     RequestInProgress,
 )
-from tealagents.domain.models import Approval, Caller, IdempotencyRecord
+from tealagents.domain.models import ENDED, Approval, Caller, IdempotencyRecord
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
 from tealagents.state.submission import Key, NewMessage
 
+#: requests that are looked through for a message, where a client has missed so many
+MOST_MISSED = 50
 _INTERRUPT = re.compile(r"int_([0-9a-f-]{36})_\d+", re.ASCII)
 
 
@@ -45,14 +47,21 @@ async def run(exchange: Exchange, caller: Caller, given: Given) -> Response:
 
 
 async def _fresh(thread: Thread, given: Given) -> Sequence[Said]:
-    """The messages that are new: not those of a request that has an answer, or is under way."""
-    known: set[str] = set()
-    if given.last:
-        async for record in thread.missed(_seen(given)):
-            known.update(record.client.get("messages", ()))
-            if known.intersection(said.mark for said in given.last):
+    """The messages that are new; or the last one once more, where its request ended without an answer."""
+    head, marks = thread.head, [said.mark for said in given.last]
+    if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == _seen(given)):
+        return given.last
+    known: dict[str, bool] = {}
+    looked = 0
+    async with aclosing(thread.missed(_seen(given))) as requests_missed:
+        async for record in requests_missed:
+            unanswered = record.status in ("Failed", "Canceled")
+            known = {**dict.fromkeys(record.client.get("messages", ()), unanswered), **known}
+            looked += 1
+            if known.keys() >= set(marks) or looked == MOST_MISSED:
                 break
-    return [said for said in given.last if said.mark not in known]
+    fresh = [said for said in given.last if said.mark not in known]
+    return given.last[-1:] if not fresh and marks and known[marks[-1]] else fresh
 
 
 def _seen(given: Given) -> str | None:

@@ -2,19 +2,18 @@
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 
 from msgspec import Struct
 
 from tealagents.api.exchange import Exchange
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound
-from tealagents.domain.models import Approval, Caller, Head, Item, Json, Message, RequestRecord
+from tealagents.domain.models import Approval, Caller, Head, Item, Json, Message, RequestEnd, RequestRecord
 from tealagents.state import keys
+from tealagents.state.history import Logged
 
-#: requests that are looked through for a message, where a client has missed so many
-MOST_MISSED = 50
 _NAMESPACE = uuid.UUID("5b0f7a4e-6a3c-4c53-9d5e-2f8f1f0c7a11")
 _MESSAGE = re.compile(r"msg_([0-9a-f-]{36})_(.+)", re.ASCII)
 
@@ -35,21 +34,26 @@ class Thread(Struct, frozen=True, kw_only=True):
         found = await self.exchange.service.records.get(self.partition, key, Approval)
         return found.value if found and found.value.task_id == self.task_id else None
 
-    async def missed(self, seen: str | None) -> AsyncIterator[RequestRecord]:
+    async def missed(self, seen: str | None) -> AsyncGenerator[RequestRecord]:
         """The requests behind the one whose answer a client has seen last, newest first."""
-        head = self.head
+        head, tasks = self.head, self.exchange.tasks
         if head is None:
             return
-        occupant = head.running or head.pending
-        due = [each.request_id for each in head.queue]
-        due.insert(0, (occupant.request_id if occupant else head.checkpoint_id) or "")
-        for _ in range(MOST_MISSED):
-            request_id = due.pop()
-            if request_id in ("", seen):
-                return
-            record = (await self.exchange.tasks.request(self.partition, request_id)).value
-            yield record
-            due = due or [record.parent or ""]
+        under_way = [each.request_id for each in reversed(head.queue)]
+        under_way += [each.request_id for each in (head.running, head.pending) if each]
+        for request_id in under_way:
+            yield (await tasks.request(self.partition, request_id)).value
+        path = ((1, head.tail_seq),)
+        async with aclosing(tasks.history.backwards(self.partition, self.task_id, path, _start)) as entries:
+            async for logged in entries:
+                if isinstance(logged.body, RequestEnd):
+                    if logged.body.request_id == seen:
+                        return
+                    yield (await tasks.request(self.partition, logged.body.request_id)).value
+
+
+def _start(logged: Logged) -> int | None:
+    return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
 async def find(exchange: Exchange, caller: Caller, thread_id: str) -> Thread:

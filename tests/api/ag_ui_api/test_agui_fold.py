@@ -1,0 +1,141 @@
+"""The fold of recorded events, over runs that nobody thought of, and over those that a service has made."""
+
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+from agui_talk import Json, Page, call, events, run_input, told, user
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tealagents.api.ag_ui import inputs
+from tealagents.api.ag_ui.fold import Fold
+from tealagents.domain.events import (
+    Canceled,
+    Completed,
+    Event,
+    Failed,
+    Paused,
+    Recorded,
+    Started,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
+from tealagents.domain.models import Approval, Decision, Failure, Outcome, ToolCall, Usage, User
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+IDS = {"session_id": "s", "task_id": "t", "request_id": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"}
+GIVEN = inputs.read(run_input("thread", user("hi"), runId="run"))
+LINK = {"server": "s", "url": "https://s.example/", "scopes": ()}
+APPROVALS = st.builds(
+    lambda links, clients, actions: Approval(
+        approval_id="a",
+        request_id=IDS["request_id"],
+        task_id="t",
+        session_id="s",
+        owner=User("t", "o"),
+        created_at=NOW,
+        expires_at=NOW,
+        calls=tuple(ToolCall(f"p{n}", "Work-write", "{}", by_client=each) for n, each in enumerate(clients)),
+        decisions=tuple(Decision(id=f"p{n}", action=each) for n, each in enumerate(actions[: len(clients)])),
+        message="Approve, please.",
+        authorizations=tuple(
+            {"server": "s", "url": "https://s.example/", "scopes": ()} for _ in range(links)
+        ),
+        usage=Usage(1, 1, 2),
+    ),
+    st.integers(0, 2),
+    st.lists(st.booleans(), min_size=1, max_size=3),
+    st.lists(st.sampled_from(["approve", "reject"]), min_size=3, max_size=3),
+)
+ENDS = st.one_of(
+    st.builds(lambda text: Completed(Outcome(text, Usage(3, 2, 5), {"a": 1})), st.text()),
+    st.just(Failed(Failure("model_error", "It broke."))),
+    st.just(Canceled(Failure("request_canceled", "It was canceled."))),
+    st.builds(Paused, APPROVALS),
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Event]:
+    """The events of one stretch, in any order in which they can come."""
+    made: list[Event] = [Started(draw(st.sampled_from(["Running", "Queued"])))]
+    under_way: list[ToolCall] = []
+    for n in range(draw(st.integers(0, 12))):
+        what = draw(st.sampled_from(["text", "text", "call", "return"]))
+        if what == "text":
+            made.append(TextDelta(draw(st.text(max_size=4)), draw(st.booleans())))
+        elif what == "call":
+            name = draw(st.sampled_from(["Work-note", "note"]))
+            call_id = draw(st.sampled_from([f"c{n}", "p0"]))
+            if call_id not in [each.id for each in under_way]:
+                under_way.append(ToolCall(call_id, name, "{}"))
+                made.append(ToolCalled(under_way[-1]))
+        elif under_way:
+            ended = under_way.pop(draw(st.integers(0, len(under_way) - 1)))
+            made.append(ToolReturned(ended.id, ended.tool, draw(st.text()), draw(st.booleans()), 1.0))
+    return [*made, draw(ENDS)]
+
+
+def folded(run: Sequence[Event], before: Approval | None) -> bytes:
+    fold = Fold(GIVEN, IDS, before, None)
+    return b"".join(fold(Recorded(n + 1, event)) for n, event in enumerate(run))
+
+
+@given(runs(), st.none() | APPROVALS)
+def test_every_run_is_in_order(run: list[Event], before: Approval | None) -> None:
+    """Each event is what the protocol's models say; what is opened is closed, and nothing is told twice."""
+    found = events(folded(run, before).decode())
+    shown = [event["toolCallId"] for event in found if event["type"] == "TOOL_CALL_START"]
+    assert len(shown) == len(set(shown))
+    if before is not None:
+        assert not {f"call_{IDS['request_id']}_{each.id}" for each in before.calls} & set(shown)
+    texts = [event.text for event in run if isinstance(event, TextDelta)]
+    assert told(found).startswith("".join(texts))
+
+
+@given(runs(), st.none() | APPROVALS)
+def test_the_same_events_give_the_same_bytes(run: list[Event], before: Approval | None) -> None:
+    assert folded(run, before) == folded(run, before)
+
+
+TURNS = st.lists(
+    st.sampled_from(["hello", "pieces-7", "note", "two notes", "approve", "reject", "abandon"]),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TURNS)
+def test_replay_from_the_log_gives_the_same_events(ada: httpx.Client, turns: list[str]) -> None:
+    """Each run of a conversation, asked for again when all is over, is what it was, byte for byte."""
+    page, sent = Page(ada), list[tuple[Json, str]]()
+
+    def run(body: Json) -> list[Json]:
+        answer = ada.post("/ag-ui", json=body)
+        sent.append((body, answer.text))
+        found = events(answer.text)
+        for event in found:
+            page._apply(event)
+        return found
+
+    with tempfile.TemporaryDirectory() as folder:
+        note = call("Work-note", file=str(Path(folder) / "file"), line="x")
+        write = call("Work-write", file=str(Path(folder) / "file"), line="x")
+        words = {"note": note, "two notes": f"{note} and {note}"}
+        for turn in turns:
+            text = words.get(turn, write if turn in ("approve", "reject", "abandon") else turn)
+            page.messages.append(user(text))
+            found = run(run_input(page.thread, *page.messages))
+            if (outcome := found[-1]["outcome"])["type"] == "interrupt":
+                (asked,) = outcome["interrupts"]
+                resolved = {"status": "resolved", "payload": {"action": turn}}
+                answer = {"status": "cancelled"} if turn == "abandon" else resolved
+                resume = [{"interruptId": asked["id"], **answer}]
+                run(run_input(page.thread, *page.messages, resume=resume))
+        for body, text in sent:
+            assert ada.post("/ag-ui", json=body).text == text

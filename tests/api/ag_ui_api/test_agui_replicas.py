@@ -1,0 +1,162 @@
+"""Runs on several processes over one store, at the same time, and runs that their pages leave."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from agui_talk import (
+    PLUGINS,
+    SPEC,
+    Json,
+    Page,
+    call,
+    events,
+    interrupts,
+    kinds,
+    resume,
+    run_input,
+    serving,
+    told,
+    user,
+)
+from replicas import replicas, until
+
+from tealagents.testing.forking import Nursery
+from tealagents.testing.pytest_stores import Place
+
+SCRIPT: Json = {
+    "rules": [
+        {"when": {"text": "dripping"}, "reply": {"text": ("drip " * 20).strip(), "piece_delay_ms": 30}},
+        {"when": {"text": "for ever"}, "reply": {"text": "never", "headers_delay_ms": 600_000}},
+    ]
+}
+APPROVE = {"action": "approve"}
+
+
+def begin(page: Page, text: str, **fields: Any) -> None:
+    """Sends a message, and leaves when the run has begun."""
+    page.messages.append(user(text))
+    body = run_input(page.thread, *page.messages, **fields)
+    with page.client.stream("POST", "/ag-ui", json=body) as answer:
+        assert answer.status_code == 200
+        for _ in answer.iter_raw():
+            break
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
+def test_a_thread_is_continued_joined_and_resumed_elsewhere(
+    place: Place, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Whatever one process began, another replays, joins, resumes and continues."""
+    env = {"TA_PERSISTENCE": place.url, "TA_PLUGIN_MODULE": str(PLUGINS)}
+    file = tmp_path / "written"
+    with (
+        replicas(nursery, tmp_path, env=env, script=SCRIPT, **SPEC) as pair,
+        pair.first.client() as one,
+        pair.second.client() as two,
+    ):
+        here = Page(one)
+        first = run_input(here.thread, user("My name is Ada."))
+        text = one.post("/ag-ui", json=first).text
+        assert two.post("/ag-ui", json=first).text == text
+        begin(here, "dripping", runId="r")
+        joined, again = Page(two, here.thread), Page(two, here.thread)
+        assert told(joined.run()) == ("drip " * 20).strip()
+        again.messages = list(here.messages)
+        assert told(again.run(runId="r")) == ("drip " * 20).strip()
+        assert joined.said("user") == ["My name is Ada.", "dripping"]
+        asked = joined.say(call("Work-write", file=str(file), line="one"))
+        here.messages = list(joined.messages)
+        answers = resume(asked, APPROVE)
+        texts = [each.post(resume=answers, runId="a").text for each in (here, joined)]
+        assert texts[0] == texts[1]
+        assert file.read_text() == "one\n"
+
+
+def test_a_pause_survives_a_kill_and_a_run_that_was_under_way_is_an_error(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """After `kill -9` an interrupt is answered; a run that had no answer has failed, and is asked again."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "1"}
+    file = tmp_path / "written"
+    with replicas(nursery, tmp_path, 1, env=env, script=SCRIPT, **SPEC) as alone, alone.first.client() as ada:
+        waits, lost = Page(ada), Page(ada)
+        asked = waits.say(call("Work-write", file=str(file), line="one"))
+        begin(lost, "for ever", runId="r")
+        alone.first.kill()
+        alone.first.start()
+        assert waits.answer(asked, APPROVE)[-1]["outcome"] == {"type": "success"}
+        assert file.read_text() == "one\n"
+        assert lost.run(runId="r")[-1]["code"] == "interrupted"
+        lost.messages[-1] = user("hello")
+        assert lost.run()[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_run_that_its_page_leaves_goes_on(ada: httpx.Client) -> None:
+    """So does one whose page is closed; with `on_disconnect: cancel` it is canceled."""
+    with serving(SCRIPT, on_disconnect="cancel") as (service, _), service.client() as client:
+        page = Page(client)
+        begin(page, "for ever", runId="r")
+
+        def ended() -> list[Json] | None:
+            found = page.run(runId="r")
+            return found if found[-1]["type"] == "RUN_FINISHED" else None
+
+        assert until(ended)[-1]["outcome"] == {"type": "cancelled"}
+        page.messages.append(user("hello"))
+        assert page.run()[-1]["outcome"] == {"type": "success"}
+    with serving(SCRIPT) as (service, _), service.client() as client:
+        page = Page(client)
+        begin(page, "dripping")
+        assert told(Page(client, page.thread).run()) == ("drip " * 20).strip()
+
+
+async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
+    """The same run sent twice at once is one; another meets a busy thread, or waits its turn."""
+    with serving(SCRIPT, concurrency="enqueue") as (service, model):
+        async with service.async_client() as client:
+            bodies = [run_input("t", user(f"pieces-{n}"), runId=str(n)) for n in (3, 4)] * 2
+            answers = await asyncio.gather(*(client.post("/ag-ui", json=body) for body in bodies))
+            found = [events(answer.text) for answer in answers]
+            assert [told(each) for each in found] == ["1 2 3", "1 2 3 4"] * 2
+            assert len(model.requests) == 2
+            page = Page(service.client(), "t")
+            page.run()
+            assert sorted(page.said("user")) == ["pieces-3", "pieces-4"]
+            page.client.close()
+
+
+async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
+    """While a run is under way another message is a conflict; without one the page follows the run."""
+    with serving(SCRIPT) as (service, _), service.client() as client:
+        page = Page(client)
+        begin(page, "dripping")
+        other = Page(client, page.thread)
+        other.messages = [user("me, too")]
+        answer = other.post()
+        assert (answer.status_code, answer.json()["code"]) == (409, "task_busy")
+        assert answer.headers["retry-after"]
+        other.messages = []
+        found = other.run()
+        assert kinds(found)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
+        assert other.said() == [("drip " * 20).strip()]
+
+
+def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:
+    """A page that joins while approved work runs is shown what was before, and then the rest."""
+    file = tmp_path / "written"
+    with serving(SCRIPT) as (service, _), service.client() as client:
+        page = Page(client)
+        asked = page.say(call("Work-linger", file=str(file), line="one", seconds=1.5))
+        assert interrupts(asked)
+        body = run_input(page.thread, *page.messages, resume=resume(asked, APPROVE))
+        with client.stream("POST", "/ag-ui", json=body) as answer:
+            for _ in answer.iter_raw():
+                break
+            late = Page(client, page.thread)
+            found = late.run()
+        assert kinds(found)[:3] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "STEP_STARTED"]
+        assert [m["role"] for m in late.messages] == ["user", "assistant", "tool", "assistant"]
+        assert file.read_text() == "one\n"
