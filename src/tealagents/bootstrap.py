@@ -365,6 +365,8 @@ def parts(config: ServiceConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
     auth = config.auth
     yield ("spec", "persistence"), partial(store_of, config)
     yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
+    for index, name in enumerate(config.protocols):
+        yield ("spec", "protocols", index), partial(protocols.builder, name)
     for index, reducer in enumerate(config.thread.reducers):
         key = ("spec", "thread", "reducers", index)
         yield key, partial(open_reducer, reducer.name, reducer.options)

@@ -83,6 +83,12 @@ def _name_or_class(text: str) -> str:
     return text
 
 
+def _protocol(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", text):
+        raise ValueError("must be the name of a protocol, such as openai")
+    return text
+
+
 def _http_url(text: str) -> str:
     try:
         parts = urlsplit(text)
@@ -160,7 +166,7 @@ Text = Annotated[str, Field(min_length=1)]
 _SPLIT = BeforeValidator(_words, json_schema_input_type=str | tuple[str, ...])
 Words = Annotated[tuple[Text, ...], _SPLIT]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], _SPLIT]
-Protocols = Annotated[tuple[Literal["openai", "a2a", "ag-ui", "mcp"], ...], _SPLIT]
+Protocols = Annotated[tuple[Annotated[str, AfterValidator(_protocol)], ...], _SPLIT]
 TenantIds = Annotated[tuple[Annotated[str, AfterValidator(_tenant_id)], ...], _SPLIT]
 HeaderNames = Annotated[tuple[Annotated[str, AfterValidator(_header_name)], ...], _SPLIT]
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]

@@ -58,3 +58,25 @@ def test_contracts_name_each_layer_and_adapter() -> None:
             named |= {name.split(".")[1] for name in contract.get(key, ())}
     assert named - folders() <= modules()
     assert {"domain", "state", "threads", "engine", "api", "stores", "llm", "auth", "tools"} <= named
+
+
+def test_no_wire_words_below_the_api() -> None:
+    """What only a protocol says, its event names, headers and keys of its documents, is not in the core."""
+    words = re.compile(
+        r"output_partial|approval_url|partial-response|final-response|supersede\"|Idempotency-Key|problem\+json"
+    )
+    found = [
+        str(path.relative_to(PACKAGE))
+        for layer in ("domain", "state", "threads", "engine")
+        for path in (PACKAGE / layer).rglob("*.py")
+        if words.search(path.read_text())
+    ]
+    assert found == []
+
+
+def test_protocols_are_independent() -> None:
+    """Each folder of a protocol is among those that import-linter keeps apart."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [apart] = [each for each in contracts if each["name"] == "protocols know nothing of each other"]
+    kept = {name.rpartition(".")[2] for name in apart["modules"]}
+    assert kept == {path.parent.name for path in (PACKAGE / "api").glob("*/__init__.py")}

@@ -172,3 +172,11 @@ def test_a_number_from_a_variable_that_is_not_set_is_left_open(folder: Path) -> 
     checked = check(folder)
     assert checked.exit_code == 0, checked.output
     assert "MOST is not set" in checked.output
+
+
+def test_an_unknown_protocol_is_said_with_those_there_are(folder: Path) -> None:
+    """By its key; the API that is always served is no further protocol."""
+    checked = check(folder, TA_PROTOCOLS="opanai")
+    assert checked.exit_code == 2, checked.output
+    assert "TA_PROTOCOLS: Unknown protocol 'opanai'. Known: a2a, ag-ui, mcp, openai." in checked.output
+    assert check(folder, TA_PROTOCOLS="tealagents/v1alpha1").exit_code == 2

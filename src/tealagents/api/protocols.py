@@ -33,7 +33,7 @@ class Served(Struct, frozen=True, kw_only=True):
 Build = Callable[[Exchange, str], Served]
 
 #: name → where it is below the agent's prefix, and `module:function` that builds it
-PROTOCOLS: Mapping[str, tuple[str, str]] = {
+PROTOCOLS: dict[str, tuple[str, str]] = {
     "tealagents/v1alpha1": ("", "tealagents.api.v1alpha1.app:build"),
     "openai": ("/openai/v1", "tealagents.api.openai.app:build"),
     "a2a": ("/a2a", "tealagents.api.a2a.app:build"),
@@ -46,18 +46,29 @@ class ProtocolConfigError(ValueError):
     """A protocol that is unknown, or whose library is not installed. The text says what to do."""
 
 
-_NAMED = Registry(
-    word="protocol",
-    error=ProtocolConfigError,
-    group="tealagents.protocols",
-    built_in={name: where for name, (_, where) in PROTOCOLS.items()},
-    extras={"a2a": "a2a", "google": "a2a", "ag_ui": "ag-ui", "mcp": "mcp", "mcp_types": "mcp"},
-)
+def path_of(name: str) -> str:
+    """Where a protocol is below the agent's prefix. `ProtocolConfigError`."""
+    if name not in PROTOCOLS:
+        known = ", ".join(sorted(each for each in PROTOCOLS if "/" not in each))
+        raise ProtocolConfigError(f"Unknown protocol {name!r}. Known: {known}.")
+    return PROTOCOLS[name][0]
+
+
+def builder(name: str) -> Build:
+    """What builds a protocol; only then is it imported. `ProtocolConfigError`."""
+    path_of(name)
+    found: Build = Registry(
+        word="protocol",
+        error=ProtocolConfigError,
+        group="tealagents.protocols",
+        built_in={each: where for each, (_, where) in PROTOCOLS.items()},
+        extras={"a2a": "a2a", "google": "a2a", "ag_ui": "ag-ui", "mcp": "mcp", "mcp_types": "mcp"},
+    ).find(name)
+    return found
 
 
 def build(name: str, exchange: Exchange) -> Served:
-    """A protocol by its name; only then is it imported. `ProtocolConfigError`."""
-    builder: Build = _NAMED.find(name)
-    served = builder(exchange, exchange.prefix + PROTOCOLS[name][0])
+    """A protocol by its name, over an exchange. `ProtocolConfigError`."""
+    served = builder(name)(exchange, exchange.prefix + path_of(name))
     exchange.urls[name] = served.urls
     return served

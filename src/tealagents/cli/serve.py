@@ -130,7 +130,7 @@ def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:
 
 def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) -> None:
     """Where it is served, and lines to paste."""
-    from tealagents.api.protocols import PROTOCOLS
+    from tealagents.api.protocols import path_of
 
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
     url = f"http://{shown}:{port}{config.prefix}"
@@ -139,7 +139,7 @@ def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) ->
     if config.console.enabled:
         out.print(f"[bold]console[/]  {url}/console/")
     for name in config.protocols:
-        out.print(f"[bold]{name}[/]  {url}{PROTOCOLS[name][0]}")
+        out.print(f"[bold]{name}[/]  {url}{path_of(name)}")
     out.print(f"[bold]docs[/]  {url}/docs\n")
     if config.auth.provider == "mock" and not config.stateless:
         out.print("Paste a first message:\n")
