@@ -84,7 +84,7 @@ class Shouter:
         if "aloud" in request.query_params:
             return self._aloud(view)
         record = await self._exchange.outcome(view, request.receive)
-        last: Event | None = ending(record)
+        last = ending(record)
         shown = said(last if view.own else redacted(last))
         return json_response({"id": record.request_id, "talk": record.task_id, "last": shown})
 
