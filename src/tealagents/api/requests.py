@@ -1,6 +1,8 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec.structs import replace
 from starlette.types import Receive
@@ -62,6 +64,17 @@ async def settled(exchange: Exchange, view: RequestView, receive: Receive | None
             pass
         record = (await exchange.tasks.request(view.partition, record.request_id)).value
     return replace(view, record=record)
+
+
+@contextmanager
+def canceled_with(exchange: Exchange, view: RequestView) -> Iterator[None]:
+    """Cancels a request with the waiting for it, on the connection that sent it; not as the process ends."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if view.sender and not exchange.service.admission.draining:
+            exchange.in_background(exchange.cancel(view.caller, view.record.request_id))
+        raise
 
 
 async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:

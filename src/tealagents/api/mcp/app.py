@@ -2,44 +2,44 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from uuid import uuid4
 
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tealagents.api import gate, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.gate import Gate, nothing_here, with_cors
 from tealagents.api.mcp.calls import Calls
-from tealagents.api.mcp.documents import misplaced, respond
-from tealagents.api.mcp.sessions import Sessions
+from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
+from tealagents.domain.errors import NotFound
+
+_SESSION = b"mcp-session-id"
 
 
 def build(exchange: Exchange, path: str) -> Served:
-    """The agent as an MCP server over streamable HTTP, at `path`.
-
-    Hosts of 2026-07-28 have no sessions. Older ones do: they are asked about pauses while their call waits.
-    """
-    server, settings = _server(exchange), exchange.settings
-    with_sessions, without = (
-        StreamableHTTPSessionManager(
-            server, stateless=stateless, max_request_body_size=settings.max_body_bytes
-        )
-        for stateless in (False, True)
-    )
-    sessions = Sessions(StreamableHTTPASGIApp(with_sessions), StreamableHTTPASGIApp(without))
-    routes = Router([Route(each, sessions) for each in (path, path + "/")], False, nothing_here)
-    gate = Gate(routes, exchange, path, respond)
-    app = with_cors(KnownOrigins(gate, settings, misplaced), exchange, "mcp-session-id")
+    """The agent at `path`. Hosts before 2026-07-28 have sessions: they are asked while their call waits."""
+    server = _server(exchange)
+    most = exchange.settings.max_body_bytes
+    with_sessions = StreamableHTTPSessionManager(server, max_request_body_size=most)
+    without = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=most)
+    sessions = _Sessions(StreamableHTTPASGIApp(with_sessions), StreamableHTTPASGIApp(without))
+    routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
+    admitted = KnownOrigins(gate.Gate(routes, exchange, path, respond), exchange.settings, refused)
+    app = gate.with_cors(admitted, exchange, "mcp-session-id")
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         async with with_sessions.run(), without.run():
             yield
 
-    discovery = [exchange.resource(path).route()]
-    return Served(app=app, path=path, discovery=discovery, urls={"url": path}, lifespan=lifespan)
+    known = exchange.resource(path).route()
+    return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=lifespan)
 
 
 def _server(exchange: Exchange) -> Server:
@@ -53,3 +53,47 @@ def _server(exchange: Exchange) -> Server:
         on_list_tools=calls.listed,
         on_call_tool=calls.call,
     )
+
+
+class _Sessions:
+    """Hands a request to the SDK's application that has its session; the session's id shows the process.
+
+    What comes for a session of another process, or of one that has ended, is served without: calls work on
+    every replica, and only the answer to what was asked in the middle of a call needs the process that asked.
+    """
+
+    def __init__(self, own: ASGIApp, others: ASGIApp) -> None:
+        self._own = own
+        self._others = others
+        self._mark = f"{uuid4().hex}.".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: gate.Call = scope[gate.SCOPE]
+        named = [value for name, value in scope["headers"] if name == _SESSION]
+        mine = all(value.startswith(self._mark) for value in named)
+        if not mine and call.body is not None and "method" not in call.body:
+            call.refused = NotFound("The session in which this was asked has ended, or is another process's.")
+            return
+        # a session is its user's, whatever token they have got by now
+        user = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
+        inner: Scope = {**scope, "user": user, "headers": [self._bare(header) for header in scope["headers"]]}
+        if sse.HEAD in scope:
+            inner["method"] = "HEAD"  # which the SDK refuses; a stream that was asked for so would never end
+        async with sse.patient(scope, send) as patient:
+            await (self._own if mine else self._others)(inner, receive, self._marking(patient))
+
+    def _bare(self, header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """A header as the SDK shall see it; space around a value is no part of it (RFC 9110, section 5.5)."""
+        name, value = header[0], header[1].strip(b" \t")
+        return name, value.removeprefix(self._mark) if name == _SESSION else value
+
+    def _marking(self, send: Send) -> Send:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(n, self._mark + v if n == _SESSION else v) for n, v in message["headers"]]
+                message = {**message, "headers": headers}
+            await send(message)
+            if message["type"] == "http.response.start":  # which the gate holds back until something follows
+                await send({"type": "http.response.body", "body": b"", "more_body": True})
+
+        return marked

@@ -1,6 +1,7 @@
 """Carries a call out: its progress, its pauses, and its end where the host gives it up."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -11,11 +12,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
 from tealagents.api import gate, requests
-from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.mcp import documents, pauses, tools
-from tealagents.domain.errors import InvalidRequest, RequestInProgress, TealError
-from tealagents.domain.events import Event, TextDelta, ToolCalled, ToolReturned
+from tealagents.domain.errors import RequestInProgress, TealError
+from tealagents.domain.events import Recorded, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
@@ -56,43 +56,35 @@ class _Call:
         self._params = params
         self._request = context.request
         self._caller = self._request.scope[gate.SCOPE].user
-        #: whether the host is told of progress
+        self._own = partial(requests.own, exchange, self._caller)
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
 
     async def result(self) -> Result:
         if self._params.request_state is not None:
             return await self._answered(self._params.request_state)
-        arguments = self._params.arguments or {}
-        return await self._concluded(await self._sent(arguments))
+        return await self._concluded(await self._sent(self._params.arguments or {}))
 
     async def _sent(self, arguments: Json) -> RequestView:
         if self._params.name == tools.DECIDE:
-            request_id = arguments.get("request_id")
-            if not isinstance(request_id, str):
-                raise InvalidRequest("request_id", "is required, and must be a string")
-            rest = {name: value for name, value in arguments.items() if name != "request_id"}
-            return await self._decided(request_id, decision(rest))
+            request_id, command = tools.decided(arguments)
+            return await self._decided(await self._own(request_id), command)
         message, key = tools.message(arguments)
         try:
             return await self._exchange.submit(self._caller, message, key, streamed=self._streamed)
         except RequestInProgress as error:
-            return await requests.own(self._exchange, self._caller, error.ids["request_id"])
+            return await self._own(error.ids["request_id"])
 
     async def _answered(self, state: str) -> Result:
-        """The call again, with the user's answers; where they decide nothing, it stays paused.
-
-        The state names a request of the caller's and one of its pauses: a forged one grants nothing.
-        """
+        """The call again, with the user's answers. Its state names what the caller may name anyway."""
         request_id, _, approval_id = state.partition("/")
-        view = await requests.own(self._exchange, self._caller, request_id)
+        view = await self._own(request_id)
         pause = await requests.pause(self._exchange, view, approval_id)
         command = pauses.command(pause, self._params.input_responses or {})
         if command is None:
             return documents.of_request(view.record)
-        return await self._concluded(await self._decided(request_id, command))
+        return await self._concluded(await self._decided(view, command))
 
-    async def _decided(self, request_id: str, command: Command) -> RequestView:
-        view = await requests.own(self._exchange, self._caller, request_id)
+    async def _decided(self, view: RequestView, command: Command) -> RequestView:
         name = view.record.request_id
         return await self._exchange.decide(self._caller, name, command, streamed=self._streamed)
 
@@ -110,25 +102,20 @@ class _Call:
             command = await self._elicited(pause, asked)
             if command is None:
                 return documents.of_request(view.record)
-            view = await self._decided(pause.request_id, command)
+            view = await self._decided(view, command)
 
     async def _settled(self, view: RequestView) -> RequestView:
         """The request as it ended or paused; canceled where the host gives the call up."""
-        try:
+        with requests.canceled_with(self._exchange, view):
             settled = requests.settled(self._exchange, view, self._request.receive)
             return (await asyncio.gather(settled, self._report(view)))[0]
-        except asyncio.CancelledError:
-            if view.sender and not self._exchange.service.admission.draining:
-                canceling = self._exchange.cancel(self._caller, view.record.request_id)
-                self._exchange.in_background(canceling)
-            raise
 
     async def _report(self, view: RequestView) -> None:
         """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
         if not self._streamed:
             return
         async for batch in self._exchange.follow(view):
-            if text := "".join(_told(each.event) for each in batch):
+            if text := "".join(map(_told, batch)):
                 await self._context.session.report_progress(batch[-1].id, None, text)
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
@@ -150,12 +137,10 @@ class _Call:
         return pauses.command(pause, answers)
 
 
-def _told(event: Event) -> str:
-    match event:
-        case TextDelta(text):
-            return text
-        case ToolCalled(call):
-            return f"\n[calling {call.tool}]\n"
-        case ToolReturned():
-            return f"\n[{event.tool} {'failed' if event.is_error else 'returned'}]\n"
-    return ""
+def _told(recorded: Recorded) -> str:
+    event = recorded.event
+    if isinstance(event, ToolCalled):
+        return f"\n[calling {event.call.tool}]\n"
+    if isinstance(event, ToolReturned):
+        return f"\n[{event.tool} {'failed' if event.is_error else 'returned'}]\n"
+    return event.text if isinstance(event, TextDelta) else ""

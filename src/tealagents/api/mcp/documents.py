@@ -1,7 +1,6 @@
 """Results of calls, as text for the host's model and as structured content; and errors outside of calls."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, CallToolResult, TextContent
 from msgspec.structs import asdict
@@ -13,14 +12,14 @@ from tealagents.api.http import json_response, retry_after, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
 from tealagents.domain.models import Approval, Json, RequestRecord
 
+Headers = Mapping[str, str] | None
 #: how the ids of the domain are called here
 _IDS = {"task_id": "conversation", "request_id": "request_id", "approval_id": "approval_id"}
 #: what to do about an error, where this protocol has a way of its own
 _ADVICE = {
     "task_busy": " Call again when its answer is there, or begin a new conversation.",
     "idempotency_key_reused": " Use a new idempotency_key for other arguments.",
-    "approval_pending": " Ask the user, then call `decide` with request_id {request_id} and approval_id "
-    "{approval_id}.",
+    "approval_pending": " Ask the user, then call `decide` with these ids: {request_id}, {approval_id}.",
 }
 _UNKNOWN = NotFound("There is no such conversation or request. Check the id; it may have been deleted.")
 
@@ -42,7 +41,9 @@ def of_error(error: TealError) -> CallToolResult:
     """A call that was refused, or whose end cannot be reported: the model can read what is wrong with it."""
     if isinstance(error, NotOwner | NotFound):
         error = _UNKNOWN
-    text = error.detail + _ADVICE.get(error.code, "").format_map({"approval_id": "", **error.ids})
+    text = error.detail + _ADVICE.get(error.code, "").format_map(
+        {"request_id": "", "approval_id": "", **error.ids}
+    )
     said: Json = {"code": error.code, "message": text}
     if (seconds := retry_after(error)) is not None:
         said["retry_after_seconds"] = int(seconds)
@@ -72,24 +73,17 @@ def question(pause: Approval) -> str:
     return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
 
 
-# --- outside of calls ----------------------------------------------------------------------------
-
-
-def respond(_: Call, error: TealError, headers: Mapping[str, str]) -> Response:
+def respond(_: Call, error: TealError, headers: Headers) -> Response:
     """The response for a request that the gate has refused."""
     status = status_of(error)
+    code = INVALID_REQUEST if status < 500 else INTERNAL_ERROR
     if isinstance(error, InvalidRequest):
         status = 415 if error.field == "Content-Type" else 400
-        malformed = error.malformed and error.field == "body"
-        return _error(status, PARSE_ERROR if malformed else INVALID_REQUEST, error.detail, headers)
-    return _error(status, INVALID_REQUEST if status < 500 else INTERNAL_ERROR, error.detail, headers)
+        code = PARSE_ERROR if error.malformed and error.field == "body" else INVALID_REQUEST
+    return refused(status, error.detail, headers, code=code)
 
 
-def misplaced(status: int, text: str) -> Response:
-    """The response for a request from where none may come."""
-    return _error(status, INVALID_REQUEST, text, {})
-
-
-def _error(status: int, code: int, text: str, headers: Mapping[str, Any]) -> Response:
+def refused(status: int, text: str, headers: Headers = None, *, code: int = INVALID_REQUEST) -> Response:
+    """The response for a request that may not come in."""
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": text}}
     return json_response(body, status=status, headers=headers)

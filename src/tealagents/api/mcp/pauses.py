@@ -1,8 +1,4 @@
-"""What a human is asked about a pause, and what the answers decide.
-
-A pause is one form: its action is that of every call, and of several calls each can have its own. Where
-authorizations are needed there is a link for each, and the form is answered when the user is back.
-"""
+"""What a human is asked about a pause, and what the answers decide: one form, and links to authorizations."""
 
 from collections.abc import Mapping
 
@@ -35,21 +31,19 @@ def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
         names.append(_FORM)
     given = [each for name in names if isinstance(each := answers.get(name), types.ElicitResult)]
     if any(each.action == "decline" for each in given):
-        return decision({"action": "reject", "approval_id": pause.approval_id})
+        return _decision(pause, "reject")
     if len(given) < len(names) or any(each.action == "cancel" for each in given):
         return None
     if _FORM not in names:  # the host shows links only: having been there is consent
-        return decision({"action": "approve", "approval_id": pause.approval_id})
+        return _decision(pause, "approve")
     content = given[-1].content or {}
-    each = [{"id": call.id, "action": content.get(_name(n))} for n, call in enumerate(pause.calls)]
-    return decision(
-        {
-            "action": content.get("action"),
-            "reason": content.get("reason") or None,
-            "decisions": [one for one in each if one["action"] is not None],
-            "approval_id": pause.approval_id,
-        }
-    )
+    each = [{"id": call.id, "action": content.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
+    decided = [one for one in each if one["action"] is not None]
+    return _decision(pause, content.get("action"), reason=content.get("reason") or None, decisions=decided)
+
+
+def _decision(pause: Approval, action: object, **more: object) -> Command:
+    return decision({"action": action, "approval_id": pause.approval_id, **more})
 
 
 def _link(pause: Approval, n: int) -> types.ElicitRequest:
@@ -65,12 +59,8 @@ def _form(pause: Approval) -> types.ElicitRequest:
     text = question(pause) + (f"\nApprove when you have authorized {servers}." if servers else "")
     action: Json = {"type": "string", "enum": ["approve", "reject"]}
     fields: Json = {"action": {**action, "title": "Decision"}}
-    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else ()):
-        fields[_name(n)] = {**action, "title": call.tool, "description": f"Only {call.tool} {call.arguments}"}
+    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
+        fields[f"call_{n}"] = {**action, "title": call.tool, "description": call.arguments}
     fields["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000}
     schema = {"type": "object", "properties": fields, "required": ["action"]}
     return types.ElicitRequest(params=types.ElicitRequestFormParams(message=text, requested_schema=schema))
-
-
-def _name(n: int) -> str:
-    return f"call_{n + 1}"

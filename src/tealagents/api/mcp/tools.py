@@ -6,31 +6,24 @@ from mcp_types import Tool, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies
-from tealagents.api.decisions import Decision
+from tealagents.api.decisions import Decision, decision
 from tealagents.api.exchange import key_of
 from tealagents.domain import ids
 from tealagents.domain.models import Item, Json
+from tealagents.engine.approvals import Command
 from tealagents.state.submission import Key, NewMessage
 
 ASK, DECIDE = "ask", "decide"
+_CONVERSATION = "That of an earlier answer, to continue it; else a new one begins."
+_KEY = "Names this message: sent again under it, it is not acted upon again."
 
 
 class _Ask(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     message: Annotated[str, Field(min_length=1, description="What to say to the agent.")]
-    conversation: Annotated[
-        str | None,
-        Field(description="That of an earlier answer, to continue it; else a new one begins."),
-    ] = None
-    idempotency_key: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=255,
-            description="Names this message: sent again under it, it is not acted upon again.",
-        ),
-    ] = None
+    conversation: Annotated[str | None, Field(description=_CONVERSATION)] = None
+    idempotency_key: Annotated[str | None, Field(min_length=1, max_length=255, description=_KEY)] = None
 
 
 class _Decide(Decision):
@@ -45,6 +38,12 @@ def message(arguments: Json) -> tuple[NewMessage, Key | None]:
     return NewMessage(items=(Item("text", given.message),), task_id=task_id), key
 
 
+def decided(arguments: Json) -> tuple[str, Command]:
+    """The request that a call of `decide` is about, and what it decides. `InvalidRequest`."""
+    given = bodies.validated(_Decide, arguments)
+    return given.request_id, decision(given.model_dump(exclude={"request_id"}))
+
+
 def listed(agent: str, description: str) -> list[Tool]:
     """The tools as hosts see them."""
     ask = (
@@ -53,24 +52,22 @@ def listed(agent: str, description: str) -> list[Tool]:
     )
     decide = (
         "Approves or rejects the tool calls that an answer with status Paused waits for, and returns what "
-        "came of them. `action` is for every call that `decisions` does not name. The user decides: ask them."
+        "came of them. `action` is for every call that `decisions` does not name. Ask the user."
     )
-    acts = ToolAnnotations(read_only_hint=False, open_world_hint=True)
-    decides = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True)
     return [
-        _tool(ASK, f"Ask {agent}", ask, _Ask, acts),
-        _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, decides),
+        _tool(ASK, f"Ask {agent}", ask, _Ask, open_world_hint=True),
+        _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, destructive_hint=True),
     ]
 
 
-def _tool(name: str, title: str, about: str, takes: type[BaseModel], hints: ToolAnnotations) -> Tool:
+def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bool) -> Tool:
     return Tool(
         name=name,
         title=title,
         description=about,
         input_schema=takes.model_json_schema(),
         output_schema=_RESULT,
-        annotations=hints,
+        annotations=ToolAnnotations(read_only_hint=False, **hints),
     )
 
 
@@ -82,16 +79,9 @@ _RESULT: Json = {
         "status": {**_TEXT, "enum": ["Completed", "Paused", "Failed", "Canceled", "Refused"]},
         "conversation": {**_TEXT, "description": "Pass it to `ask` to continue."},
         "request_id": {**_TEXT, "description": "Quote it to the operator."},
-        "approval_id": _TEXT,
         "output": {**_TEXT, "description": "The answer."},
-        "usage": {**_OBJECT, "description": "Tokens, as the model service counts them."},
-        "extra_data": {**_OBJECT, "description": "What tools added to the answer."},
         "approval": {**_OBJECT, "description": "Which calls wait, and until when."},
-        "error": {
-            **_OBJECT,
-            "properties": {"code": _TEXT, "message": _TEXT},
-            "required": ["code", "message"],
-        },
+        "error": {**_OBJECT, "description": "Its code, and its message."},
     },
     "required": ["status"],
 }
