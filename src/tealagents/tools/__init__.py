@@ -5,7 +5,7 @@
 `open_toolsets`       opens all of them; what bootstrap calls
 `tools_at_hand`       those that no server has to be asked for, and whatever is wrong with the others' files
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
-`semantic_kernel`     plugins written for the earlier framework
+`semantic_kernel`     plugins written for the earlier framework (`input_types`: its types)
 `openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
                       document; `openapi_request`: calling an operation)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_listing`:
