@@ -1,0 +1,81 @@
+"""`serve --workers`: how many requests are taken, and what becomes of those of a worker that dies."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from monitored import MonitoredService, message, monitored
+
+SCRIPT = "rules: [{when: {text: think}, reply: {fault: silence}}]"
+EACH = 3
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what comes by itself."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def in_flight(service: MonitoredService) -> dict[int, float]:
+    """How many requests run, by the worker's process."""
+    name = "tealagents_requests_in_flight"
+    return {int(each.labels["worker"]): each.value for each in service.samples() if each.name == name}
+
+
+def sent(service: MonitoredService, words: str = "think", **fields: str) -> httpx.Response:
+    """The answer to a message that is left to run, on a connection of its own: any worker may take it."""
+    with service.client() as client:
+        return client.post("", json=message(words, **fields), headers={"prefer": "respond-async"})
+
+
+def test_admission_is_counted_by_worker(tmp_path: Path) -> None:
+    """Two workers take twice as many requests as one; then each refuses, whichever is asked."""
+    limit = {"TA_LIMITS__MAX_CONCURRENT_REQUESTS": str(EACH)}
+    with monitored(tmp_path, SCRIPT, workers=2, **limit) as service:
+        until(lambda: len(in_flight(service)) == 2)
+        taken: list[httpx.Response] = []
+
+        def full() -> bool:
+            answer = sent(service)
+            taken.extend([answer] if answer.status_code == 202 else [])
+            return len(taken) == 2 * EACH
+
+        until(full)
+        until(lambda: set(in_flight(service).values()) == {EACH})
+        for _ in range(10):
+            refused = sent(service)
+            assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+            assert refused.headers["retry-after"]
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    """What it ran is interrupted by the others, the task continues there, and there are two workers again."""
+    with monitored(tmp_path, SCRIPT, workers=2, TA_LIMITS__LEASE_SECONDS="1") as service:
+        until(lambda: len(in_flight(service)) == 2)
+        running = sent(service).json()
+        until(lambda: sum(in_flight(service).values()) == 1)
+        before = in_flight(service)
+        os.kill(next(pid for pid, requests in before.items() if requests), signal.SIGKILL)
+        with service.client() as client:
+
+            def ended() -> bool:
+                found = client.get(f"/requests/{running['request_id']}").json()
+                return (found["status"], (found["error"] or {}).get("code")) == ("Failed", "interrupted")
+
+            until(lambda: answers(ended))
+            answer = client.post("", json=message("hello", task_id=running["task_id"]))
+            assert answer.json()["status"] == "Completed"
+        until(lambda: len(in_flight(service)) == 2 and in_flight(service).keys() != before.keys())
+
+
+def answers(condition: Callable[[], bool]) -> bool:
+    """The condition; False where the connection was to the worker that died."""
+    try:
+        return condition()
+    except httpx.TransportError:
+        return False
