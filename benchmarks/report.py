@@ -36,7 +36,7 @@ def show(figures: Sequence[Figure], console: Console) -> None:
 
 
 def _cells(figure: Figure) -> list[str]:
-    promised = "" if figure.bound is None else f"≤ {figure.bound:g}"
+    promised = "" if figure.bound is None else f"≤ {figure.bound:.3g}"
     if figure.bound is not None and figure.of == "ratio":
         promised += " ×"
     return [

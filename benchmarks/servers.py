@@ -15,7 +15,7 @@ SETTLE_SECONDS = 12.0
 
 
 class StoreServer(ABC):
-    """A server that syncs what it acknowledges, as in production, and what it says of itself."""
+    """A server, and what it says of itself."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -107,11 +107,11 @@ class Redis(StoreServer):
 
 
 @contextmanager
-def store_server(name: str) -> Iterator[StoreServer]:
-    """A fresh server. `ServerMissing` where it is not installed."""
+def store_server(name: str, *, durable: bool = True) -> Iterator[StoreServer]:
+    """A fresh server; durable: it syncs what it acknowledges. `ServerMissing` where it is not installed."""
     if name == "postgres":
-        with PostgresServer(durable=True) as postgres:
+        with PostgresServer(durable=durable) as postgres:
             yield Postgres(postgres)
     else:
-        with RedisServer(durable=True) as redis:
+        with RedisServer(durable=durable) as redis:
             yield Redis(redis)

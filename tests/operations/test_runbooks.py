@@ -107,20 +107,21 @@ def test_every_runbook_is_tried() -> None:
 # --- the store --------------------------------------------------------------------------------------
 
 
-def test_the_store_is_away(site: Site) -> None:
+@pytest.mark.parametrize("kind", [RedisServer, PostgresServer])
+def test_the_store_is_away(site: Site, kind: type[RedisServer | PostgresServer]) -> None:
     """The server dies and comes back: doctor says so, nothing is restarted, nothing is done twice."""
-    with running(lambda: RedisServer(durable=True)) as redis:
-        site.env["TA_PERSISTENCE"] = redis.url
+    with running(lambda: kind(durable=True)) as server:
+        site.env["TA_PERSISTENCE"] = server.url
         with site.service() as service, service.client() as ada:
             task = said(ada, "My name is Ada.")["task_id"]
             operator = site.operator("The store is away", AGENT=service.url)
-            redis.kill()
+            server.kill()
             refused = say(ada, "What is my name?", key="again", task_id=task)
             assert (refused.status_code, refused.json()["code"]) == (503, "persistence_unavailable")
             assert not ready(ada)
             assert ada.get("/health/live").status_code == 200
             assert "the store cannot be reached" in operator.does(1, status=1)
-            redis.restart()
+            server.restart()
             operator.does(2)
             assert "nothing is wrong" in operator.does(1)
             first = say(ada, "What is my name?", key="again", task_id=task).raise_for_status().json()
@@ -144,6 +145,7 @@ def full_disk(*files: Path) -> Iterator[None]:
 
 def test_the_disk_is_full(site: Site) -> None:
     """No message is taken until there is room; then what has expired is erased beside the running service."""
+    operator = site.operator("The disk is full")
     with site.service() as service, service.client() as ada:
         task = said(ada, "hello")["task_id"]
         with full_disk(*site.folder.glob("state.db*")):
@@ -151,9 +153,10 @@ def test_the_disk_is_full(site: Site) -> None:
                 pass
             assert not ready(ada)
             assert ada.get(f"/tasks/{task}").status_code == 200
+            assert "the store cannot be" in operator.does(1, status=1)
         until(lambda: ready(ada))
         ada.patch(f"/tasks/{task}", json={"expires_at": "2020-01-01T00:00:00Z"}).raise_for_status()
-        seen = site.operator("The disk is full").does(2)
+        seen = operator.does(3)
         assert "1 tasks and 0 sessions would be erased" in seen
         assert "1 tasks and 0 sessions erased" in seen
         assert say(ada, "hello").status_code == 200
@@ -163,13 +166,15 @@ def test_the_memory_of_redis_is_full(site: Site) -> None:
     """Writes are refused until the limit is raised; reads go on, and nothing is restarted."""
     with running(lambda: RedisServer(durable=True)) as redis:
         site.env["TA_PERSISTENCE"] = redis.url
+        operator = site.operator("The disk is full")
         with site.service() as service, service.client() as ada:
             task = said(ada, "hello")["task_id"]
             redis.ask("CONFIG", "SET", "maxmemory", "1mb")
             assert say(ada, "hello").status_code == 503
             assert not ready(ada)
             assert ada.get(f"/tasks/{task}").status_code == 200
-            site.operator("The disk is full").does(1)
+            assert "the store cannot be written" in operator.does(1, status=1)
+            operator.does(2)
             until(lambda: ready(ada))
             assert say(ada, "hello").status_code == 200
 
