@@ -7,6 +7,7 @@ and the same on every machine and every store: `docs/scale.md` holds them, and a
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count as count_up
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,17 +28,19 @@ from tealagents.testing.service import agent_config
 ADA = User("mock", "ada")
 #: partitions of what a process does besides its requests: its lease, word from others, pending deletions
 OF_THE_PROCESS = ("workers", "signals", "erasing")
+#: how often is counted what the machine may add to
+TRIES = 3
 PLUGIN = """
 from tealagents.plugins import Plugin, tool
 
 class Work(Plugin):
     @tool
-    def look(self) -> str:
+    async def look(self) -> str:
         "Look."
         return "nothing"
 
     @tool(requires_hitl=True)
-    def write(self) -> str:
+    async def write(self) -> str:
         "Write."
         return "written"
 """
@@ -127,16 +130,20 @@ async def count() -> dict[str, Asked]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         store = f"sqlite:///{folder}/state.db"
-        here = await stack.enter_async_context(in_process(folder, store))
-        there = await stack.enter_async_context(in_process(folder, store))
+        replica = await stack.enter_async_context(in_process(folder, store))
+        other = await stack.enter_async_context(in_process(folder, store))
+        here = await stack.enter_async_context(in_process(folder))
         found = {"a user's first message": await here.asked(here.turn)}
         found["first turn of a task"] = await here.asked(here.turn)
         task = (await here.turn()).task_id
         found["follow-on turn"] = await here.asked(lambda: here.turn(task_id=task))
-        await there.turn()
-        found["follow-on turn on another replica"] = await there.asked(lambda: there.turn(task_id=task))
-        key = Key("name", "digest")
-        found["idempotency key, in addition"] = await _more(here, lambda: here.turn(key=key))
+        task = (await replica.turn()).task_id
+        await other.turn()
+        found["follow-on turn on another replica"] = await other.asked(lambda: other.turn(task_id=task))
+        names = map(str, count_up())
+        found["idempotency key, in addition"] = await _more(
+            here, lambda: here.turn(key=Key(next(names), "digest"))
+        )
         found["round of tools, in addition"] = await _more(here, lambda: here.turn("call Work-look"))
         found["pause and approval, in addition"] = await _more(here, lambda: _pause_and_approve(here))
         # the first delta has been written behind when the second comes, with which the request ends
@@ -146,8 +153,13 @@ async def count() -> dict[str, Asked]:
 
 
 async def _more(here: InProcess, work: Callable[[], Awaitable[object]]) -> Asked:
-    """What `work` asks for beyond a plain turn."""
-    return await here.asked(work) - await here.asked(here.turn)
+    """What `work` asks for beyond a plain turn.
+
+    The least of some tries: where the machine holds this process up for longer than deltas and steps are
+    gathered, there is a batch more.
+    """
+    tries = [await here.asked(work) for _ in range(TRIES)]
+    return min(tries, key=lambda asked: asked.total) - await here.asked(here.turn)
 
 
 async def _pause_and_approve(here: InProcess) -> None:
