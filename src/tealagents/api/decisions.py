@@ -35,6 +35,14 @@ class Decision(_Strict):
     approval_id: str | None = None
 
 
+class Answer(_Strict):
+    """What is decided of one call, where each is asked for by itself. Pages make forms of its schema."""
+
+    action: Action
+    reason: Annotated[str, Field(max_length=4000, description="Why, for the model.")] | None = None
+    arguments: Annotated[Json, Field(description="Replaces the arguments of the call.")] | None = None
+
+
 def decision(value: Any) -> Command:
     """What was decided. `approval_id` says of which pause; a request's first needs none. `InvalidRequest`."""
     if not isinstance(value, dict):

@@ -1,8 +1,8 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 from msgspec.structs import replace
 from starlette.types import Receive
@@ -11,9 +11,19 @@ from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 from tealagents.domain.events import Event, Paused, Recorded
-from tealagents.domain.models import ENDED, Approval, Caller, Message, RequestRecord
+from tealagents.domain.models import (
+    ENDED,
+    Approval,
+    Caller,
+    Head,
+    IdempotencyRecord,
+    Message,
+    RequestEnd,
+    RequestRecord,
+)
 from tealagents.state import keys, latest
-from tealagents.state.submission import NewMessage
+from tealagents.state.history import Logged
+from tealagents.state.submission import Key, NewMessage
 
 
 async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
@@ -54,6 +64,30 @@ async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Appr
         if found is not None:
             return found.value
     raise NotFound(f"The request {view.record.request_id} has no such pause.")
+
+
+async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | None:
+    """The request that began under an idempotency key; None where the key is unused."""
+    records, partition = exchange.service.records, exchange.service.records.partition(caller.user)
+    used = await records.get(partition, keys.idempotency(key.name), IdempotencyRecord)
+    return await exchange.request(caller, used.value.request_id) if used is not None else None
+
+
+async def of_task(exchange: Exchange, partition: str, head: Head) -> AsyncGenerator[RequestRecord]:
+    """The requests of a task, newest first: those that wait, the one under way, and all that have ended."""
+    names = [each.request_id for each in reversed(head.queue)]
+    names += [each.request_id for each in (head.running, head.pending) if each]
+    for name in names:
+        yield (await exchange.tasks.request(partition, name)).value
+    path = ((1, head.tail_seq),)
+    async with aclosing(exchange.history.backwards(partition, head.task_id, path, _start)) as entries:
+        async for logged in entries:
+            if isinstance(logged.body, RequestEnd):
+                yield (await exchange.tasks.request(partition, logged.body.request_id)).value
+
+
+def _start(logged: Logged) -> int | None:
+    return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
 async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:

@@ -204,11 +204,27 @@ def test_what_the_page_brings_is_told_to_the_model_in_this_run(page: Page, model
 
 
 def test_a_run_that_fails_ends_in_an_error() -> None:
-    """The message that had no answer comes again with the next one, and is answered."""
+    """Sent again its message is answered, or fails again; beside a new one it is not stored twice."""
     rule = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "message": "too hot"}}}
-    with serving({"rules": [rule]}) as (service, _), service.client() as client:
+    with serving({"rules": [rule]}) as (service, model), service.client() as client:
         page = Page(client)
-        found = page.say("broken")
-        assert (found[-1]["type"], found[-1]["code"]) == ("RUN_ERROR", "model_error")
-        page.messages[-1] = user("hello")
-        assert page.run()[-1]["outcome"] == {"type": "success"}
+        for _ in range(2):
+            page.messages = page.messages or [user("broken")]
+            found = page.run()
+            assert (found[-1]["type"], found[-1]["code"]) == ("RUN_ERROR", "model_error")
+        assert len(model.requests) == 2
+        found = page.say("hello")
+        assert found[-1]["outcome"] == {"type": "success"}
+        sent = [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "user"]
+        assert sent == ["hello"]
+        assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
+
+
+def test_a_thread_with_a_view_begins_with_history_and_goes_on() -> None:
+    """Where reducers choose what the model is sent, too."""
+    thread = {"reducers": [{"name": "message_count", "max_messages": 40}]}
+    with serving(thread=thread) as (service, _), service.client() as client:
+        page = Page(client)
+        page.messages = [user("My name is Ada."), {"id": "a1", "role": "assistant", "content": "Hello, Ada"}]
+        for _ in range(3):
+            assert "Ada" in told(page.say("What is my name?"))

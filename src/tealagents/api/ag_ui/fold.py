@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from tealagents.api.ag_ui.inputs import Answer, Given
+from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.ag_ui.threads import call_id, documents, interrupt_id, message_id, result_id
+from tealagents.api.decisions import Answer
 from tealagents.domain import events
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Approval, Json, Message, ToolCall, Usage

@@ -2,30 +2,21 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from ag_ui import core
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies
+from tealagents.api.decisions import Answer
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import ClientTool, Item, Json
+from tealagents.domain.models import ClientTool, Item
 from tealagents.state.audit_chain import canonical
 from tealagents.state.submission import MOST_EARLIER, Earlier
 
 #: characters of the ids that a client makes up
 LONGEST_ID = 255
 _TALK = core.UserMessage | core.AssistantMessage | core.ToolMessage
-
-
-class Answer(BaseModel):
-    """The payload that resolves an interrupt. Its schema is what pages make forms of."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    action: Literal["approve", "reject"]
-    reason: str | None = Field(None, description="Why, for the model.")
-    arguments: Json | None = Field(None, description="Replaces the arguments of the call.")
 
 
 class Said(Struct, frozen=True):

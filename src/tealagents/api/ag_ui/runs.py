@@ -19,7 +19,7 @@ from tealagents.domain.errors import (
     NotFound,
     RequestInProgress,
 )
-from tealagents.domain.models import ENDED, Approval, Caller, IdempotencyRecord
+from tealagents.domain.models import ENDED, Approval, Caller
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
 from tealagents.state.submission import Key, NewMessage
@@ -52,14 +52,14 @@ async def _fresh(thread: Thread, given: Given) -> Sequence[Said]:
     if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == _seen(given)):
         return given.last
     known: dict[str, bool] = {}
-    looked = 0
-    async with aclosing(thread.missed(_seen(given))) as requests_missed:
-        async for record in requests_missed:
+    left = MOST_MISSED
+    async with aclosing(requests.of_task(thread.exchange, thread.partition, head)) as newest_first:
+        async for record in newest_first:
+            left -= 1
+            if record.request_id == _seen(given) or known.keys() >= set(marks) or not left:
+                break
             unanswered = record.status in ("Failed", "Canceled")
             known = {**dict.fromkeys(record.client.get("messages", ()), unanswered), **known}
-            looked += 1
-            if known.keys() >= set(marks) or looked == MOST_MISSED:
-                break
     fresh = [said for said in given.last if said.mark not in known]
     return given.last[-1:] if not fresh and marks and known[marks[-1]] else fresh
 
@@ -120,11 +120,9 @@ def _command(pause: Approval, given: Given) -> Command:
 
 async def _first(thread: Thread, given: Given, key: Key) -> RequestView | None:
     """The request that the same runId began before."""
-    records, name = thread.exchange.service.records, keys.idempotency(key.name)
-    used = await records.get(thread.partition, name, IdempotencyRecord)
-    if used is None:
+    view = await requests.under(thread.exchange, thread.caller, key)
+    if view is None:
         return None
-    view = await thread.exchange.request(thread.caller, used.value.request_id)
     if not {said.mark for said in given.last} <= set(view.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**view.record.ids)
     return view

@@ -2,17 +2,16 @@
 
 import re
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
 from tealagents.api.exchange import Exchange
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound
-from tealagents.domain.models import Approval, Caller, Head, Item, Json, Message, RequestEnd, RequestRecord
+from tealagents.domain.models import Approval, Caller, Head, Item, Json, Message
 from tealagents.state import keys
-from tealagents.state.history import Logged
 
 _NAMESPACE = uuid.UUID("5b0f7a4e-6a3c-4c53-9d5e-2f8f1f0c7a11")
 _MESSAGE = re.compile(r"msg_([0-9a-f-]{36})_(.+)", re.ASCII)
@@ -33,27 +32,6 @@ class Thread(Struct, frozen=True, kw_only=True):
         key = keys.approval(approval_id)
         found = await self.exchange.service.records.get(self.partition, key, Approval)
         return found.value if found and found.value.task_id == self.task_id else None
-
-    async def missed(self, seen: str | None) -> AsyncGenerator[RequestRecord]:
-        """The requests behind the one whose answer a client has seen last, newest first."""
-        head, tasks = self.head, self.exchange.tasks
-        if head is None:
-            return
-        under_way = [each.request_id for each in reversed(head.queue)]
-        under_way += [each.request_id for each in (head.running, head.pending) if each]
-        for request_id in under_way:
-            yield (await tasks.request(self.partition, request_id)).value
-        path = ((1, head.tail_seq),)
-        async with aclosing(tasks.history.backwards(self.partition, self.task_id, path, _start)) as entries:
-            async for logged in entries:
-                if isinstance(logged.body, RequestEnd):
-                    if logged.body.request_id == seen:
-                        return
-                    yield (await tasks.request(self.partition, logged.body.request_id)).value
-
-
-def _start(logged: Logged) -> int | None:
-    return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
 async def find(exchange: Exchange, caller: Caller, thread_id: str) -> Thread:
