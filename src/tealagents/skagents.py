@@ -209,6 +209,8 @@ class _Wiring:
             keepalive_seconds=limits.keepalive_seconds,
             cors_origins=config.cors_origins,
             is_local=is_loopback_host if is_open(config) else None,
+            traced=config.telemetry.traced,
+            metered=config.telemetry.metered,
         )
 
     @asynccontextmanager

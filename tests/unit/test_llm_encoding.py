@@ -8,7 +8,7 @@ import pytest
 from llm_setup import call, called, client, message, result, tool
 
 from tealagents.domain.models import Message, ToolCall
-from tealagents.domain.ports import Model, ModelCall
+from tealagents.domain.ports import Model, ModelCall, ResponseFormat
 
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 URL = "http://127.0.0.1:9/v1"
@@ -224,3 +224,18 @@ def test_effort_and_most_tokens_have_their_own_names_here() -> None:
     body = sent(responses(max_tokens=9, reasoning_effort="high"))
     assert body["max_output_tokens"] == 9
     assert body["reasoning"] == {"effort": "high"}
+
+
+@pytest.mark.parametrize("name", ["openai-chat", "openai-responses"])
+def test_structured_output_is_asked_for(name: str) -> None:
+    """The shape of an answer goes with the call that wants it, in each client's own field."""
+    model: Any = client("http://127.0.0.1:9/v1", name)
+    shape = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    wanted = ResponseFormat(name="Sum", schema=shape, strict=False)
+    body = orjson.loads(model._body(call(model, response_format=wanted)))
+    told = {"name": "Sum", "schema": shape, "strict": False}
+    if name == "openai-chat":
+        assert body["response_format"] == {"type": "json_schema", "json_schema": told}
+    else:
+        assert body["text"] == {"format": {"type": "json_schema", **told}}
+    assert not {"response_format", "text"} & orjson.loads(model._body(call(model))).keys()

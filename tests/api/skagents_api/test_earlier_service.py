@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceProcess, agent_config
 from tealagents.tools.errors import ToolsetError
 
+post = partial(httpx.post, timeout=60)
 HELLO = {"chat_history": [{"role": "user", "content": "What is the weather?"}]}
 PLUGINS = """
 from semantic_kernel.functions.kernel_function_decorator import kernel_function
@@ -53,16 +55,14 @@ def test_plugins_of_the_earlier_platform(tmp_path: Path) -> None:
     """They work without its kernel, are given the caller's raw header, and add data under one key twice."""
     file = write(tmp_path, WITH_PLUGIN, custom_plugins=PLUGINS)
     with served(file, CALLING) as (service, model):
-        answer = httpx.post(
-            service.url, json=HELLO, headers={"authorization": "Custom anything at all"}
-        ).json()
+        answer = post(service.url, json=HELLO, headers={"authorization": "Custom anything at all"}).json()
         assert answer["output_raw"] == "It rains."
         assert answer["extra_data"] == {
             "items": [{"key": "station", "value": "Blindern"}, {"key": "station", "value": "Fornebu"}]
         }
         result = model.requests[-1]["body"]["messages"][-1]
         assert json.loads(result["content"]) == {"city": "Oslo", "caller": "Custom anything at all"}
-        assert httpx.post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
+        assert post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
 
 
 def test_tools_that_need_an_approval_are_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_gateway_proves_itself(tmp_path: Path) -> None:
         stream = service.url.replace("http", "ws") + "/stream"
         for headers in ([], [("taAgwKey", "wrong")], [("taAgwKey", "s3cret"), ("taAgwKey", "s3cret")]):
             for path in ("", "/sse"):
-                refused = httpx.post(service.url + path, json=HELLO, headers=headers)
+                refused = post(service.url + path, json=HELLO, headers=headers)
                 assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "taAgwKey")
                 assert "s3cret" not in refused.text
             with pytest.raises(InvalidStatus) as denied, connect(stream, additional_headers=headers):
@@ -107,7 +107,7 @@ def test_gateway_proves_itself(tmp_path: Path) -> None:
             assert denied.value.response.status_code == 401
         assert model.requests == []
         right = {"taAgwKey": "s3cret"}
-        assert httpx.post(service.url, json=HELLO, headers=right).status_code == 200
+        assert post(service.url, json=HELLO, headers=right).status_code == 200
         with connect(stream, additional_headers=right) as socket:
             socket.send(json.dumps(HELLO))
             assert "".join(map(str, socket))
@@ -117,13 +117,13 @@ def test_gateway_proves_itself(tmp_path: Path) -> None:
 def test_callers_by_token(tmp_path: Path) -> None:
     """`mock` wants a bearer token here as everywhere; unchosen, it answers this machine alone."""
     with served(write(tmp_path, AGENT), env={"TA_AUTH": "mock"}) as (service, _):
-        refused = httpx.post(service.url, json=HELLO)
+        refused = post(service.url, json=HELLO)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     with served(write(tmp_path, CHAT), env={"TA_AUTH": ""}) as (service, _):
         token = {"authorization": "Bearer ada"}
-        assert httpx.post(service.url, json=HELLO, headers=token).status_code == 200
+        assert post(service.url, json=HELLO, headers=token).status_code == 200
         led = {**token, "host": "agents.example.com"}
-        assert httpx.post(service.url, json=HELLO, headers=led).status_code == 400
+        assert post(service.url, json=HELLO, headers=led).status_code == 400
         stream = service.url.replace("http", "ws") + "/stream"
         proxied = {**token, "x-forwarded-for": "10.0.0.1"}
         with pytest.raises(InvalidStatus), connect(stream, additional_headers=proxied):
@@ -135,9 +135,9 @@ def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
     config = CHAT + "  cors_origins: [https://app.example.com]\n"
     with served(write(tmp_path, config)) as (service, _):
         for origin, status in (("https://evil.example.com", 404), ("https://app.example.com", 200)):
-            answer = httpx.post(service.url, json=HELLO, headers={"origin": origin})
+            answer = post(service.url, json=HELLO, headers={"origin": origin})
             assert answer.status_code == status
-        assert httpx.post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
+        assert post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
 
 
 def test_relative_paths_of_a_remote_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +195,12 @@ def test_sigterm_drains(tmp_path: Path) -> None:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
         with ServiceProcess(write(tmp_path, CHAT), env) as service:
             answers: list[httpx.Response] = []
-            calling = threading.Thread(target=lambda: answers.append(httpx.post(service.url, json=HELLO)))
+            calling = threading.Thread(target=lambda: answers.append(post(service.url, json=HELLO)))
             calling.start()
             _until(lambda: bool(model.requests))
             service.process.terminate()
             _until(lambda: _health(service.url) != "ok")
-            refused = httpx.post(service.url, json=HELLO)
+            refused = post(service.url, json=HELLO)
             assert (refused.status_code, refused.json()["code"]) == (503, "draining")
             calling.join(30)
             assert answers[0].json()["output_raw"] == "Late."
@@ -212,9 +212,9 @@ def test_time_of_a_call_is_bounded(tmp_path: Path) -> None:
     config = CHAT + "  limits: {request_timeout_seconds: 0.2}\n"
     slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}
     with served(write(tmp_path, config), slow) as (service, _):
-        late = httpx.post(service.url, json=HELLO)
+        late = post(service.url, json=HELLO)
         assert (late.status_code, late.json()["code"]) == (504, "request_timeout")
-        assert '"request_timeout"' in httpx.post(service.url + "/sse", json=HELLO).text
+        assert '"request_timeout"' in post(service.url + "/sse", json=HELLO).text
         with connect(service.url.replace("http", "ws") + "/stream") as socket:
             socket.send(json.dumps(HELLO))
             with pytest.raises(ConnectionClosed) as closed:
@@ -230,8 +230,60 @@ def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
         for path in ("", "/sse"):
             model.clear()
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(service.url + path, json=HELLO, timeout=httpx.Timeout(5, read=0.3))
+                httpx.post(service.url + path, json=HELLO, timeout=httpx.Timeout(60, read=0.3))
             _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+
+
+def test_client_of_the_websocket_that_leaves(tmp_path: Path) -> None:
+    """Its call ends too, though nothing was there to be sent."""
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}
+    with served(write(tmp_path, CHAT), slow) as (service, model):
+        with connect(service.url.replace("http", "ws") + "/stream") as socket:
+            socket.send(json.dumps(HELLO))
+            _until(lambda: bool(model.requests))
+        _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+
+
+def test_hostile_types(tmp_path: Path) -> None:
+    """What a type's own code raises is a clear 422, and so is what nests without end."""
+    types = (
+        TYPES
+        + """
+
+from pydantic import model_validator
+
+
+class Hostile(BaseModel):
+    chat_history: list[HistoryMessage] | None = None
+    inner: "Hostile | None" = None
+
+    @model_validator(mode="after")
+    def check(self):
+        if self.inner is None:
+            raise RuntimeError("secret")
+        return self
+"""
+    )
+    config = CHAT.replace("BaseInputWithUserContext", "Hostile")
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        refused = post(service.url, json=HELLO)
+        assert refused.status_code == 422
+        assert refused.json()["detail"] == "body: is refused by Hostile: RuntimeError"
+        nested = '{"inner":' * 5000 + "null" + "}" * 5000
+        assert post(service.url, content=nested).status_code == 422
+        assert model.requests == []
+
+
+def test_traces_go_on_at_the_model(tmp_path: Path) -> None:
+    """A call is a part of the caller's trace, and so are the calls of the model."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
+        env["TA_OTEL_ENDPOINT"] = "http://127.0.0.1:9"
+        with ServiceProcess(write(tmp_path, CHAT), env) as service:
+            headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+            assert post(service.url, json=HELLO, headers=headers).status_code == 200
+            assert model.requests[0]["headers"]["traceparent"].split("-")[1] == trace
 
 
 def test_types_and_templates_are_loaded_once_at_start(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 - `app`: the routes: JSON, server-sent events, a WebSocket, health, the OpenAPI document
 - `turns`: answers a call, task by task, over the engine's loop; nothing is stored
 - `templates`: the instructions of tasks; `inputs`: what was sent, as messages and values
-- `documents`: answers, events and errors as their clients read them; `openapi`: the document
+- `documents`: answers, events and errors as their clients read them; `openapi`: the document, `pages` that
+  show it; `identity`: who calls
 
 Built by `tealagents.skagents`. Imports the engine and what protocols share; no other protocol.
 """

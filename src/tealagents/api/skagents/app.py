@@ -3,23 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 from msgspec import Struct
 from pydantic import BaseModel
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
@@ -28,20 +26,20 @@ from tealagents.api.http import json_response, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
+from tealagents.api.skagents.pages import pages
 from tealagents.api.skagents.turns import Done, Piece, StepDone, Turns
-from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError
+from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError, TooLarge
 from tealagents.domain.models import Caller, Json
 from tealagents.engine.observer import Observer
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
 
 _FAULT = "Internal error. Retry the request; if it persists, contact the operator."
-#: what the pages load
-_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js")
-#: how a WebSocket ends whose call has failed, and how much of the reason fits into its last frame
-_FAILED, _LONGEST_REASON = 1011, 100
+#: how a WebSocket ends whose call has failed, and how many bytes of the reason fit into its last frame
+_FAILED, _LONGEST_REASON = 1011, 120
 #: the status for a client that has left, which no one reads
 _LEFT = 499
 
@@ -80,7 +78,8 @@ class StatelessApp:
             input_type=front.input_type,
             output_type=front.output_type,
         )
-        self._app: ASGIApp = Starlette(
+        self._app = FastAPI(
+            openapi_url=None,
             routes=self._routes(),
             middleware=self._middleware(),
             exception_handlers={
@@ -89,6 +88,8 @@ class StatelessApp:
                 Exception: self._fault,
             },
             lifespan=lifespan,
+            redirect_slashes=False,
+            telemetry=_telemetry(front.settings),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,22 +124,15 @@ class StatelessApp:
             Route(f"{prefix}/health/ready", self._ready),
             Route(f"{prefix}/openapi.json", self._openapi),
             Route("/", self._root),
-            *self._pages(),
+            *pages(prefix, f"{self._front.name} {self._front.version}"),
         ]
 
     # --- calls -----------------------------------------------------------------------------------
 
     async def _invoke(self, request: Request) -> Response:
         caller, given = await self._read(request)
-        answering = asyncio.ensure_future(self._answer(caller, given, request))
-        leaving = asyncio.ensure_future(_left(request.receive))
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            answering.cancel()  # no one can read the answer later
-        await asyncio.wait({answering})
-        return Response(status_code=_LEFT) if answering.cancelled() else json_response(answering.result())
+        answered = await _unless_left(self._answer(caller, given, request), _left(request.receive))
+        return Response(status_code=_LEFT) if answered is None else json_response(answered)
 
     async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
         async with aclosing(self._events(caller, given, request, streamed=False)) as events:
@@ -187,7 +181,7 @@ class StatelessApp:
             await self._talk(socket, caller)
         except TealError as error:
             self._note(error)
-            await socket.close(_FAILED, error.detail[:_LONGEST_REASON])
+            await socket.close(_FAILED, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
         except WebSocketDisconnect:
             return
 
@@ -197,8 +191,11 @@ class StatelessApp:
             return
         body = message.get("bytes") or (message.get("text") or "").encode()
         if len(body) > self._front.settings.max_body_bytes:
-            raise InvalidRequest("body", f"is larger than {self._front.settings.max_body_bytes} bytes")
+            raise TooLarge(f"The message is larger than {self._front.settings.max_body_bytes} bytes.")
         given = self._given(bodies.parse(body))
+        await _unless_left(self._say(socket, caller, given), _left(socket.receive))
+
+    async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
         async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
             async for event in events:
                 if isinstance(event, Piece):
@@ -281,45 +278,31 @@ class StatelessApp:
         }
         return json_response({"agents": [agent]})
 
-    def _pages(self) -> list[BaseRoute]:
-        """The pages on which the API can be read; all they load comes from here."""
-        prefix, title = self._prefix, f"{self._front.name} {self._front.version}"
-        docs = get_swagger_ui_html(
-            title=title,
-            openapi_url=f"{prefix}/openapi.json",
-            swagger_js_url=f"{prefix}/docs/{_DOCS_FILES[0]}",
-            swagger_css_url=f"{prefix}/docs/{_DOCS_FILES[1]}",
-            swagger_favicon_url="data:,",
-        )
-        redoc = get_redoc_html(
-            title=title,
-            openapi_url=f"{prefix}/openapi.json",
-            redoc_js_url=f"{prefix}/docs/{_DOCS_FILES[2]}",
-            redoc_favicon_url="data:,",
-            with_google_fonts=False,
-        )
-        return [
-            Route(f"{prefix}/docs", _always(docs)),
-            Route(f"{prefix}/redoc", _always(redoc)),
-            Route(f"{prefix}/docs/{{name}}", _docs_file),
-        ]
 
-
-def _always(page: Response) -> Callable[[Request], Awaitable[Response]]:
-    async def shown(_: Request) -> Response:
-        return page
-
-    return shown
-
-
-async def _docs_file(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in _DOCS_FILES:
-        raise NotFound("There is no such file of the docs pages.")
-    folder = Path(str(files("fastapi_offline"))) / "static"
-    return FileResponse(folder / name, headers={"cache-control": "public, max-age=86400"})
+def _telemetry(settings: ApiSettings) -> TelemetryConfig:
+    """Spans that continue the caller's trace, and counts of requests, but for the probes."""
+    return TelemetryConfig(
+        tracing=settings.traced,
+        metrics=settings.metered,
+        logs=False,
+        operation_spans=False,
+        auto_configure=False,
+        exclude=lambda scope: scope.get("path", "").startswith(f"{settings.prefix}/health"),
+    )
 
 
 async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+    while (await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
         pass
+
+
+async def _unless_left(work: Coroutine[Any, Any, T], leaving: Coroutine[Any, Any, None]) -> T | None:
+    """The result of some work; None where the client has left, who alone could have read it."""
+    working, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving)
+    try:
+        await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        working.cancel()
+    await asyncio.wait({working})
+    return None if working.cancelled() else working.result()

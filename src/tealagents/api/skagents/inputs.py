@@ -1,5 +1,6 @@
 """What was sent: a value of the config's input type, as messages, as values for templates, and its images."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from tealagents.api import bodies
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
 from tealagents.engine.prompt import context_note
+
+log = logging.getLogger(__name__)
 
 _HISTORY = "chat_history"
 
@@ -35,8 +38,7 @@ class Input(Struct, frozen=True, kw_only=True):
 
 def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     """The input in a body, or `InvalidRequest` that names the first field that is wrong."""
-    value = bodies.validated(kind, body)
-    values = value.model_dump(mode="json")
+    value, values = _validated(kind, body)
     session_id = body.get("session_id")
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
@@ -48,6 +50,18 @@ def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
         context=_told(context) if context and isinstance(context, dict) else None,
         images=tuple(_images(value)),
     )
+
+
+def _validated(kind: type[BaseModel], body: Any) -> tuple[BaseModel, Json]:
+    """The value of the input type, and the same as plain data."""
+    try:
+        value = bodies.validated(kind, body)
+        return value, value.model_dump(mode="json")
+    except InvalidRequest:
+        raise
+    except Exception as error:  # whatever the code of a config's own type raises, the input does not fit it
+        log.exception("the type %s raised", kind.__name__)
+        raise InvalidRequest("body", f"is refused by {kind.__name__}: {type(error).__name__}") from None
 
 
 def _told(context: Json) -> Said:

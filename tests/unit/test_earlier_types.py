@@ -1,0 +1,91 @@
+"""Types of the earlier platform's files: as the model service is asked for them, and as inputs are read."""
+
+import contextlib
+from enum import Enum
+from typing import Any
+
+import jsonschema
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from tealagents.api.skagents import inputs
+from tealagents.domain.errors import InvalidRequest
+from tealagents.skagents import format_of
+from tealagents.tools.input_types import INPUTS, EmbeddedImage
+
+
+class Kind(Enum):
+    TEA = "tea"
+
+
+class Cup(BaseModel):
+    default: int = 3
+    type: str = Field(description="which")
+
+
+class Order(BaseModel):
+    kind: Kind = Field(Kind.TEA, description="what")
+    cups: list[Cup] = []
+    properties: Cup | None = None
+
+
+class Free(BaseModel):
+    notes: dict[str, str] = {}
+
+
+def test_objects_are_closed_and_all_their_keys_required() -> None:
+    """So services hold the model to it, whatever the fields are called."""
+    wanted = format_of(Order)
+    assert (wanted.name, wanted.strict) == ("Order", True)
+    schema: dict[str, Any] = wanted.schema
+    jsonschema.Draft202012Validator.check_schema(schema)
+    cup = schema["$defs"]["Cup"]
+    assert (cup["required"], cup["additionalProperties"]) == (["default", "type"], False)
+    assert set(cup["properties"]) == {"default", "type"}
+    assert schema["required"] == ["kind", "cups", "properties"]
+    assert "'default':" not in str({**schema, "$defs": {}})
+    order = {"kind": "tea", "cups": [{"default": 1, "type": "x"}], "properties": None}
+    jsonschema.validate(order, schema)
+    assert Order.model_validate(order).cups[0].default == 1
+
+
+def test_keys_of_any_name_are_asked_for_loosely() -> None:
+    """No service can close what is open, so it is asked for as it is."""
+    wanted = format_of(Free)
+    assert wanted.strict is False
+    assert wanted.schema == Free.model_json_schema()
+
+
+class Loose(BaseModel):
+    chat_history: Any = None
+    user_context: Any = None
+    picture: EmbeddedImage | list[EmbeddedImage] | None = None
+
+
+_KEYS = st.sampled_from(
+    [
+        "chat_history",
+        "role",
+        "content",
+        "items",
+        "content_type",
+        "user_context",
+        "session_id",
+        "picture",
+        "data",
+    ]
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["user", "assistant", "text", "image", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from([*INPUTS.values(), Loose]), st.dictionaries(_KEYS, _VALUES) | _VALUES)
+def test_any_body_is_an_input_or_refused(kind: type[BaseModel], body: Any) -> None:
+    """Whatever JSON comes, for whatever type: it is taken, or refused with a field."""
+    with contextlib.suppress(InvalidRequest):
+        said = inputs.read(kind, body, 2).said
+        assert all(item.content_type in ("text", "image") for each in said for item in each.items)
