@@ -87,7 +87,7 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
         after = listed[-1][0]
         for key, stored in listed:
             try:
-                opened = tasks.records.open(partition, key, stored, RequestRecord)
+                opened = await tasks.records.whole(partition, key, stored, RequestRecord)
             except CorruptState:
                 continue  # whoever reads it by its id is told
             record = opened.value if opened else None
