@@ -4,13 +4,16 @@ The names in brackets are the requirements, as the public compatibility kit numb
 """
 
 import base64
+import re
 import threading
 import uuid
 from typing import Any
 
 import httpx
 import pytest
+from a2a.types import a2a_pb2 as pb
 from a2a_talk import VERSION, Wire, answer, message, state, told
+from google.protobuf.json_format import ParseDict
 
 from tealagents.testing.service import ServiceThread
 
@@ -390,7 +393,7 @@ def test_json_rpc_is_served_with_a_slash_as_well(service: ServiceThread) -> None
 def test_json_rpc_errors_are_those_of_json_rpc(service: ServiceThread) -> None:
     """Unknown methods, wrong parameters, no requests at all.
 
-    [JSONRPC-ERR-001, JSONRPC-ERR-002, JSONRPC-FMT-001]
+    [JSONRPC-ERR-001, JSONRPC-ERR-002]
     """
     with service.client(headers=VERSION) as client:
         for body, code in (
@@ -418,3 +421,21 @@ def test_a_message_needs_its_required_fields(wire: Wire, field: str) -> None:
     assert wire.error("SendMessage", {"message": sent})[1] == "INVALID_PARAMS"
     assert wire.error("SendStreamingMessage", {"message": sent})[1] == "INVALID_PARAMS"
     assert wire.error("SendMessage", {"message": message(role="ROLE_AGENT")})[1] == "INVALID_PARAMS"
+
+
+def test_documents_are_as_the_schema_has_them(wire: Wire) -> None:
+    """Names in camel case, enumerations as names, times in UTC; fields nobody knows are passed over.
+
+    [DM-SERIAL-001, DM-SERIAL-002, DM-SERIAL-003, DM-SERIAL-004, DM-SERIAL-005]
+    """
+    params = {"message": {**message(), "unheardOf": 1}, "configuration": {"historyLength": 5}, "extra": 42}
+    result = wire.result("SendMessage", params)
+    assert ParseDict(result, pb.SendMessageResponse()).WhichOneof("payload") == "task"
+    task = result["task"]
+    assert set(task) == {"id", "contextId", "status", "artifacts", "history"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", task["status"]["timestamp"])
+    for said in task["history"]:
+        assert set(said) == {"messageId", "taskId", "contextId", "role", "parts"}
+        assert said["role"] in ("ROLE_USER", "ROLE_AGENT")
+    for event in wire.stream("SendStreamingMessage", {"message": message()}):
+        assert ParseDict(event, pb.StreamResponse()).WhichOneof("payload")

@@ -93,7 +93,7 @@ def guarding(**variables: str) -> Iterator[Guarded]:
 
 
 def test_every_hostile_token_is_refused_on_every_route(guarded: Guarded) -> None:
-    """With the status, the challenge and an error of the binding, before anything is read. [AUTH-SERVER]"""
+    """With the status, the challenge and an error of the binding. [AUTH-SERVER-002]"""
     service = guarded.service
     place = f"{service.root}/.well-known/oauth-protected-resource{service.prefix}/a2a"
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)
@@ -195,7 +195,7 @@ def test_a_wrong_content_type_is_named(service: ServiceThread) -> None:
 
 
 def test_bodies_that_are_no_json_are_refused_before_the_library(service: ServiceThread) -> None:
-    """Bytes that are no text, endless depth, numbers that nothing can keep. [JSONRPC-ERR-003]"""
+    """Bytes that are no text, endless depth, numbers that nothing can keep. [CORE-ERR-002]"""
     headers = {**VERSION, "content-type": "application/json"}
     nested = b'{"message":' + b"[" * 200 + b"]" * 200 + b"}"
     with service.client(headers=headers) as client:

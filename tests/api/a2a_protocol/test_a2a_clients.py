@@ -1,0 +1,165 @@
+"""The official clients, unmodified, over both bindings; and the client of A2A 0.3."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.types import a2a_pb2 as pb
+from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
+from a2a_talk import BINDINGS, message, request, sdk, told
+from google.protobuf.json_format import MessageToDict
+from talk import call, lines
+
+from tealagents.testing.service import ServiceThread, offline_service
+
+TOOLS = Path(__file__).parents[3] / ".tools" / "node"
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_the_sdk_for_python(service: ServiceThread, binding: str, tmp_path: Path) -> None:
+    """Its client is made from the card; it streams, reads, lists, decides, follows, and raises its errors."""
+    file = tmp_path / "written"
+    async with sdk(service, binding) as client:
+        events = [MessageToDict(event) async for event in client.send_message(request(words="hello"))]
+        task = events[0]["task"]
+        assert told(events) == "Hello! How can I help?"
+        read = await client.get_task(pb.GetTaskRequest(id=task["id"]))
+        assert read.status.state == pb.TaskState.TASK_STATE_COMPLETED
+        assert [each.role for each in read.history] == [pb.Role.ROLE_USER, pb.Role.ROLE_AGENT]
+        listed = await client.list_tasks(pb.ListTasksRequest(context_id=task["contextId"]))
+        assert [each.id for each in listed.tasks] == [task["id"]]
+
+        asked = request(words=call("Work-write", file=str(file), line="one"))
+        pause = [event async for event in client.send_message(asked)]
+        assert pause[-1].status_update.status.state == pb.TaskState.TASK_STATE_INPUT_REQUIRED
+        waiting = pause[0].task.id
+        follower = client.subscribe(pb.SubscribeToTaskRequest(id=waiting))
+        assert (await anext(follower)).task.status.state == pb.TaskState.TASK_STATE_INPUT_REQUIRED
+        approval = request(parts=[{"data": {"action": "approve"}}], taskId=waiting)
+        decided = [event async for event in client.send_message(approval)]
+        assert decided[-1].status_update.status.state == pb.TaskState.TASK_STATE_COMPLETED
+        seen = [event async for event in follower]
+        assert seen[-1].status_update.status.state == pb.TaskState.TASK_STATE_COMPLETED
+        assert lines(file) == ["one"]
+
+        with pytest.raises(TaskNotFoundError):
+            await client.get_task(pb.GetTaskRequest(id="00000000-0000-4000-8000-000000000001"))
+        with pytest.raises(TaskNotCancelableError):
+            await client.cancel_task(pb.CancelTaskRequest(id=task["id"]))
+        with pytest.raises(UnsupportedOperationError):
+            [event async for event in client.send_message(request(words="hi", taskId=task["id"]))]
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_the_sdk_for_node(service: ServiceThread, binding: str, tmp_path: Path) -> None:
+    """The same with the client for JavaScript."""
+    if not shutil.which("node") or not (TOOLS / "node_modules" / "@a2a-js").exists():
+        missing = "@a2a-js/sdk: install Node.js 20 or newer with npm, and run tests/fixtures/tools/install.sh"
+        if os.environ.get("REQUIRE_BACKENDS") == "1":
+            pytest.fail(f"REQUIRE_BACKENDS=1, but there is no {missing}", pytrace=False)
+        pytest.skip(f"needs {missing}")
+    file = tmp_path / "written"
+    script = Path(__file__).with_name("node_client.cjs")
+    arguments = [str(TOOLS), service.root, binding, call("Work-write", file=str(file), line="one")]
+    ended = subprocess.run(
+        ["node", str(script), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {
+        "answer": "Hello! How can I help?",
+        "streamed": "Hello! How can I help?",
+        "listed": 2,
+        "history": 2,
+        "waits": True,
+        "done": "TASK_STATE_COMPLETED",
+        "followed": "TASK_STATE_COMPLETED",
+        "errors": ["TaskNotFoundError", "TaskNotCancelableError", "UnsupportedOperationError"],
+    }
+    assert lines(file) == ["one"]
+
+
+# --- A2A 0.3 -----------------------------------------------------------------------------------------
+
+
+def legacy(words: str, **fields: Any) -> dict[str, Any]:
+    sent = message(**fields)
+    parts = fields.get("parts", [{"kind": "text", "text": words}])
+    return {"message": {**sent, "role": "user", "kind": "message", "parts": parts}}
+
+
+def test_clients_of_the_version_before(service: ServiceThread, tmp_path: Path) -> None:
+    """The methods of 0.3 at the same URL: send, stream, get, decide, cancel, resubscribe."""
+    file = tmp_path / "written"
+
+    def call_of(client: httpx.Client, method: str, params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
+        return client.post("/a2a", json=body).json()
+
+    with service.client() as client:
+        task = call_of(client, "message/send", legacy("hello"))["result"]
+        assert (task["kind"], task["status"]["state"]) == ("task", "completed")
+        assert task["artifacts"][0]["parts"] == [{"kind": "text", "text": "Hello! How can I help?"}]
+        assert call_of(client, "tasks/get", {"id": task["id"]})["result"]["history"][0]["role"] == "user"
+        body = {"jsonrpc": "2.0", "id": "7", "method": "message/stream", "params": legacy("hello")}
+        events = [
+            json.loads(line.removeprefix("data: "))["result"]
+            for line in client.post("/a2a", json=body).text.splitlines()
+            if line.startswith("data: ")
+        ]
+        assert [events[0]["kind"], events[-1]["kind"]] == ["task", "status-update"]
+        assert events[-1]["status"]["state"] == "completed"
+        pieces = [
+            event["artifact"]["parts"][0]["text"] for event in events if event["kind"] == "artifact-update"
+        ]
+        assert "".join(pieces) == "Hello! How can I help?"
+        paused = call_of(client, "message/send", legacy(call("Work-write", file=str(file), line="one")))[
+            "result"
+        ]
+        assert paused["status"]["state"] == "input-required"
+        approval = legacy("", parts=[{"kind": "data", "data": {"action": "approve"}}], taskId=paused["id"])
+        assert call_of(client, "message/send", approval)["result"]["status"]["state"] == "completed"
+        assert lines(file) == ["one"]
+        assert call_of(client, "tasks/cancel", {"id": task["id"]})["error"]["code"] == -32002
+        again = {"jsonrpc": "2.0", "id": "7", "method": "tasks/resubscribe", "params": {"id": task["id"]}}
+        assert '"code":-32004' in client.post("/a2a", json=again).text
+        assert call_of(client, "tasks/get", {"id": "nothing"})["error"]["code"] == -32001
+
+
+# --- the card ----------------------------------------------------------------------------------------
+
+
+def test_the_card_says_what_the_config_says() -> None:
+    """Interfaces, skills, security, and how long it may be kept.
+
+    [CARD-DISC-001, CARD-PROTO-001, CARD-PROTO-002, CARD-STRUCT-001, CARD-CACHE-001, CARD-CACHE-002]
+    """
+    env = {"TA_PUBLIC_URL": "https://agents.example/here"}
+    with offline_service(None, env, protocols=["a2a"]) as (service, _):
+        found = httpx.get(f"{service.root}/.well-known/agent-card.json")
+        card = found.raise_for_status().json()
+        assert found.headers["cache-control"] == "public, max-age=300"
+        unchanged = httpx.get(
+            f"{service.root}/.well-known/agent-card.json", headers={"if-none-match": found.headers["etag"]}
+        )
+        assert unchanged.status_code == 304
+        assert httpx.get(f"{service.url}/a2a/.well-known/agent-card.json").json() == card
+        listed = httpx.get(service.root).json()["agents"][0]["protocols"]["a2a"]
+    url = f"https://agents.example/here{service.prefix}/a2a"
+    assert [
+        (each["protocolBinding"], each["protocolVersion"], each["url"])
+        for each in card["supportedInterfaces"]
+    ] == [
+        ("JSONRPC", "1.0", url),
+        ("HTTP+JSON", "1.0", url),
+        ("JSONRPC", "0.3", url),
+    ]
+    assert (card["name"], card["version"], card["description"]) == ("Tester", "0.1", "An agent under test.")
+    assert card["capabilities"] == {"streaming": True, "pushNotifications": False, "extendedAgentCard": False}
+    assert card["securitySchemes"]["bearer"]["httpAuthSecurityScheme"] == {"scheme": "Bearer"}
+    assert [skill["id"] for skill in card["skills"]] == ["Tester"]
+    assert listed == {"url": f"{service.prefix}/a2a", "card": "/.well-known/agent-card.json"}
