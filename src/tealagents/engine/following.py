@@ -143,6 +143,9 @@ class Tail:
         self._request_id = request_id
         self.buffer = EventBuffer(after)
         self.followers = 0
+        self._now = asyncio.get_running_loop().time
+        #: when something was last read, or it was last asked whether anything can come
+        self._heard = self._now()
         self.reading = asyncio.create_task(self._read(), name=f"tail {request_id}")
 
     async def _read(self) -> None:
@@ -171,11 +174,18 @@ class Tail:
             self.buffer.extend((last,))
             self.buffer.close()
             return False
-        while not await watch.wait(SILENCE_SECONDS, found=self.buffer.last_id > before):
+        if self.buffer.last_id > before:
+            self._heard = self._now()
+        woken = False
+        while not woken:
+            # a watch without pushes wakes by its timer, which is no news of the process that runs the request
+            woken = await watch.wait(SILENCE_SECONDS, found=self.buffer.last_id > before)
             before = self.buffer.last_id
-            if await self._is_due(record):
-                await self._tasks.request(self._partition, self._request_id)  # which ends it
-                break
+            if self._now() - self._heard >= SILENCE_SECONDS:
+                self._heard = self._now()
+                if await self._is_due(record):
+                    await self._tasks.request(self._partition, self._request_id)  # which ends it
+                    break
         return True
 
     async def _is_due(self, record: RequestRecord) -> bool:
