@@ -66,7 +66,7 @@ class SignIn:
 
 @dataclass(frozen=True)
 class Console:
-    """What the console is told of its agent."""
+    """What the console is sent of its agent."""
 
     name: str
     version: str

@@ -59,7 +59,7 @@ class RequestView(Struct, frozen=True, kw_only=True):
     record: RequestRecord
     partition: str
     caller: Caller
-    #: the request is the caller's own; whoever only decides sees ids and status, never content
+    #: the request is the caller's own; an approver sees ids and status, never content
     own: bool
     #: the caller may end the request by leaving: it was sent on this connection
     sender: bool = False
@@ -116,7 +116,7 @@ class Exchange:
         return caller
 
     def resource(self, path: str) -> ProtectedResource:
-        """What clients that look for a token are told about the protocol at `path`."""
+        """What clients that look for a token can read about the protocol at `path`."""
         return ProtectedResource(self.authenticator, path, self.settings.public_url)
 
     async def locate(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
@@ -259,7 +259,7 @@ class Exchange:
     async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored.
 
-        With `on_disconnect: cancel` a sender who leaves, which `receive` tells, ends it.
+        With `on_disconnect: cancel` a sender who leaves, which `receive` reports, ends it.
         """
         sent = self.service.outcome(Sent(view.record, view.partition, replayed=view.replayed))
         if receive is None or not self._leaving_cancels(view):
@@ -283,7 +283,7 @@ class Exchange:
         headers: Mapping[str, str] | None = None,
         events: AsyncIterator[Sequence[Recorded]] | None = None,
     ) -> Response:
-        """Server-sent events: what `fold` makes of each event; `failed` where the end cannot be told.
+        """Server-sent events: what `fold` makes of each event; `failed` where the end is unknown.
 
         `events` are those that `follow` gives, or a protocol's own choice of them.
         """
@@ -328,7 +328,7 @@ class Exchange:
         return view.sender and self.agent.on_disconnect == "cancel"
 
     def in_background(self, work: Coroutine[Any, Any, object]) -> None:
-        """Does work to its end, whatever becomes of the connection that asked for it."""
+        """Does work to its end, whatever happens to the connection that asked for it."""
         task = asyncio.ensure_future(work)
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -31,7 +31,7 @@ class Call:
     caller: Caller | None = None
     #: the JSON object that was sent; None where there was no body
     body: Json | None = None
-    #: set by whoever answers, to be sent instead of the library's response: an error, or a response
+    #: set by the handler that answers, to be sent instead of the library's response: an error, or a response
     refused: TealError | None = None
     response: Response | None = None
 

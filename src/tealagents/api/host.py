@@ -22,7 +22,7 @@ class Host:
     """Hands each request to the protocol that owns its path; the first of them answers what none owns."""
 
     def __init__(self, exchange: Exchange, protocols: Sequence[Served], lifespan: Lifespan) -> None:
-        #: for tests, and for whoever adds routes of their own
+        #: for tests, and for callers that add routes of their own
         self.exchange = exchange
         self.base = protocols[0]
         #: the longest path first, so that one below another is found

@@ -172,7 +172,7 @@ class _Sending:
         """Returns when the client has taken what it was sent, or is given up."""
         self._waiting += 1  # for the client, and no longer for the server
         await asyncio.sleep(0)
-        while self._buffered():  # noqa: ASYNC110 - nobody tells
+        while self._buffered():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(FLUSH_LOOK)
 
     def stop(self) -> None:

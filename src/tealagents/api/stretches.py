@@ -1,7 +1,7 @@
 """A request, cut at its pauses: a stretch runs from the message, or a decision, to the next pause or the end.
 
 For protocols in which a pause ends what was asked for. What is sent live, and replayed for a day, are the
-recorded events; what is read later is told by the history as events of the same kinds, and never expires.
+recorded events; what is read later is made of the history as events of the same kinds, and never expires.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -113,7 +113,7 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
 
 
 async def told(exchange: Exchange, stretch: Stretch) -> list[Event]:
-    """The events of a stretch as far as the history tells them: text comes in one piece."""
+    """The events of a stretch as far as the history holds them: text comes in one piece."""
     record = stretch.record
     if record.status == "Queued":
         return [Started("Queued")]

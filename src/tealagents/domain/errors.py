@@ -88,7 +88,7 @@ class Unauthenticated(Refusal):
 
 
 class NotOwner(Refusal):
-    """What was named exists and belongs to somebody else."""
+    """What was named exists and belongs to another user."""
 
     code = "not_owner"
 
@@ -171,7 +171,7 @@ class SessionMismatch(Refusal):
 
 
 class Overloaded(Refusal):
-    """`per_user` tells the caller's own limit (429) from the process's (503)."""
+    """`per_user`: the caller's own limit is reached (429), not the process's (503)."""
 
     code = "overloaded"
 
@@ -187,7 +187,7 @@ class Draining(Refusal):
 
 
 class AuthUnavailable(Refusal):
-    """The authority gives no keys, so that nobody can be told from anybody."""
+    """The authority gives no keys, so that no token can be checked."""
 
     code = "auth_unavailable"
 
@@ -278,7 +278,7 @@ class PersistenceUnavailable(TealError):
 
     def __init__(self, cause: str, /, *, retry_after: float | None = None, **ids: str | None) -> None:
         super().__init__(
-            "The store is unavailable. Retry later; the request, or the idempotency key, tells how it ended.",
+            "The store is unavailable. Retry later; the request, or the idempotency key, shows how it ended.",
             retry_after=retry_after,
             **ids,
         )
@@ -329,4 +329,4 @@ class Authorization(Exception):
 
 
 class NeedsOwner(Exception):
-    """Raised by a tool that needs the owner's token while somebody else's request is running it."""
+    """Raised by a tool that needs the owner's token while another user's request is running it."""

@@ -54,7 +54,7 @@ class ToolCalled(Struct, frozen=True, array_like=True, tag="called"):
 
 
 class ToolReturned(Struct, frozen=True, array_like=True, tag="returned"):
-    """A tool has run; `output` is what the model is told."""
+    """A tool has run; `output` is what the model is sent."""
 
     call_id: str
     tool: str

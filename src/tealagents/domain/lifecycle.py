@@ -64,7 +64,7 @@ def leave_queue(head: Head, request_id: str, now: datetime) -> Head:
 
 
 def pause(head: Head, approval_id: str, expires_at: datetime, now: datetime) -> Head:
-    """The running request waits for a human; nobody holds the fence meanwhile."""
+    """The running request waits for a human; no request holds the fence meanwhile."""
     running = held(head)
     return replace(
         head,
@@ -201,9 +201,9 @@ def current_path(head: Head) -> Path:
 
 
 def held(head: Head) -> Running:
-    """Who holds the fence; ValueError where nobody does."""
+    """Who holds the fence; ValueError where no request does."""
     if head.running is None:
-        raise ValueError("nobody holds this task")
+        raise ValueError("no request holds this task")
     return head.running
 
 

@@ -240,7 +240,7 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class Running(Struct, frozen=True):
-    """The fence: whoever is named here may write the task, nobody else."""
+    """The fence: only the process that is named here may write the task."""
 
     request_id: str
     worker_id: str
@@ -301,7 +301,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the remote conversation (`kind: remote`): the last response id or the conversation id
     remote_id: str | None = None
     origin: Json | None = None
-    #: of an imported task: tells its log from one that the same task had here before
+    #: of an imported task: distinguishes its log from one that the same task had here before
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False
@@ -362,7 +362,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the id of its last event, once it has ended or paused
     last_event: int = 0
     user_context: dict[str, str] = {}
-    #: added to what the model is told, in this request only
+    #: added to what the model is sent, in this request only
     instructions: str = ""
     client_tools: tuple[ClientTool, ...] = ()
     #: what the protocol that it came over keeps with it
@@ -426,7 +426,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     action: Literal["approve", "reject"]
     arguments: str | None = None
-    #: of a call that the client ran: what the model is told
+    #: of a call that the client ran: what the model is sent
     output: str | None = None
     is_error: bool = False
 
@@ -455,13 +455,13 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decided_by: User | None = None
     decisions: tuple[Decision, ...] = ()
     reason: str | None = None
-    #: decided by somebody else, waiting for the owner's own token
+    #: decided by another user, waiting for the owner's own token
     awaits_owner: bool = False
     #: what the request had used when it paused
     usage: Usage = Usage()
 
     def awaits_another(self, user: User) -> bool:
-        """Whether it is decided as far as `user` is concerned, and waits for nobody but its owner."""
+        """Whether it is decided as far as `user` is concerned, and waits for its owner alone."""
         return self.awaits_owner and self.status == "pending" and user != self.owner
 
 

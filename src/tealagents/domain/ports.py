@@ -203,7 +203,7 @@ class Store(Protocol):
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """What the model is told of a tool, and how it is governed."""
+    """What the model is sent of a tool, and how it is governed."""
 
     #: `Plugin-function`; matches ``[A-Za-z0-9_-]{1,64}``
     name: str
@@ -352,11 +352,11 @@ class Tool(Protocol):
     spec: ToolSpec
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
-        """What the model is told.
+        """What the model is sent.
 
         Raises `ToolFailed` to tell the model of a failure, `Authorization` to ask the user.
 
-        Never blocks the event loop. Cancellation must be let through. Any other exception is told to
+        Never blocks the event loop. Cancellation must be let through. Any other exception is reported to
         the model by its type and text, and logged.
         """
         ...

@@ -14,7 +14,7 @@ from tealagents.threads.views import View
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """One agent: who it is, what it is told, what it can do."""
+    """One agent: who it is, what it is sent, what it can do."""
 
     name: str
     version: str

@@ -37,7 +37,7 @@ from tealagents.state.task_writer import TaskWriter
 
 Action = Literal["approve", "reject"]
 
-#: how often a decision is tried; whoever was quicker has decided by the second time
+#: how often a decision is tried; a quicker one has decided by the second time
 ATTEMPTS = 5
 
 
@@ -47,7 +47,7 @@ class CallDecision(Struct, frozen=True):
     id: str
     action: str | None = None
     arguments: Json | None = None
-    #: of a call that the client has run: what the model is told
+    #: of a call that the client has run: what the model is sent
     output: str | None = None
     is_error: bool = False
 
@@ -70,7 +70,7 @@ class Approvals:
         self._records = service.records
 
     async def resume(self, caller: Caller, request_id: str, command: Command, *, streamed: bool) -> Sent:
-        """Carries a decision out, or answers with what became of the same decision made before.
+        """Carries a decision out, or answers with the outcome of the same decision made before.
 
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
         `RequestCanceled`, `NotFound`.
@@ -216,7 +216,7 @@ class Approvals:
 
 
 def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:
-    """What the model is told of the calls that the service does not run: rejections, and clients' outputs."""
+    """What the model is sent of the calls that the service does not run: rejections, and clients' outputs."""
     by_id = {decision.id: decision for decision in decided.decisions}
     said = []
     for call in decided.calls:
@@ -232,7 +232,7 @@ def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:
 
 
 def rejection(reason: str | None) -> str:
-    """What the model is told of a call that was rejected."""
+    """What the model is sent of a call that was rejected."""
     because = f" The reason given: {reason}" if reason else ""
     return f"The user rejected this call; it was not made.{because}"
 

@@ -1,6 +1,6 @@
 """The conversation with the model: call, tool round, call, … until it answers or a human is needed.
 
-One generator. It persists nothing and publishes nothing: whoever drives it stores what an event says
+One generator. It persists nothing and publishes nothing: its driver stores what an event says
 *before* asking for the next one, so that nothing happens that was not written down first.
 """
 
@@ -69,7 +69,7 @@ class HumanNeeded(Struct, frozen=True):
 
 
 class Noted(Struct, frozen=True):
-    """Something was done to what the model is sent, which the trace tells."""
+    """Something was done to what the model is sent, which the trace shows."""
 
     reports: tuple[Report, ...]
 
@@ -91,7 +91,7 @@ class Resumption(Struct, frozen=True):
 
     #: to be made now; their intents are stored with the decision
     approved: tuple[ToolCall, ...]
-    #: what the model is told of the others: that they were rejected, or what the client that ran them says
+    #: what the model is sent of the others: that they were rejected, or what the client that ran them says
     rejected: tuple[Message, ...]
 
 
@@ -320,7 +320,7 @@ def _result_message(state: LoopState, result: ToolResult) -> Message:
 def tool_message(
     request_id: str, call: ToolCall, output: str, at: datetime, *, is_error: bool = False
 ) -> Message:
-    """What the model is told of one call."""
+    """What the model is sent of one call."""
     return Message(
         message_id=ids.random_id(),
         request_id=request_id,

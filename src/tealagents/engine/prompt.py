@@ -17,7 +17,7 @@ from tealagents.threads.views import Part, Report, Shown, Stopwatch, Upcoming, V
 
 
 class Composed(Struct, frozen=True):
-    """What one call of the model is sent, and what the trace is told of it."""
+    """What one call of the model is sent, and what the trace shows of it."""
 
     parts: Sequence[bytes]
     reports: Sequence[Report] = ()
@@ -42,7 +42,7 @@ class Prompt:
         """The service has answered what it was sent last."""
 
     async def settle(self, answer: Message) -> Sequence[Report]:
-        """The round is over. What its view had to do then is told to the trace."""
+        """The round is over. What its view had to do then goes into the trace."""
         return ()
 
 

@@ -86,7 +86,7 @@ class Run:
         return self._writer.partition
 
     def stop(self, stop: Stop) -> None:
-        """Asks the run to end so; `outcome` tells when it has. One that is about to end, ends as it was."""
+        """Asks the run to end so; `outcome` says when it has. One that is about to end, ends as it was."""
         if self._stop is None and not self._over:
             self._stop = stop
             if self._scope is not None:
@@ -321,7 +321,7 @@ class Run:
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Writes an end, however long the store is away, as long as the lease is held.
 
-        Callers are told after a moment; how the request ended is then in its record.
+        Callers are answered after a moment; how the request ended is then in its record.
         """
         clock = self._tasks.records.clock
         impatient = clock.monotonic() + STORE_PATIENCE_SECONDS

@@ -153,7 +153,7 @@ class Service:
     def start(
         self, caller: Caller, writer: TaskWriter, resumption: Resumption | None = None, *, streamed: bool
     ) -> None:
-        """Runs a request whose task was taken for it, or goes on with a decided one.
+        """Runs a request whose task was taken for it, or continues a decided one.
 
         The caller has a place in `admission`, which is given back when the run is over.
         """
@@ -287,7 +287,7 @@ class Service:
     # --- the process -----------------------------------------------------------------------------
 
     def _drop_all(self) -> None:
-        """The lease is lost: whatever runs here is somebody else's to end."""
+        """The lease is lost: whatever runs here is for another process to end."""
         for run in list(self._runs.values()):
             run.stop(Stop(None))
 

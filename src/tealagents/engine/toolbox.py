@@ -41,7 +41,7 @@ Outcome = Literal["done", "failed", "unknown"]
 
 
 class ToolResult(Struct, frozen=True):
-    """What became of one call; `output` is what the model is told."""
+    """The outcome of one call; `output` is what the model is sent."""
 
     call: ToolCall
     output: str
@@ -52,7 +52,7 @@ class ToolResult(Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """What a later request is told of it, should this one end without an answer."""
+        """What a later request is sent about it, should this one end without an answer."""
         if self.unknown:
             return "unknown"
         return "failed" if self.is_error else "done"
@@ -261,7 +261,7 @@ class Toolbox:
     def governed(self, call: ToolCall) -> bool:
         """Whether the call waits: for an approval, or for the client that runs it.
 
-        One that cannot run waits for no one: the model is told why.
+        One that cannot run waits for no one: its result says why.
         """
         tool = self.find(call.tool)
         if tool is None or not tool.spec.governance.requires_hitl:
@@ -289,7 +289,7 @@ class Toolbox:
             raise ToolFailed(_described(error)) from error
 
     async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
-        """Makes one call. Whatever goes wrong with it is told to the model, and is no failure of ours."""
+        """Makes one call. Whatever goes wrong with it is reported to the model, and is no failure of ours."""
         started = time.perf_counter()
         is_error = unknown = False
         try:

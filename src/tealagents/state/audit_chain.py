@@ -1,7 +1,7 @@
 """The audit's hash chain.
 
 Each entry's `hash` covers its canonical JSON (keys sorted, no spaces, UTF-8, without `hash`), which
-holds the `prev_hash` of the entry before. With an audit key the hash is an HMAC, so that whoever can
+holds the `prev_hash` of the entry before. With an audit key the hash is an HMAC, so that a party who can
 write the store but has no key cannot make a chain that verifies.
 """
 

@@ -35,7 +35,7 @@ def seal(partition: str, key: str, record: object) -> bytes:
 
 
 def joined(digest: str, value: bytes) -> bytes:
-    """The stored form of a checksum and the JSON it belongs to; `checked` tells whether it does."""
+    """The stored form of a checksum and the JSON it belongs to; `checked` says whether it does."""
     return b"".join((_HEAD, digest.encode(), _MIDDLE, value, b"}"))
 
 

@@ -134,7 +134,7 @@ def already(approval: Approval, wanted: Approval) -> None:
     """Refuses a decision that comes after the first: the same one passes, a contrary one does not."""
     refusal: TealError | None = None
     if approval.status == "expired":
-        refusal = ApprovalExpired("Nobody decided in time; the request was canceled. Send the message again.")
+        refusal = ApprovalExpired("No one decided in time; the request was canceled. Send the message again.")
     elif approval.status == "canceled":
         refusal = RequestCanceled("The request was canceled before it was decided.")
     elif approval.decisions != wanted.decisions:

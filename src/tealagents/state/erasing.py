@@ -1,7 +1,7 @@
 """Deletion that survives a crash.
 
 Erasing begins with a tombstone on the head: from then on the task is gone for everybody. What it
-held is removed page by page, the head last; whoever finds an old tombstone goes on with it. What is
+held is removed page by page, the head last; the process that finds an old tombstone continues. What is
 damaged is erased like everything else.
 """
 
@@ -61,7 +61,7 @@ class Eraser:
         self._tasks = tasks
 
     async def delete_task(self, partition: str, task_id: str) -> None:
-        """Erases a task with all it holds, or goes on with it. `TaskBusy` while it runs."""
+        """Erases a task with all it holds, or continues to. `TaskBusy` while it runs."""
         begun = await self._records.get(partition, keys.task(task_id), Head)
         if begun is not None and begun.value.erased:
             await self.erase(partition, begun.value)
@@ -87,7 +87,7 @@ class Eraser:
         return True
 
     async def delete_session(self, partition: str, session_id: str) -> None:
-        """Erases a session with its tasks, or goes on with it. `TaskBusy` while one of them runs."""
+        """Erases a session with its tasks, or continues to. `TaskBusy` while one of them runs."""
         key = keys.session(session_id)
         session = await self._records.get(partition, key, Session)
         if session is None:

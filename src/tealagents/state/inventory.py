@@ -1,6 +1,6 @@
 """What an agent's store holds: for the operator's commands, which see all users.
 
-Reads heads as they are stored: nothing is settled, nothing is written. What is damaged is told, and never
+Reads heads as they are stored: nothing is settled, nothing is written. What is damaged is reported, and never
 stands in the way of the rest.
 """
 

@@ -89,7 +89,7 @@ async def _latest(tasks: Tasks, partition: str, wanted: Callable[[RequestRecord]
             try:
                 opened = await tasks.records.whole(partition, key, stored, RequestRecord)
             except CorruptState:
-                continue  # whoever reads it by its id is told
+                continue  # reading it by its id reports it
             record = opened.value if opened else None
             if record is None or not wanted(record):
                 continue

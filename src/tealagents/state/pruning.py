@@ -28,7 +28,7 @@ class Due(Struct, frozen=True):
 
 
 class Pruning:
-    """Finds what is due, and erases it when it is told to."""
+    """Finds what is due, and erases it when it is asked to."""
 
     def __init__(self, records: RecordStore, eraser: Eraser, *, before: datetime | None = None) -> None:
         """Due are tasks past their `expires_at`; with `before`, also what was last touched before that."""
@@ -70,7 +70,7 @@ class Pruning:
         return expired or (self._before is not None and head.updated_at < self._before)
 
     async def _in_use(self, head: Head) -> bool:
-        """Whether a process works on the task, or somebody may still decide its pause."""
+        """Whether a process works on the task, or its pause may still be decided."""
         workers = [head.running.worker_id] if head.running else []
         workers += [waiting.worker_id for waiting in head.queue]
         for worker_id in workers:

@@ -27,7 +27,7 @@ RECORD_BYTES = 64 * 1024
 #: records of one commit, and bytes of pieces put together into one
 MOST_RECORDS = 10
 PORTION_BYTES = 900_000
-#: seconds for which a commit whose reply was lost is looked for before the caller is told
+#: seconds for which a commit whose reply was lost is looked for before the caller is answered
 RESOLVE_SECONDS = 5.0
 
 
@@ -128,7 +128,7 @@ class RecordStore:
         """Commits, and returns the operation id: the version of all that was put.
 
         `marker` is a key among `put` that no later commit overwrites; where a reply is lost, its
-        version tells whether this commit was applied. Raises `Conflict`, or `PersistenceUnavailable`
+        version shows whether this commit was applied. Raises `Conflict`, or `PersistenceUnavailable`
         when the store is away or does not say within five seconds what became of the commit.
         """
         ttls = ttl or {}
@@ -259,7 +259,7 @@ class RecordStore:
         return kept
 
     async def erase_log(self, partition: str, task_id: str) -> None:
-        """Removes the entries and bodies of a task that nobody can see."""
+        """Removes the entries and bodies of a task that no one can see."""
         for prefix in (keys.logs(task_id), keys.blobs(task_id)):
             while left := await self.store.scan(partition, prefix, limit=MOST_RECORDS):
                 await self.delete(partition, [name for name, _ in left])

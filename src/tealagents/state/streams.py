@@ -95,7 +95,7 @@ class StreamLog:
         return batch[-1].id
 
     async def _write_parts(self, partition: str, request_id: str, version: str, event: Recorded) -> Parts:
-        """Stores one large event; nobody sees it before the batch that names its parts."""
+        """Stores one large event; it is invisible before the batch that names its parts."""
         text = codec.encode_json(event).decode()
         parts = range(0, len(text), PART_CHARACTERS)
         for n, start in enumerate(parts):

@@ -74,11 +74,11 @@ class NewMessage(Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     #: the task to continue; None: a new one
     task_id: str | None = None
-    #: told to the model in this request
+    #: sent to the model in this request
     user_context: dict[str, str] = {}
     #: ends a pause that the task waits in
     supersede: bool = False
-    #: added to what the model is told, in this request only
+    #: added to what the model is sent, in this request only
     instructions: str = ""
     #: tools that the client runs by itself, in this request only
     client_tools: tuple[ClientTool, ...] = ()

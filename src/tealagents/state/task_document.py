@@ -1,6 +1,6 @@
 """A whole task as one document, and what is checked of one that comes in.
 
-Whoever sends a document may have written it: nothing in it is believed that a message could not have
+The sender of a document may have written it: nothing in it is believed that a message could not have
 brought, and nothing that a later read could stumble over.
 """
 

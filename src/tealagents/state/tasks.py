@@ -88,7 +88,7 @@ SUPERSEDED = Ending("Canceled", "request_canceled", "The request was canceled by
 EXPIRED = Ending(
     "Canceled",
     "approval_expired",
-    "Nobody decided in time, so the request was canceled. Send the message again to ask anew.",
+    "No one decided in time, so the request was canceled. Send the message again to ask anew.",
 )
 WAITED_TOO_LONG = Ending(
     "Failed",
@@ -111,7 +111,7 @@ class Written(Struct, frozen=True, kw_only=True):
     request: RequestRecord | None
 
 
-#: what becomes of a task, decided on its head; a `Transition`, or what there is to say instead
+#: what changes of a task, decided on its head; a `Transition`, or what there is to say instead
 Decide = Callable[[Stored[Head] | None], Awaitable[Transition | T]]
 
 
@@ -193,7 +193,7 @@ class Tasks:
     # --- what is due -----------------------------------------------------------------------------
 
     async def settle(self, partition: str, found: Stored[Head]) -> Stored[Head]:
-        """Ends what nobody can carry on: a request whose process died, a pause nobody decided in time."""
+        """Ends what no one can carry on: a request whose process died, a pause not decided in time."""
         while True:
             head = found.value
             due = await self._due(head)
@@ -218,7 +218,7 @@ class Tasks:
         return None
 
     async def _abandoned(self, worker_id: str, request_id: str) -> bool:
-        """Whether nobody works on a request any more."""
+        """Whether no process works on a request any more."""
         if worker_id == self.lease.worker_id:
             return not self.begun_here[request_id]
         return await self.lease.dead(worker_id)
@@ -250,7 +250,7 @@ class Tasks:
             task.cancel()
 
     def leave(self, partition: str, request_id: str) -> None:
-        """Nobody here carries the request on: ends it, if it is there, as other processes cannot tell."""
+        """No run here carries the request on: ends it, if it is there, as other processes cannot know."""
         task = asyncio.create_task(self._see_ended(partition, request_id, self.lease.worker_id))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -417,7 +417,7 @@ class Tasks:
     async def cancel(self, partition: str, request_id: str, actor: str, ending: Ending = CANCELED) -> bool:
         """Ends a request that runs on another replica, is paused or waits. False: it had ended already.
 
-        Whoever runs it is asked first: the end that it writes holds all that was shown so far.
+        The process that runs it is asked first: the end that it writes holds all that was shown so far.
         """
         word = Word(request_id=request_id, actor=actor, superseded=ending is SUPERSEDED)
         asked = ending not in (CANCELED, SUPERSEDED)

@@ -1,6 +1,6 @@
 """Copies of tasks: forks, and whole tasks as one document.
 
-A copy is written from its beginning to its end, and its head last: until then nobody can see it, and
+A copy is written from its beginning to its end, and its head last: until then no one can see it, and
 what a crash leaves behind is harmless.
 """
 
@@ -110,7 +110,7 @@ class Copy:
             )
 
     async def discard(self) -> None:
-        """Removes what was written of a copy that was not finished: nobody else would. One that may be there
+        """Removes what was written of a copy that was not finished: no one else would. One that may be there
         after all stays."""
         if self._finished:
             return
@@ -148,7 +148,7 @@ class Copy:
 
 
 class Importing(Struct, frozen=True):
-    """`importing/{task_id}`: who is writing an imported task that nobody can see yet."""
+    """`importing/{task_id}`: who is writing an imported task that no one can see yet."""
 
     worker_id: str
 
@@ -436,7 +436,7 @@ class Transfer:
                 await self._clear(partition, document)
             await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
-            # somebody else has gone on with it, or will, once this worker is gone
+            # another process has continued it, or will, once this worker is gone
             log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
 
     async def _clear(self, partition: str, document: ExportedTask) -> None:
@@ -467,7 +467,7 @@ class Transfer:
                 path=(),
                 checkpoint_id=None,
                 effects=(),
-                remote_id=None,  # whoever wrote the document may have named somebody else's conversation
+                remote_id=None,  # the document may name another user's conversation
             ),
             guard,
         )

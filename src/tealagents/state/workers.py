@@ -1,9 +1,9 @@
 """One lease a process, however many requests it runs.
 
-A worker beats every third of its lease, by the store's clock. Whoever finds a beat older than the
+A worker beats every third of its lease, by the store's clock. The process that finds a beat older than the
 lease may declare the worker dead, by compare-and-set, and only then end its requests; a worker that
 finds itself declared dead, or that could not beat for a lease, drops what it runs and takes a new id.
-A beat that stays the same for a lease tells the same, where clocks are set back meanwhile.
+A beat that stays the same for a lease means the same, where clocks are set back meanwhile.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class Lease:
         self.worker_id = ""
 
     def attach(self, *, on_lost: LostHandler, on_signal: SignalHandler, busy: Callable[[], bool]) -> None:
-        """Who is told when the lease is lost, and when another process leaves word for a request."""
+        """What is called when the lease is lost, and when another process leaves word for a request."""
         self._on_lost, self._on_signal, self._busy = on_lost, on_signal, busy
 
     @property
@@ -118,7 +118,7 @@ class Lease:
             self._listener = asyncio.create_task(self._listen_for_ever(), name="signals")
 
     async def stop(self) -> None:
-        """Retires the worker, so that nobody has to wait for the lease to lapse."""
+        """Retires the worker, so that no process has to wait for the lease to lapse."""
         for task in (self._task, self._listener):
             if task is not None:
                 task.cancel()
@@ -177,7 +177,7 @@ class Lease:
             log.warning("the lease could not be renewed: %s", error)
 
     async def _contested(self) -> None:
-        """The lease is not as it was left: somebody declared this worker dead, or a beat's reply was lost."""
+        """The lease is not as it was left: it was declared dead, or a beat's reply was lost."""
         try:
             found = await self._records.get(self._partition, self._key, Worker)
             if found is not None and not found.value.dead:
@@ -205,7 +205,7 @@ class Lease:
         self._tried_at = self._records.clock.monotonic()
 
     async def _retire(self) -> None:
-        """Marks the worker that this process was as dead, unless others have: nobody need wait for it."""
+        """Marks the worker that this process was as dead, unless others have: none need wait for it."""
         if self._version is not None:
             with suppress(Conflict):
                 await self._write(dead=True)
@@ -246,7 +246,7 @@ class Lease:
                 ttl={key: FORGET_SECONDS},
             )
         except Conflict:
-            return False  # it has just beaten, or somebody else marked it: look again
+            return False  # it has just beaten, or another process marked it: look again
         log.warning("worker %s on %s is dead", found.value.worker_id, found.value.host)
         return True
 

@@ -60,7 +60,7 @@ def _ids(known: Mapping[str, str]) -> Json:
 
 
 def _paused(pause: Approval) -> str:
-    """What a host is told that cannot ask its user in the middle of a call."""
+    """What a host is sent that cannot ask its user in the middle of a call."""
     links = "".join(f"\nTo authorize {each['server']}: {each['url']}" for each in pause.authorizations)
     return (
         f"{question(pause)}{links}\nAsk the user; do not decide for them. Then call `decide` with request_id "

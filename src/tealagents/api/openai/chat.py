@@ -166,7 +166,7 @@ class Chunks:
         self._chunk({where: shown})
 
     def _paused(self, approval: Approval) -> None:
-        """Calls of the client's tools are its to make; what a person has to decide is told."""
+        """Calls of the client's tools are its to make; what a person has to decide is reported."""
         items = [
             documents.client_call(approval, n) for n, call in enumerate(approval.calls) if call.by_client
         ]

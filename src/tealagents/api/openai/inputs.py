@@ -212,7 +212,7 @@ def _answering(given: Sequence[Answered]) -> Input:
 
 
 def _earlier(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
-    """The history: what was called is told in words."""
+    """The history: calls are put into words."""
     calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
     said: list[Earlier] = []
     for each in entries:

@@ -266,7 +266,7 @@ class _Call:
         )
 
     def _rejected(self, needed: HumanNeeded) -> Resumption:
-        """No one can be asked during a stateless call, so the model is told that the calls were not made."""
+        """No one can be asked during a stateless call, so the results say that the calls were not made."""
         why = "The call needs a decision or an authorization, which cannot be given here. It was not made."
         now = self._clock.now()
         rejected = [tool_message(self._request_id, call, why, now, is_error=True) for call in needed.calls]
@@ -292,7 +292,7 @@ class _Call:
         return documents.answer(self._call, text, self._usage, self._extra_data, typed=typed)
 
     def ended(self, error: BaseException | None) -> RequestRecord:
-        """The call as it ended, for whoever observes it."""
+        """The call as it ended, for its observer."""
         if error is None:
             return replace(self.record, status="Completed", usage=self._usage)
         if isinstance(error, TealError):

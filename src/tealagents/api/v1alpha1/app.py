@@ -167,7 +167,7 @@ class AppV3:
             return refused(request, error.with_ids(**_ids_of(request)))
 
         async def invalid(request: Request, error: Exception) -> Response:
-            """Only whoever may call at all is told what is wrong with a query."""
+            """What is wrong with a query is reported only to those who may call at all."""
             assert isinstance(error, RequestValidationError)
             try:
                 await exchange.identify(request)
@@ -200,7 +200,7 @@ _TAKEN_HEADERS = (
 _GIVEN_HEADERS = (
     *("idempotent-replayed", "location", "preference-applied", "retry-after", "www-authenticate"),
 )
-#: what a path may name that an error tells as well
+#: what a path may name that an error names as well
 _IDS = ("session_id", "task_id", "request_id")
 
 
