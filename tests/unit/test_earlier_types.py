@@ -1,16 +1,19 @@
 """Types of the earlier platform's files: as the model service is asked for them, and as inputs are read."""
 
 import contextlib
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from tealagents.api.skagents import inputs
 from tealagents.domain.errors import InvalidRequest
+from tealagents.llm.offline.shapes import fitting
 from tealagents.skagents import format_of
 from tealagents.tools.input_types import INPUTS, EmbeddedImage
 
@@ -48,6 +51,23 @@ def test_objects_are_closed_and_all_their_keys_required() -> None:
     order = {"kind": "tea", "cups": [{"default": 1, "type": "x"}], "properties": None}
     jsonschema.validate(order, schema)
     assert Order.model_validate(order).cups[0].default == 1
+
+
+class Tree(BaseModel):
+    name: str
+    branches: "list[Tree]" = []
+    root: "Tree | None" = None
+    seen: datetime
+    height: float = Field(ge=2)
+
+
+@pytest.mark.parametrize("kind", [Order, Cup, Tree, Free])
+def test_offline_model_answers_by_type(kind: type[BaseModel]) -> None:
+    """What the built-in model says fits the type, so that any agent can be tried with it."""
+    wanted = format_of(kind)
+    value = fitting(wanted.schema, "It rains.")
+    jsonschema.validate(value, wanted.schema)
+    assert kind.model_validate(value)
 
 
 def test_keys_of_any_name_are_asked_for_loosely() -> None:

@@ -215,6 +215,14 @@ def test_sequence_over_websocket(reporter: tuple[ServiceThread, OfflineModel]) -
     assert sent(model) == SENT
 
 
+@pytest.mark.parametrize("client", ["openai-chat", "openai-responses"])
+def test_typed_answers_of_the_offline_model(tmp_path: Path, client: str) -> None:
+    """Without a script a typed agent is answered by type, whichever API its model speaks."""
+    config = SEQUENTIAL.replace("model: gpt-4o-mini\n", f"model: gpt-4o-mini\n      client: {client}\n")
+    with served(write(tmp_path, config, custom_types=TYPES)) as (service, _):
+        assert set(post(service, REPORT).raise_for_status().json()["output_pydantic"]) == {"title", "pages"}
+
+
 def test_document_says_what_the_agent_is(chat: tuple[ServiceThread, OfflineModel]) -> None:
     """The first path is the call of the agent, with the agent's own description."""
     service, _ = chat

@@ -47,9 +47,16 @@ def read_request(body: dict[str, Any], deployment: str | None = None) -> ChatReq
         model=requested_model(body, deployment),
         tools=() if body.get("tool_choice") == "none" else offered_tools(body.get("tools"), "function"),
         max_tokens=requested_limit(body, "max_completion_tokens", "max_tokens"),
+        shape=_shape(body),
     )
     options = optional(body.get("stream_options"), dict, "stream_options") or {}
     return ChatRequest(prompt, bool(body.get("stream")), bool(options.get("include_usage")), bool(deployment))
+
+
+def _shape(body: dict[str, Any]) -> dict[str, Any] | None:
+    wanted = optional(body.get("response_format"), dict, "response_format") or {}
+    described = optional(wanted.get("json_schema"), dict, "response_format.json_schema") or {}
+    return optional(described.get("schema"), dict, "response_format.json_schema.schema")
 
 
 def requested_model(body: dict[str, Any], deployment: str | None = None) -> str:

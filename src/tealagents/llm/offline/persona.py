@@ -11,6 +11,7 @@ from functools import lru_cache
 from tealagents.llm.offline.answer import Answer, Pacing, ToolCall, saying
 from tealagents.llm.offline.facts import Told, facts_in, known
 from tealagents.llm.offline.prompt import Image, Prompt
+from tealagents.llm.offline.shapes import fitting
 
 #: The longest part of what somebody else has said that is quoted.
 _QUOTED = 200
@@ -47,7 +48,10 @@ _FAREWELL = re.compile(r"^\s*(?:good)?bye\b|^\s*see you\b", re.IGNORECASE)
 
 
 def built_in_answer(prompt: Prompt) -> Answer:
-    return next(answer for say in ANSWERS if (answer := say(prompt)) is not None)
+    answer = next(answer for say in ANSWERS if (answer := say(prompt)) is not None)
+    if prompt.shape is None or answer.tool_calls:
+        return answer
+    return saying(json.dumps(fitting(prompt.shape, answer.text), ensure_ascii=False))
 
 
 def counted_pieces(prompt: Prompt) -> Answer | None:

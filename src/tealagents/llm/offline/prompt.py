@@ -41,12 +41,15 @@ class Prompt:
         model: str,
         tools: Sequence[str] = (),
         max_tokens: int | None = None,
+        shape: dict[str, Any] | None = None,
     ) -> None:
         self.messages = messages
         self.model = model
         #: The names of the tools that may be called.
         self.tools = tools
         self.max_tokens = max_tokens
+        #: the JSON Schema that the answer is to fit
+        self.shape = shape
 
     @cached_property
     def last_user(self) -> Message | None:

@@ -54,8 +54,14 @@ def read_request(body: dict[str, Any], stored: Stored, ids: Ids) -> ResponseRequ
         model=requested_model(body),
         tools=() if body.get("tool_choice") == "none" else offered_tools(body.get("tools")),
         max_tokens=requested_limit(body, "max_output_tokens"),
+        shape=_shape(body),
     )
     return ResponseRequest(body, prompt, items, previous, conversation)
+
+
+def _shape(body: dict[str, Any]) -> dict[str, Any] | None:
+    wanted = (optional(body.get("text"), dict, "text") or {}).get("format")
+    return optional((optional(wanted, dict, "text.format") or {}).get("schema"), dict, "text.format.schema")
 
 
 def _continued(body: dict[str, Any], stored: Stored) -> tuple[StoredResponse | None, Conversation | None]:
