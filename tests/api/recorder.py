@@ -29,8 +29,8 @@ Json = dict[str, Any]
 PATIENCE = 30.0
 #: characters of a line of JSON, if it can be broken
 WIDTH = 116
-#: headers of the server rather than of the service
-UNRECORDED = frozenset({"date", "server", "content-length"})
+#: headers of the server rather than of the service, and of files: when those were installed
+UNRECORDED = frozenset({"date", "server", "content-length", "last-modified", "etag"})
 #: members whose value is a sentence for people, which may be worded anew
 SENTENCES = ("detail", "title", "message")
 
