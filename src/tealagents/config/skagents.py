@@ -228,7 +228,9 @@ def _warnings(auth: AuthConfig, loading: Loading) -> Iterator[str]:
         )
     elif auth.provider == GATEWAY:
         yield "TA_AUTH=gateway: a gateway checks the callers; it proves itself by the secret in taAgwKey"
-    elif secret is not None:
+    elif not auth.chosen and auth.provider == "mock":
+        yield "callers need a bearer token; orchestrators behind a gateway send none: set TA_AUTH=gateway"
+    if auth.provider != GATEWAY and secret is not None:
         yield "TA_GATEWAY_SECRET: has no effect without TA_AUTH=gateway"
 
 
