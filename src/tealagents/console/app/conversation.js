@@ -1,5 +1,5 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
-import {Component, html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
+import {Component, html, useCallback, useEffect, useMemo, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./pause.js";
@@ -7,18 +7,11 @@ import {plural} from "./format.js";
 import {useLive} from "./live.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href, navigate} from "./router.js";
+import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Ended, Parts, Turn, UserMessage} from "./turn.js";
 import {Icon, Loading, Problem} from "./ui.js";
-
-/** turns that are drawn at once; earlier ones come, a few at a time, as one scrolls up to them */
-const DRAWN = 12;
-const MORE = 6;
-/** pixels from the beginning of what is drawn at which more is */
-const NEAR = 900;
-/** whether the browser itself keeps in place what is looked at, as it does but at the very beginning */
-const ANCHORS = CSS.supports("overflow-anchor", "auto");
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -66,16 +59,20 @@ export function Conversation({task, foreign, reload}) {
   };
   const stop = running ? () => client.cancel(running).then(reload, reload) : undefined;
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
-  const past = turns.filter((turn) => turn.requestId !== running);
+  const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);
   const user = turns.find((turn) => turn.requestId === running)?.user ?? [];
   const shownUser = user.length === 0 && sent ? [{message_id: "sent", items: sent.items}] : user;
 
+  const draw = (turn, place) =>
+    html`<${PastTurn} turn=${turn} task=${task} foreign=${foreign} earlier=${past} place=${place} />`;
   if (error && !items) return html`<div class="page"><${Problem} error=${error} onRetry=${reloadMessages} /></div>`;
   if (!items) return html`<div class="page"><${Loading} what="the messages" /></div>`;
   return html`
-    <${Scroller} past=${past} task=${task} foreign=${foreign} follow=${live.parts}>
+    <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
+      start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent?.request_id} follow=${live.parts}>
       ${running && html`<${Running} live=${live} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
       ${task.queued.length > 0 && html`<p class="muted" role="status">${plural(task.queued.length, "message")} waiting.</p>`}
+      ${past.length === 0 && !running && html`<p class="muted">No message is on this path. Write one below.</p>`}
     <//>
     ${!foreign &&
     html`<div class="dock">
@@ -83,6 +80,8 @@ export function Conversation({task, foreign, reload}) {
     </div>`}
   `;
 }
+
+const requestOf = (turn) => turn.requestId;
 
 function placeholder(task, running) {
   if (task.status === "Paused") return "A decision is awaited; sending a message cancels it";
@@ -112,51 +111,6 @@ function Running({live, user, task, foreign, reload}) {
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>
       </div>
     </section>
-  `;
-}
-
-/**
- * The newest turns, and earlier ones as they are scrolled to. It stays at the end while the end is what one
- * looks at, and elsewhere it stays where it is.
- */
-function Scroller({past, task, foreign, follow, children}) {
-  const [drawn, setDrawn] = useState(DRAWN);
-  const box = useRef(null);
-  const place = useRef({atEnd: true, before: null});
-  const first = Math.max(0, past.length - drawn);
-  const grow = () => {
-    const {scrollTop, scrollHeight} = box.current;
-    if (first === 0 || scrollTop > NEAR || place.current.before !== null) return;
-    place.current.before = scrollHeight;
-    setDrawn((count) => count + MORE);
-  };
-  useLayoutEffect(() => {
-    const {current} = box;
-    const {before, atEnd} = place.current;
-    if (before !== null && !(ANCHORS && current.scrollTop > 0)) current.scrollTop += current.scrollHeight - before;
-    else if (atEnd) current.scrollTop = current.scrollHeight;
-    place.current.before = null;
-    const again = requestAnimationFrame(grow);
-    return () => cancelAnimationFrame(again);
-  }, [drawn, past.length, follow, children]);
-  const scrolled = () => {
-    if (box.current === null) return; // told late, of a page that was left
-    const {scrollTop, scrollHeight, clientHeight} = box.current;
-    place.current.atEnd = scrollHeight - scrollTop - clientHeight < 40;
-    grow();
-  };
-  return html`
-    <div class="scroller" ref=${box} onScroll=${scrolled} tabindex="0" role="region" aria-label="Messages">
-      <div class="column">
-        ${first > 0 && html`<p class="muted earlier">${plural(first, "earlier request")}</p>`}
-        ${task.origin && first === 0 && html`<${Origin} task=${task} />`}
-        ${past.slice(first).map((turn, place) => html`
-          <${PastTurn} key=${turn.requestId} turn=${turn} task=${task} foreign=${foreign} earlier=${past} place=${first + place} />
-        `)}
-        ${children}
-        ${past.length === 0 && !children?.[0] && html`<p class="muted">No message is on this path. Write one below.</p>`}
-      </div>
-    </div>
   `;
 }
 

@@ -6,7 +6,7 @@ import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Icon, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -140,9 +140,10 @@ function bySession(tasks) {
 
 function SessionGroup({session, tasks, current, reload}) {
   const {client, notify} = useApp();
+  const [asking, setAsking] = useState(false);
   if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
   const remove = async () => {
-    if (!confirm(`Delete this session with its ${tasks.length} conversations? This cannot be undone.`)) return;
+    setAsking(false);
     try {
       await client.deleteSession(session);
       notify("The session is deleted.");
@@ -157,9 +158,17 @@ function SessionGroup({session, tasks, current, reload}) {
         <span>Session ${shortId(session)}</span>
         <${Menu} label="Session">
           <button onClick=${() => (location.hash = `#/new?session=${session}`)}>New conversation in it</button>
-          <button class="danger" onClick=${remove}>Delete session</button>
+          <button class="danger" onClick=${() => setAsking(true)}>Delete session</button>
         <//>
       </header>
+      ${asking &&
+      html`<${Dialog} title="Delete this session?" onClose=${() => setAsking(false)}>
+        <p>Its ${tasks.length} conversations are erased with their traces and audits. The service cannot undo this.</p>
+        <div class="actions">
+          <button onClick=${() => setAsking(false)} autofocus>Keep it</button>
+          <button class="primary danger" onClick=${remove}>Delete</button>
+        </div>
+      <//>`}
       ${tasks.map((task) => html`<${TaskLink} key=${task.task_id} task=${task} current=${current} />`)}
     </section>
   `;
@@ -215,6 +224,7 @@ async function lookUp(client, taskId) {
 
 function ListMenu({reload}) {
   const {client, notify} = useApp();
+  const [asking, setAsking] = useState(false);
   const input = useRef(null);
   const take = async (event) => {
     const [file] = event.target.files;
@@ -228,15 +238,31 @@ function ListMenu({reload}) {
       notify(error instanceof SyntaxError ? "That file is not JSON: choose one that was exported here." : error.message);
     }
   };
-  const open = () => {
-    const id = prompt("The id of a task, which you may read:")?.trim();
-    if (id) navigate("tasks", id);
-  };
   return html`
     <${Menu} label="More">
       <button onClick=${() => input.current.click()}>Import …</button>
-      <button onClick=${open}>Open by id …</button>
+      <button onClick=${() => setAsking(true)}>Open by id …</button>
     <//>
+    ${asking && html`<${OpenById} onClose=${() => setAsking(false)} />`}
     <input ref=${input} type="file" accept="application/json,.json" hidden onChange=${take} aria-label="A task to import" />
   `;
+}
+
+function OpenById({onClose}) {
+  const open = (event) => {
+    event.preventDefault();
+    const id = new FormData(event.target).get("id").trim();
+    if (!id) return;
+    onClose();
+    navigate("tasks", id);
+  };
+  return html`<${Dialog} title="Open a conversation" onClose=${onClose}>
+    <form onSubmit=${open}>
+      <label>The id of a conversation that you may read <input name="id" required autocomplete="off" autofocus /></label>
+      <div class="actions">
+        <button type="button" onClick=${onClose}>Cancel</button>
+        <button class="primary">Open</button>
+      </div>
+    </form>
+  <//>`;
 }

@@ -1,0 +1,122 @@
+/**
+ * A long list in a box that scrolls. Only a window of it is drawn: it slides as one scrolls, so that a list of
+ * thousands costs no more than one of dozens.
+ */
+import {html, useEffect, useLayoutEffect, useRef, useState} from "./html.js";
+import {plural} from "./format.js";
+
+/** items that are drawn at first, by how many the window slides, and how many it holds */
+const FIRST = 6;
+const STEP = 2;
+const MOST = 24;
+/** pixels from the end of what is drawn at which more is */
+const NEAR = 900;
+
+const NEWEST = Infinity;
+
+/** The window to draw next, or null where nothing has to change. `end` is `NEWEST` where it follows the list. */
+function slid({first, end}, count, nearFirst, nearEnd) {
+  const last = Math.min(end, count);
+  if (nearFirst && first > 0) {
+    const start = Math.max(0, first - STEP);
+    return {first: start, end: nearEnd || last - start <= MOST ? end : start + MOST};
+  }
+  if (nearEnd && last < count) {
+    const stop = last + STEP;
+    return {first: nearFirst ? first : Math.max(first, stop - MOST), end: stop < count ? stop : NEWEST};
+  }
+  return nearEnd && !nearFirst && last - first > MOST ? {first: last - MOST, end} : null;
+}
+
+/** Whether a drawn item, the first of them at `first`, would go although it has the focus or an open editor. */
+function inUse(drawn, first, next) {
+  const leaves = (place) => place < next.first || place >= next.end;
+  return [...drawn].some(
+    (item, at) => leaves(first + at) && (item.contains(document.activeElement) || item.querySelector("textarea")),
+  );
+}
+
+/** The first item that is seen, and where. */
+function seen(box, drawn) {
+  const {top} = box.getBoundingClientRect();
+  const item = [...drawn].find((each) => each.getBoundingClientRect().bottom > top);
+  return item ? {item, top: item.getBoundingClientRect().top} : null;
+}
+
+/**
+ * `items`, each as `draw(item, place)` makes it and known by `keyOf(item)`, below `start` and above the children. It
+ * stays at the end while the end is what one looks at, elsewhere at the item that one looks at. Another `jump` leads
+ * to the end.
+ */
+export function Scroller({label, what, items, keyOf, draw, start, jump, follow, children}) {
+  const count = items.length;
+  const [range, setRange] = useState(() => ({first: Math.max(0, count - FIRST), end: NEWEST}));
+  const box = useRef(null);
+  const feed = useRef(null);
+  const place = useRef({atEnd: true, held: null, moving: false});
+  const first = Math.min(range.first, Math.max(0, count - 1));
+  const last = Math.min(range.end, count);
+
+  const move = (next, now) => {
+    Object.assign(place.current, now, {moving: true});
+    setRange(next);
+  };
+  const look = () => {
+    if (box.current === null || place.current.moving) return; // left, or about to be drawn
+    const {scrollTop, scrollHeight, clientHeight} = box.current;
+    const below = scrollHeight - scrollTop - clientHeight;
+    place.current.atEnd = last === count && below < 40;
+    const drawn = feed.current.children;
+    let next = slid({first, end: range.end}, count, scrollTop < NEAR, below < NEAR);
+    if (next && inUse(drawn, first, next))
+      next = {first: Math.min(first, next.first), end: Math.max(range.end, next.end)};
+    if (next && (next.first !== first || next.end !== range.end)) move(next, {held: seen(box.current, drawn)});
+  };
+  const toFirst = () => {
+    move({first: 0, end: count > FIRST ? FIRST : NEWEST}, {atEnd: false, held: null});
+    box.current.scrollTop = 0;
+  };
+  const toNewest = () => move({first: Math.max(0, count - FIRST), end: NEWEST}, {atEnd: true, held: null});
+  /** what had the focus may not be drawn any more */
+  const keepingFocus = (to) => () => {
+    box.current.focus({preventScroll: true});
+    to();
+  };
+  useLayoutEffect(() => {
+    const {atEnd, held} = place.current;
+    if (atEnd) box.current.scrollTop = box.current.scrollHeight;
+    else if (held?.item.isConnected) box.current.scrollTop += held.item.getBoundingClientRect().top - held.top;
+    Object.assign(place.current, {held: null, moving: false});
+    const again = requestAnimationFrame(look);
+    return () => cancelAnimationFrame(again);
+  }, [range, items, follow, children]);
+  useEffect(() => void (jump && toNewest()), [jump]);
+
+  const pressed = (event) => {
+    const to = {Home: toFirst, End: toNewest}[event.key];
+    if (!to || event.target.closest("textarea, input, select")) return;
+    event.preventDefault();
+    keepingFocus(to)();
+  };
+  const later = count - last;
+  return html`
+    <div class="scroller" ref=${box} onScroll=${look} onKeyDown=${pressed} tabindex="0" role="region" aria-label=${label}>
+      <div class="column">
+        ${first > 0 ? html`<${Beyond} count=${first} what=${`earlier ${what}`} onGo=${keepingFocus(toFirst)} />` : start}
+        <div class="feed" role=${count > 0 ? "feed" : null} aria-label=${count > 0 ? label : null} ref=${feed}>
+          ${items.slice(first, last).map((item, at) => html`
+            <div role="article" key=${keyOf(item)} aria-posinset=${first + at + 1} aria-setsize=${count}>
+              ${draw(item, first + at)}
+            </div>
+          `)}
+        </div>
+        ${later > 0 && html`<${Beyond} count=${later} what=${`later ${what}`} onGo=${keepingFocus(toNewest)} />`}
+        <div class="tail" hidden=${later > 0}>${children}</div>
+      </div>
+    </div>
+  `;
+}
+
+/** What is not drawn on one side, and the way to its end. */
+const Beyond = ({count, what, onGo}) =>
+  html`<button class="quiet beyond" onClick=${onGo}>${plural(count, what)}</button>`;

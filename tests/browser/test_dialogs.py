@@ -1,0 +1,53 @@
+"""What is asked before something is done: in dialogs of the page, with the keyboard, too."""
+
+import pytest
+from playwright.sync_api import Locator, expect
+from tabs import Tab
+
+from tealagents.testing.service import ServiceThread
+
+
+@pytest.fixture
+def session(service: ServiceThread) -> str:
+    """A session of two conversations; its id."""
+    with service.client("ada") as client:
+        body = {"items": [{"content_type": "text", "content": "My name is Ada."}]}
+        first = client.post("", json=body).raise_for_status().json()
+        client.post("", json={**body, "session_id": first["session_id"]}).raise_for_status()
+    return str(first["session_id"])
+
+
+def _asked(tab: Tab, menu: str, action: str) -> Locator:
+    tab.page.locator(f"summary[aria-label='{menu}']").first.click()
+    tab.button(action).click()
+    return tab.page.get_by_role("dialog")
+
+
+def test_a_session_is_deleted_after_a_question(ada: Tab, service: ServiceThread, session: str) -> None:
+    """Escape keeps it, and so does the button that has the focus; the other one deletes all of it."""
+    dialog = _asked(ada, "Session", "Delete session")
+    expect(dialog).to_contain_text("Its 2 conversations are erased")
+    ada.page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    _asked(ada, "Session", "Delete session")
+    expect(dialog.get_by_role("button", name="Keep it")).to_be_focused()
+    ada.page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    dialog = _asked(ada, "Session", "Delete session")
+    dialog.get_by_role("button", name="Delete", exact=True).click()
+    expect(ada.text("The session is deleted.")).to_be_visible()
+    with service.client("ada") as client:
+        assert client.get(f"/sessions/{session}").status_code == 404
+
+
+def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, session: str) -> None:
+    """The id is typed into a dialog."""
+    with service.client("ada") as client:
+        task = client.get("/tasks", params={"session_id": session}).json()["items"][0]["task_id"]
+    dialog = _asked(ada, "More", "Open by id …")
+    field = dialog.get_by_role("textbox")
+    expect(field).to_be_focused()
+    field.fill(f" {task} ")
+    ada.page.keyboard.press("Enter")
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    expect(dialog).to_have_count(0)

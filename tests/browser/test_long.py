@@ -1,0 +1,70 @@
+"""A long conversation: a window of it is drawn, and one gets anywhere with the keyboard."""
+
+import pytest
+from playwright.sync_api import Locator, expect
+from tabs import Tab
+
+from tealagents.testing.service import ServiceThread
+
+TURNS = 40
+MOST = 24
+
+
+@pytest.fixture(scope="module")
+def task(service: ServiceThread) -> str:
+    known: dict[str, str] = {}
+    with service.client("ada") as client:
+        for number in range(1, TURNS + 1):
+            body = {"items": [{"content_type": "text", "content": f"Message {number}."}], **known}
+            known = {"task_id": client.post("", json=body).raise_for_status().json()["task_id"]}
+    return known["task_id"]
+
+
+@pytest.fixture
+def long(ada: Tab, task: str) -> Tab:
+    ada.open("tasks", task)
+    expect(_message(ada, TURNS)).to_be_in_viewport()
+    return ada
+
+
+def _message(tab: Tab, number: int) -> Locator:
+    return tab.page.get_by_role("feed").get_by_text(f"Message {number}.", exact=True)
+
+
+def test_home_and_end(long: Tab) -> None:
+    """They lead to the first and the newest message, with only a window of the messages drawn."""
+    long.page.get_by_role("region", name="Messages").focus()
+    long.page.keyboard.press("Home")
+    expect(_message(long, 1)).to_be_in_viewport()
+    expect(_message(long, TURNS)).to_have_count(0)
+    assert long.page.get_by_role("feed").get_by_role("article").count() <= MOST
+    long.page.keyboard.press("End")
+    expect(_message(long, TURNS)).to_be_in_viewport()
+    expect(_message(long, 1)).to_have_count(0)
+
+
+def test_screen_readers_are_told_the_place(long: Tab) -> None:
+    """Each message says which of how many it is, though not all of them are drawn."""
+    newest = long.page.get_by_role("article").last
+    expect(newest).to_have_attribute("aria-posinset", str(TURNS))
+    expect(newest).to_have_attribute("aria-setsize", str(TURNS))
+
+
+def test_an_edit_is_kept_while_one_looks_elsewhere(long: Tab) -> None:
+    """A text that was begun is not taken away by scrolling."""
+    long.page.get_by_role("article").last.get_by_label("Edit and send again").click()
+    editor = long.page.locator(".editing textarea")
+    editor.fill("Half a thought")
+    scroller = long.page.locator(".scroller")
+    while _message(long, 1).count() == 0:
+        scroller.evaluate("(box) => { box.scrollTop -= box.clientHeight; }")
+    expect(editor).to_have_value("Half a thought")
+
+
+def test_what_is_sent_is_shown(long: Tab) -> None:
+    """Who sends from far above is led to the message and its answer."""
+    long.page.get_by_role("region", name="Messages").focus()
+    long.page.keyboard.press("Home")
+    expect(_message(long, 1)).to_be_in_viewport()
+    long.say("My name is Ada.")
+    expect(long.text("Nice to meet you, Ada.")).to_be_in_viewport()
