@@ -1,7 +1,7 @@
 """What the console costs a browser: python -m benchmarks.console
 
-A conversation of 2,000 messages is opened and scrolled through, an answer of 5,000 pieces is followed. A task is
-what keeps the page from answering; its processor time counts, so that other work of the machine does not.
+A conversation of 2,000 messages is opened and scrolled through, an answer of 5,000 pieces is followed. A task
+is what keeps the page from answering; its processor time counts, so that other work of the machine does not.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _ANSWER = """Here is **what** I found, in a few lines:
 print("and some code")
 ```
 """
-#: scrolls by a window's height a frame, to the first message and back; the turns that were drawn, and the most at once
+#: scrolls by a window's height a frame, to the first message and back; the turns drawn, and most at once
 _SCROLL = """async () => {
   const box = document.querySelector(".scroller");
   const seen = new Set();
