@@ -29,6 +29,7 @@ from tealagents.domain.ports import Clock, Model, ResponseFormat, ToolSpec
 from tealagents.engine.agent import Agent
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox
+from tealagents.limits import Limits
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
@@ -197,7 +198,14 @@ class _Wiring:
                 agent=typed, name=last.name, task_no=last.task_no, instructions=last.instructions
             )
         source = f"{config.name}:{config.version}"
-        return Plan(source=source, steps=steps, limits=config.limits, output_type=wanted)
+        return Plan(source=source, steps=steps, limits=self._limits(), output_type=wanted)
+
+    def _limits(self) -> Limits:
+        """The config's. All that a gateway lets through is one caller here, and not bounded as one user."""
+        limits = self.config.limits
+        if self.config.auth.provider != GATEWAY:
+            return limits
+        return limits.model_copy(update={"max_requests_per_user": limits.max_concurrent_requests})
 
     def _settings(self) -> ApiSettings:
         config, limits = self.config, self.config.limits

@@ -129,12 +129,12 @@ def _one_agent(edit: "_Edit", config: EarlierConfig, keys: "_Entries") -> None:
     edit.comment(*spec["tasks"])
     written = [_entries(task) for task in spec["tasks"][1].value]
     tasks = [written[task.place] for task in config.tasks]
-    told = _told([(str(task["name"][1].value), str(task["instructions"][1].value)) for task in tasks])
+    steps = _steps([(str(task["name"][1].value), str(task["instructions"][1].value)) for task in tasks])
     key, prompt = _entries(agents.value[0])["system_prompt"]
-    edit.block(key, prompt, f"{prompt.value.strip()}\n\n{told}")
+    edit.block(key, prompt, f"{prompt.value.strip()}\n\n{steps}")
 
 
-def _told(tasks: Sequence[tuple[str, str]]) -> str:
+def _steps(tasks: Sequence[tuple[str, str]]) -> str:
     """The names and instructions of tasks as a part of a system prompt."""
     texts = [_plain(name, instructions) for name, instructions in tasks]
     if len(texts) == 1:

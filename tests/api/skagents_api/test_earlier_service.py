@@ -223,6 +223,19 @@ def test_time_of_a_call_is_bounded(tmp_path: Path) -> None:
             assert closed.value.rcvd.code == 1011
 
 
+def test_a_gateway_is_many_users(tmp_path: Path) -> None:
+    """What it lets through is bounded by the process, not as the requests of one user."""
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}
+    for limits, status in (("max_requests_per_user: 1", 504), ("max_concurrent_requests: 1", 503)):
+        config = CHAT + f"  limits: {{{limits}, request_timeout_seconds: 2}}\n"
+        with served(write(tmp_path, config), slow) as (service, model):
+            first = threading.Thread(target=post, args=(service.url,), kwargs={"json": HELLO})
+            first.start()
+            _until(lambda model=model: bool(model.requests))  # type: ignore[misc]
+            assert post(service.url, json=HELLO).status_code == status
+            first.join(60)
+
+
 def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
     """No one can read the answer later, so the model is let go of."""
     slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 20_000}}]}

@@ -47,7 +47,7 @@ def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
         session_id=session_id or None,
         values=values,
         said=tuple(_said(values.get(_HISTORY) or [], most_items)),
-        context=_told(context) if context and isinstance(context, dict) else None,
+        context=_context_message(context) if context and isinstance(context, dict) else None,
         images=tuple(_images(value)),
     )
 
@@ -64,7 +64,7 @@ def _validated(kind: type[BaseModel], body: Any) -> tuple[BaseModel, Json]:
         raise InvalidRequest("body", f"is refused by {kind.__name__}: {type(error).__name__}") from None
 
 
-def _told(context: Json) -> Said:
+def _context_message(context: Json) -> Said:
     return Said("user", (Item("text", context_note({name: str(each) for name, each in context.items()})),))
 
 

@@ -137,16 +137,16 @@ class Turns:
                     async for event in events:
                         yield event
             except BaseException as error:
-                told = self._told(error) if deadline.expired() else error
-                watch.ended(call.ended(told))
-                if told is error:
+                reported = self._as_ended(error) if deadline.expired() else error
+                watch.ended(call.ended(reported))
+                if reported is error:
                     raise
-                raise told from None
+                raise reported from None
             finally:
                 self._running.discard(deadline)
             watch.ended(call.ended(None))
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _as_ended(self, error: BaseException) -> BaseException:
         """What the end of a call's time is to its client."""
         if not isinstance(error, TimeoutError):
             return error
