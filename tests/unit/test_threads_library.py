@@ -346,7 +346,7 @@ async def test_tools_and_approvals_work_on_remote_threads(make: MakeAgent) -> No
         answer = await agent.run(
             'call Shell-delete {"path": "/x"} and call Shell-look {"path": "/y"}', thread
         )
-        assert answer.text == "Shell-look said: /y is empty\nShell-delete said: deleted /x"
+        assert answer.text == "Shell-delete said: deleted /x\nShell-look said: /y is empty"
         roles = [message.role for message in await agent.list_messages(thread)]
         assert roles == ["user", "assistant", "tool", "tool", "assistant"]
 
