@@ -205,7 +205,9 @@ class _Wiring:
         limits = self.config.limits
         if self.config.auth.provider != GATEWAY:
             return limits
-        return limits.model_copy(update={"max_requests_per_user": limits.max_concurrent_requests})
+        # more than the process takes, so that its bound is met first
+        most = limits.max_concurrent_requests + 1
+        return limits.model_copy(update={"max_requests_per_user": most})
 
     def _settings(self) -> ApiSettings:
         config, limits = self.config, self.config.limits
