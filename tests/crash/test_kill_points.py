@@ -228,10 +228,6 @@ class World:
             deadline = time.monotonic() + 5
             while service.process.poll() is None and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)  # its last point may come after its answer
-            if point.startswith("commit events") and service.process.poll() is None:
-                # how many batches of events there are depends on timing: it dies after the last of them
-                service.process.kill()
-                service.process.wait()
             assert service.process.poll() == -9, f"{point} was not reached\n{service.log()}"
         return seen
 
