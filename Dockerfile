@@ -1,16 +1,11 @@
-# syntax=docker/dockerfile:1
 # The service in a small image. The config is mounted at /config; see docs/operations.md.
 #
 #   docker build -t tealagents .
 #   docker run --rm -p 8000:8000 -v ./configs:/config:ro -e TA_SERVICE_CONFIG=/config/hello.yaml \
 #     -e TA_AUTH=mock -e TA_API_KEY=… tealagents
 
-# A tag can be moved to another image. For builds that are the same every time, name the one you have looked at:
-#
-#   docker build --build-arg PYTHON_IMAGE=python:3.12-slim@sha256:… -t tealagents .
-#
-# `docker buildx imagetools inspect python:3.12-slim` shows its digest.
-ARG PYTHON_IMAGE=python:3.12-slim
+# A tag can be moved to another image, a digest cannot. docs/deploying.md says how to renew it.
+ARG PYTHON_IMAGE=python:3.12.13-slim-bookworm@sha256:8a7e7cc04fd3e2bd787f7f24e22d5d119aa590d429b50c95dfe12b3abe52f48b
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /build

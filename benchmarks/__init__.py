@@ -10,11 +10,13 @@ service take turns (A B A B), so that what disturbs one disturbs the other.
     load         a lean HTTP client, so that the load costs little beside what it loads
     figures      one measured value and its bound
     measures     what is measured: turns, streams, throughput, memory, start
-    servers      the servers of stores, and what they tell of themselves
+    servers      the servers of stores, and what they report of themselves
     stores       the cost of each store beside the one in memory
     operations   what is asked of the store, counted
     costs        what everything costs on the stores with a server
     sizing       from costs to replicas and stores, for `docs/scale.md`
+    protocols    the same turn over each protocol
+    stateless    a turn of the earlier platform's agents
     simulation   a million tasks on a store that counts
     followers    followers of requests on another process
     workers      two workers beside one

@@ -14,7 +14,9 @@ from benchmarks.figures import Figure
 from benchmarks.followers import followers
 from benchmarks.long_tasks import long_tasks
 from benchmarks.operations import operations
+from benchmarks.protocols import protocols
 from benchmarks.simulation import simulation
+from benchmarks.stateless import stateless
 from benchmarks.stores import stores
 from benchmarks.tokens import tokens
 from benchmarks.workers import workers
@@ -29,10 +31,12 @@ MEASURES: Mapping[str, measures.Measure] = {
     "stores": stores,
     "long-tasks": long_tasks,
     "tokens": tokens,
+    "protocols": protocols,
     "operations": operations,
     "costs": costs,
     "followers": followers,
     "workers": workers,
+    "stateless": stateless,
     "simulation": simulation,
 }
 

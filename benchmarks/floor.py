@@ -1,4 +1,4 @@
-"""The floor: a bare, stateless handler around the model, as anybody would write it first."""
+"""The floor: a bare, stateless handler around the model, as one would write it first."""
 
 import json
 from collections.abc import AsyncIterator

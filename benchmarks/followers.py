@@ -182,7 +182,7 @@ def _follow(target: Target, connection: Connection, user: str, request_id: str) 
 
 
 async def _started(stream: AsyncIterator[bytes]) -> str:
-    """The id of the request, which the first event of its stream tells."""
+    """The id of the request, which is in the first event of its stream."""
     read = await _until(stream, b"\n\n")
     line = next(line for line in read.splitlines() if line.startswith(b"data:"))
     request_id: str = json.loads(line.removeprefix(b"data:"))["request_id"]

@@ -36,16 +36,16 @@ class Connection:
     def close(self) -> None:
         self._writer.close()
 
-    async def post(self, path: str, user: str, body: bytes) -> bytes:
-        """The body of the answer."""
-        await self._send("POST", path, user, body)
+    async def post(self, path: str, user: str, body: bytes, headers: str = "") -> bytes:
+        """The body of the answer; `headers` are whole lines."""
+        await self._send("POST", path, user, body, headers)
         head = await self._head()
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         return await self._reader.readexactly(length)
 
-    async def stream(self, path: str, user: str, body: bytes) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, user: str, body: bytes, headers: str = "") -> AsyncIterator[bytes]:
         """What arrives of a chunked answer, as it arrives."""
-        await self._send("POST", path, user, body)
+        await self._send("POST", path, user, body, headers)
         async for data in self._chunked():
             yield data
 
@@ -65,13 +65,13 @@ class Connection:
             tail = (tail + data)[-len(_END_OF_CHUNKS) :]
             yield data
 
-    async def _send(self, method: str, path: str, user: str, body: bytes) -> None:
+    async def _send(self, method: str, path: str, user: str, body: bytes, headers: str = "") -> None:
         if self._reader.at_eof():
             self._writer.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         head = (
             f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {user}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"{headers}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
 
@@ -89,6 +89,8 @@ class Target(ABC):
     mark: bytes
     path: str
     stream_path: str
+    #: whole lines
+    headers: str = ""
 
     def __init__(self, server: Measured) -> None:
         self.server = server
@@ -99,12 +101,13 @@ class Target(ABC):
     async def ask(
         self, connection: Connection, text: str, *, task_id: str | None = None, user: str = "ada"
     ) -> bytes:
-        return await connection.post(self.path, user, self.body(text, task_id))
+        return await connection.post(self.path, user, self.body(text, task_id), self.headers)
 
     async def read_stream(self, connection: Connection, text: str, *, user: str = "ada") -> tuple[int, float]:
         """How many pieces there were, and after how many milliseconds the first came."""
         started, first, read = time.perf_counter(), 0.0, b""
-        async for data in connection.stream(self.stream_path, user, self.body(text, stream=True)):
+        body = self.body(text, stream=True)
+        async for data in connection.stream(self.stream_path, user, body, self.headers):
             read += data
             if not first and self.mark in read:
                 first = 1000 * (time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""The processes that are measured, and what Linux tells of them."""
+"""The processes that are measured, and what Linux reports of them."""
 
 import os
 import signal
@@ -72,7 +72,9 @@ class Measured:
     # --- starting and ending ----------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TA_", "OPENAI_", "OTEL_"))}
+        # compiled modules are kept, as those of an installed package are
+        left_out = ("TA_", "OPENAI_", "OTEL_", "PYTHONDONTWRITEBYTECODE")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         started = time.perf_counter()
         self._process = subprocess.Popen(
             self.command(),

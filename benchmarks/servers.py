@@ -1,4 +1,4 @@
-"""The servers of stores, and what they tell of themselves: CPU, bytes, operations, connections."""
+"""The servers of stores, and what they report of themselves: CPU, bytes, operations, connections."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 
 from tealagents.testing.servers import PostgresServer, RedisServer, Server
 
-#: seconds after which a server has counted all: PostgreSQL's idle processes tell their counts after ten
+#: seconds after which a server has counted all: PostgreSQL's idle processes report their counts after ten
 SETTLE_SECONDS = 12.0
 
 

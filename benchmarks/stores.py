@@ -1,4 +1,4 @@
-"""What a turn costs on each store, beside the same turn in memory, and how many bytes it writes.
+"""What a turn costs on each store, beside the floor and the same turn in memory, and how much it writes.
 
 Old tasks and young ones, on the store and in memory, take turns: what else the machine does strikes all four.
 """
@@ -6,11 +6,12 @@ Old tasks and young ones, on the store and in memory, take turns: what else the 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.figures import Figure
-from benchmarks.load import Connection, Service, task_of
-from benchmarks.measures import TEXT, Scale, Spent, warm
-from benchmarks.processes import ModelProcess, ServiceProcess
+from benchmarks.load import Connection, Floor, Service, Target, task_of
+from benchmarks.measures import TEXT, Scale, Spent, repeat, rounds, warm
+from benchmarks.processes import FloorProcess, ModelProcess, ServiceProcess
 from benchmarks.servers import store_server
 from tealagents.testing.servers import ServerMissing
 
@@ -18,6 +19,8 @@ from tealagents.testing.servers import ServerMissing
 TURNS = {10: 5, 200: 190}
 #: tasks that grow together, and turns that are looked at of each before the young ones give way to others
 TASKS, LOOKS = 10, 10
+#: the most that a first turn on a store may cost, beside the floor's
+PROMISED = {"sqlite": 0.62, "postgres": 0.9, "redis": 0.8}
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,37 @@ async def stores(scale: Scale) -> list[Figure]:
     figures: list[Figure] = []
     for name in ("sqlite", "files", "postgres", "redis"):
         try:
-            figures += await _measure(name, scale)
+            figures += [*await _beside_the_floor(name, scale), *await _measure(name, scale)]
         except ServerMissing as missing:
             print(f"{name} is left out. {missing}")
     return figures
+
+
+async def _beside_the_floor(name: str, scale: Scale) -> list[Figure]:
+    """CPU of a first turn."""
+    with ExitStack() as stack:
+        model = stack.enter_context(ModelProcess())
+        floor = Floor(stack.enter_context(FloorProcess(model)))
+        service = Service(stack.enter_context(_service_on(name, model)).service)
+        spent: dict[Target, Spent] = {}
+        for target in (floor, service):
+            await warm(target)
+            spent[target] = Spent(target.server)
+        async with floor.connections(1) as (to_floor,), service.connections(1) as (to_service,):
+            for size in rounds(scale.of(1000, 100), 20):
+                for target, connection in ((floor, to_floor), (service, to_service)):
+                    ask = partial(target.ask, connection, TEXT)
+                    await spent[target].on(size, partial(repeat, size, ask))
+    return [
+        Figure(
+            measure="stores",
+            name=f"{name}, first turn",
+            unit="ms CPU",
+            ours=spent[service].each,
+            base=spent[floor].each,
+            bound=PROMISED.get(name),
+        )
+    ]
 
 
 async def _measure(name: str, scale: Scale) -> list[Figure]:

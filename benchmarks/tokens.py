@@ -1,4 +1,4 @@
-"""What it costs to check a token, and whether an authority that hangs holds anybody else up."""
+"""What it costs to check a token, and whether an authority that hangs delays other requests."""
 
 import asyncio
 import time

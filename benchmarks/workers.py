@@ -5,7 +5,7 @@ the workers. So that both sides give up the same, they are measured with equal s
 clients and its store, on one core; two workers, with theirs, on both, each worker pinned to one of them.
 The model is in the worker's process and answers at once; nothing is synced to the disk, which both share.
 
-What is promised is a matter of wall time, which only an idle machine tells. Beside it stands the CPU of a
+What is promised is a matter of wall time, which only an idle machine shows. Beside it stands the CPU of a
 turn, of the workers and of all who take part: where two cores are busy with nothing else, two workers take
 `2 / ratio` times the turns of one.
 """

@@ -6,10 +6,16 @@ import os
 import signal
 import tempfile
 
+from hypothesis import settings
+
 pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_stores"]
 
 for name in [name for name in os.environ if name.startswith("TA_")]:
     del os.environ[name]
+
+# A busy machine is slow; what an example finds does not depend on how long it took.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Nobody out there is called: the certificates of the world, 40 ms an HTTP client, stay on disk.
 os.environ.pop("SSL_CERT_FILE", None)

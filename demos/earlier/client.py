@@ -33,7 +33,7 @@ def old(url: str) -> None:
 
 
 def new(url: str) -> None:
-    """The agent keeps the conversation; the answer's task_id goes on with it."""
+    """The agent keeps the conversation; the answer's task_id continues it."""
     with httpx.Client(base_url=url, headers={"Authorization": "Bearer orchestrator"}) as http:
         path, description = first_path(http, "/Keeper/0.1/openapi.json")
         print(f"{path}: {description}")

@@ -1,4 +1,4 @@
-"""Somebody else's service, which knows nothing of agents: python demos/openapi/service.py PORT"""
+"""Another team's service, which knows nothing of agents: python demos/openapi/service.py PORT"""
 
 import sys
 from typing import Annotated

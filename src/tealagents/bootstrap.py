@@ -15,7 +15,7 @@ from tealagents import telemetry
 from tealagents.api import protocols
 from tealagents.api.console import Console, SignIn
 from tealagents.api.exchange import Exchange
-from tealagents.api.host import Host
+from tealagents.api.host import Host, Wrap
 from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
@@ -23,7 +23,7 @@ from tealagents.config.problems import KeyPath
 from tealagents.domain.errors import TealError, ToolFailed
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store, ToolSpec
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
@@ -54,7 +54,7 @@ from tealagents.tools.naming import plugin_of
 
 log = logging.getLogger(__name__)
 
-#: what can be wrong with a config or with what it names, told to the operator without a traceback
+#: what can be wrong with a config or with what it names, reported to the operator without a traceback
 START_ERRORS = (
     TealError,
     protocols.ProtocolConfigError,
@@ -78,7 +78,7 @@ def application(config: ServiceConfig, *, clock: Clock | None = None) -> Host:
     What the config names as `module:Class` may lie beside its file.
     """
     import_from(config.source.parent)
-    return Wiring(config, clock or SystemClock()).app()
+    return ServiceWiring(config, clock or SystemClock()).app()
 
 
 def store_of(config: ServiceConfig) -> Store:
@@ -185,6 +185,15 @@ def observer_of(config: ServiceConfig) -> Observer:
     )
 
 
+def observing(config: ServiceConfig) -> Wrap:
+    """What is put around the application, and told of each HTTP request."""
+    if not config.telemetry.metered:
+        return lambda app: app
+    from tealagents.telemetry.http import HttpRequests
+
+    return partial(HttpRequests, probes=f"{config.prefix}/health", traced=config.telemetry.traced)
+
+
 def console_of(config: ServiceConfig) -> Console | None:
     """The config's console, where it is to be served."""
     if not config.console.enabled:
@@ -230,7 +239,7 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-class Wiring:
+class ServiceWiring:
     """Makes the parts of one application, and opens them."""
 
     def __init__(self, config: ServiceConfig, clock: Clock) -> None:
@@ -257,11 +266,11 @@ class Wiring:
         served = [protocols.build(name, self.exchange) for name in names]
         if self.console is not None:
             served.append(self.console.served())
-        return Host(self.exchange, served, self._lifespan)
+        return Host(self.exchange, served, self._lifespan, observing(self.config))
 
-    def _agent(self) -> Agent:
+    def _agent(self) -> AgentSpec:
         config = self.config
-        return Agent(
+        return AgentSpec(
             name=config.name,
             version=config.version,
             system_prompt=(config.agent.system_prompt or "").strip(),
@@ -290,8 +299,6 @@ class Wiring:
             is_local=is_loopback_host if is_open(config) else None,
             metadata=config.metadata.model_dump(mode="json", exclude_none=True),
             dependencies={"store": self._store_probe},
-            traced=config.telemetry.traced,
-            metered=config.telemetry.metered,
             console=self.console.url if self.console else None,
             consents=self.tooling.consents,
         )
@@ -318,6 +325,7 @@ class Wiring:
             await stack.enter_async_context(self.providers)
             await self.lease.start()
             stack.push_async_callback(self.lease.stop)
+            await stack.enter_async_context(background(self.service.attend()))
             stack.push_async_callback(self.service.drain, 0)
             stack.enter_context(drained_by_signals(self.service, config.limits.drain_seconds))
             self._say_hello()
@@ -390,7 +398,7 @@ def identity_problems(config: ServiceConfig, host: str) -> list[str]:
         return []
     return [
         f"authentication was not chosen, and mock authentication is not served on {host}: set "
-        "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if anybody may be anybody"
+        "TA_ENTRA_TENANT_ID and TA_ENTRA_AUDIENCE, or TA_AUTH=mock if any client may claim any id"
     ]
 
 

@@ -47,7 +47,7 @@ class ToolOptions:
 
     #: the function's name towards the model; None: the method's own
     name: str | None = None
-    #: what the model is told; None: the docstring up to its section of arguments
+    #: what the model is sent; None: the docstring up to its section of arguments
     description: str | None = None
     #: seconds after which a call is given up; None: the config's `tool_timeout_seconds`
     timeout: float | None = None

@@ -1,6 +1,6 @@
 """Names to adapters: what comes with the project, entry points of others, and `module:Class`.
 
-An adapter is imported when it is asked for, so that nobody needs what the others need. Used by every package
+An adapter is imported when it is asked for, so that none needs what the others need. Used by every package
 of adapters and by `tealagents.threads`; imports nothing of them.
 """
 
@@ -24,8 +24,8 @@ class Registry(Struct, frozen=True, kw_only=True):
     word: str
     #: raised with a text that says what to do
     error: type[Exception]
-    #: the group of third parties' entry points
-    group: str
+    #: the group of third parties' entry points; none where all there are come with the project
+    group: str = ""
     #: name → `module:Class`
     built_in: Mapping[str, str] = {}
     #: package that an adapter may need → the extra that brings it
@@ -59,7 +59,7 @@ class Registry(Struct, frozen=True, kw_only=True):
     def options(self, name: str, found: Any, given: Mapping[str, Any] | BaseModel) -> Any:
         """The adapter's `Options`, a pydantic model, or without one a dictionary.
 
-        What is wrong is told without the values: a secret may be among them.
+        What is wrong is reported without the values: a secret may be among them.
         """
         if isinstance(given, BaseModel):  # checked already
             return given

@@ -18,15 +18,15 @@ from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents.app import Front, StatelessApp
 from tealagents.api.skagents.identity import Gateway
 from tealagents.api.skagents.templates import Instructions, TemplateRefused
-from tealagents.api.skagents.turns import Plan, Step, Turns
+from tealagents.api.skagents.turns import Plan, TaskStep, Turns
 from tealagents.auth import open_auth
-from tealagents.bootstrap import credential_of, identity_problems, is_open, model_of, observer_of
+from tealagents.bootstrap import credential_of, identity_problems, is_open, model_of, observer_of, observing
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
 from tealagents.config.skagents import EarlierConfig, Task
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Clock, Model, ResponseFormat, ToolSpec
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
@@ -175,13 +175,13 @@ class _Wiring:
             forward_headers=frozenset(config.forward_headers),
             observer=self.observer,
         )
-        return StatelessApp(front, self._lifespan)
+        return StatelessApp(front, self._lifespan, observing(config))
 
     def _plan(self) -> Plan:
         config, wanted = self.config, self.output_type
         if config.tasks:
             steps = [
-                Step(
+                TaskStep(
                     agent=self.agents[task.agent].agent,
                     name=task.name,
                     task_no=task.task_no,
@@ -190,11 +190,11 @@ class _Wiring:
                 for task in config.tasks
             ]
         else:
-            steps = [Step(agent=self.agents[config.agent.name].agent)]
+            steps = [TaskStep(agent=self.agents[config.agent.name].agent)]
         if wanted is not None:
             last = steps[-1]
             typed = dataclasses.replace(last.agent, response_format=format_of(wanted))
-            steps[-1] = Step(
+            steps[-1] = TaskStep(
                 agent=typed, name=last.name, task_no=last.task_no, instructions=last.instructions
             )
         source = f"{config.name}:{config.version}"
@@ -219,8 +219,6 @@ class _Wiring:
             keepalive_seconds=limits.keepalive_seconds,
             cors_origins=config.cors_origins,
             is_local=is_loopback_host if is_open(config) else None,
-            traced=config.telemetry.traced,
-            metered=config.telemetry.metered,
         )
 
     @asynccontextmanager
@@ -250,7 +248,7 @@ class _AgentWiring:
         self._tooling = Tooling(config, None, clock)
         limits = config.limits
         self._toolbox = Toolbox(self._model, limits.tool_timeout_seconds, self._tooling.govern)
-        self.agent = Agent(
+        self.agent = AgentSpec(
             name=config.name,
             version=config.version,
             system_prompt=config.agent.system_prompt.strip(),

@@ -332,6 +332,21 @@ def test_a_contrary_decision_is_refused(ada: httpx.Client, file: Path) -> None:
     assert lines(file) == ["one"]
 
 
+def test_a_pause_that_was_decided_before_its_task_was_imported_stays_so(
+    ada: httpx.Client, file: Path
+) -> None:
+    """Whatever is decided now: it is late, not unknown, and nothing runs again. covers: HITL-1"""
+    pause = paused(ada, call("Work-write", file=str(file), line="one"))
+    decide(ada, pause, action="approve").raise_for_status()
+    task = f"/tasks/{pause['task_id']}"
+    document = ada.get(f"{task}/export").raise_for_status().json()
+    ada.delete(task).raise_for_status()
+    ada.post("/tasks/import", json=document).raise_for_status()
+    for action in ("approve", "reject"):
+        problem(decide(ada, pause, action=action), 409, "already_decided")
+    assert lines(file) == ["one"]
+
+
 def test_the_same_decision_while_it_is_carried_out_says_running(ada: httpx.Client, file: Path) -> None:
     """The second of two equal decisions does not wait for the first's tools. covers: SESSION-7"""
     pause = paused(ada, call("Work-linger", file=str(file), line="one", seconds=30))
@@ -347,6 +362,20 @@ def test_the_same_decision_while_it_is_carried_out_says_running(ada: httpx.Clien
         problem(first.result(), 409, "request_canceled")
     problem(decide(ada, pause, action="approve"), 409, "request_canceled")
     assert lines(file) == ["one"]
+
+
+def test_an_approved_call_that_was_canceled_is_a_step_of_the_trace(ada: httpx.Client, file: Path) -> None:
+    """It may have done what it was to do: the trace says so, and that its outcome is unknown."""
+    pause = paused(ada, call("Work-linger", file=str(file), line="one", seconds=30))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(decide, ada, pause, action="approve")
+        while not lines(file):
+            time.sleep(0.01)
+        ada.post(f"/requests/{pause['request_id']}/cancel").raise_for_status()
+        problem(first.result(), 409, "request_canceled")
+    trace = ada.get(f"/tasks/{pause['task_id']}/trace").raise_for_status().json()["items"]
+    [step] = [step for step in trace if step["kind"] == "tool"]
+    assert (step["name"], step["outcome"]) == ("Work-linger", "unknown")
 
 
 def second_pause(client: httpx.Client, file: Path) -> tuple[Json, Json]:

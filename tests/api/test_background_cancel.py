@@ -104,15 +104,34 @@ def test_the_preference_is_ignored_on_a_stream(ada: httpx.Client) -> None:
         assert list(events(answer.text))[-1].name == "final-response"
 
 
-@pytest.mark.parametrize("prefer", ["respond-async, wait=10", "wait=10, respond-async", "Respond-Async"])
+@pytest.mark.parametrize(
+    "prefer",
+    [
+        "respond-async, wait=10",
+        "wait=10, respond-async",
+        "wait=10; a=b, respond-async; c",
+        'handling="a \\" b", respond-async',
+        "Respond-Async",
+    ],
+)
 def test_the_preference_may_stand_among_others(ada: httpx.Client, prefer: str) -> None:
     """RFC 7240: a list, in any case."""
     assert ada.post("", json=text("hello"), headers={"prefer": prefer}).status_code == 202
 
 
-@pytest.mark.parametrize("prefer", ["wait=10", "no-respond-async", "return=minimal"])
+@pytest.mark.parametrize(
+    "prefer",
+    [
+        "wait=10",
+        "no-respond-async",
+        "return=minimal",
+        "wait=10; respond-async",
+        "wait=10;respond-async;a=b, return=minimal",
+        'a="b, respond-async, c"',
+    ],
+)
 def test_other_preferences_change_nothing(ada: httpx.Client, prefer: str) -> None:
-    """What is not known is ignored."""
+    """What is not known is ignored, and a parameter of a preference is not a preference (RFC 7240)."""
     assert ada.post("", json=text("hello"), headers={"prefer": prefer}).status_code == 200
 
 

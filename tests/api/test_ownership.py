@@ -1,19 +1,21 @@
-"""Whose a session, task or request is, on every path: tried for each operation of the OpenAPI document.
+"""Whose a session, task or request is, on every path of every protocol: tried for each route there is.
 
 For each the owner succeeds first, then a stranger sends the very same call and is refused, and then what
-is stored for either is byte for byte what it was. An operation without a recipe here fails the tests.
+is stored for either is byte for byte what it was. A route without a recipe in `estates` fails the tests.
 """
 
-import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from a2a_talk import VERSION
+from agui_talk import refusal
+from estates import A2A, AG_UI, APPROVE, OPENAI, OWN, RECIPES, SECRET, Estate
+from served_routes import PROTOCOLS, PUBLIC, places
 from wire import NOBODYS, Event, Json, events, operations, problem, records, store_of, text
 
 from tealagents.llm.offline import OfflineModel
@@ -21,8 +23,6 @@ from tealagents.testing.authority import OTHER_TENANT, TENANT, LocalAuthority, o
 from tealagents.testing.service import ServiceThread, agent_config
 
 HERE = Path(__file__).parent
-#: said by the owner, asked of tools, answered by tools: never to be read by an approver
-SECRET = "the blue heron"
 
 
 class Town:
@@ -46,7 +46,14 @@ class Town:
         self.foreign_auditor = self.client("dave", tid=OTHER_TENANT, roles=["Auditor"])
 
     def client(self, user: str, **claims: Any) -> httpx.Client:
-        return self._clients.enter_context(self.service.client(self._authority.token(user, **claims)))
+        # no connection is used again that the service may just be closing
+        limits, token = httpx.Limits(keepalive_expiry=2), self._authority.token(user, **claims)
+        return self._clients.enter_context(self.service.client(token, limits=limits))
+
+    @property
+    def officers(self) -> Mapping[str, httpx.Client]:
+        """Those who may read or decide for others over v1alpha1, and over nothing else."""
+        return {"an approver": self.approver, "an auditor": self.auditor}
 
     @property
     def strangers(self) -> Mapping[str, httpx.Client]:
@@ -81,203 +88,123 @@ def town() -> Iterator[Town]:
             TA_PLUGIN_MODULE=str(HERE / "custom_plugins.py"),
             TA_PLUGIN_CATALOG_FILE=str(HERE / "catalogue.json"),
         )
-        config = agent_config(agent={"plugins": ["Shell"]})
+        config = agent_config(agent={"plugins": ["Shell"]}, protocols=list(PROTOCOLS))
         with ServiceThread(config, env) as service, ExitStack() as clients:
             yield Town(service, authority, model, clients)
 
 
-# --- what there is to touch --------------------------------------------------------------------------
-
-
-@dataclass
-class Call:
-    """One call, and how its target is brought back when the call itself has removed it."""
-
-    method: str
-    path: str
-    json: Json | None = None
-    query: Mapping[str, str] = field(default_factory=dict)
-    restore: Callable[[httpx.Client], None] | None = None
-
-    def by(self, client: httpx.Client) -> httpx.Response:
-        return client.request(self.method, self.path, json=self.json, params=self.query)
-
-
-@dataclass
-class Estate:
-    """What alice has: a session with a task of two completed requests, and one that waits for a decision."""
-
-    session: str
-    task: str
-    first: str
-    last: str
-    paused_task: str
-    paused: str
-    message: str
-    document: Json
-
-    @classmethod
-    def of(cls, alice: httpx.Client) -> "Estate":
-        first = alice.post("", json=text(f"Remember that {SECRET} is shy.")).raise_for_status().json()
-        last = alice.post("", json=text("And now?", task_id=first["task_id"])).raise_for_status().json()
-        asked = f'call Shell-delete {{"path": "/{SECRET}"}}'
-        paused = alice.post("", json=text(asked)).raise_for_status().json()
-        assert paused["status"] == "Paused"
-        task = first["task_id"]
-        return cls(
-            session=first["session_id"],
-            task=task,
-            first=first["request_id"],
-            last=last["request_id"],
-            paused_task=paused["task_id"],
-            paused=paused["request_id"],
-            message=alice.get(f"/tasks/{task}/messages").json()["items"][0]["message_id"],
-            document=alice.get(f"/tasks/{task}/export").json(),
-        )
-
-    def put_back(self, alice: httpx.Client) -> None:
-        """The deleted task, with all its ids."""
-        alice.post("/tasks/import", json=self.document).raise_for_status()
-
-    def moved(self) -> Json:
-        """The task's document under other ids."""
-        written = json.dumps(self.document)
-        for known in (self.session, self.task, self.first, self.last):
-            written = written.replace(known, str(uuid.uuid4()))
-        moved: Json = json.loads(written)
-        return moved
-
-
-Recipe = Callable[[Estate], Call]
-APPROVE = {"action": "approve"}
-
-#: operation → the calls that name something of the owner's
-RECIPES: dict[str, list[Recipe]] = {
-    "send_message": [
-        lambda e: Call("POST", "", text("hi", task_id=e.task)),
-        lambda e: Call("POST", "", text("hi", session_id=e.session)),
-        lambda e: Call("POST", "", text("hi", session_id=e.session, task_id=e.task)),
-        lambda e: Call("POST", "", text("hi", task_id=e.paused_task, supersede=True)),
-    ],
-    "stream_message": [
-        lambda e: Call("POST", "/sse", text("hi", task_id=e.task)),
-        lambda e: Call("POST", "/sse", text("hi", session_id=e.session)),
-    ],
-    "resume_request": [lambda e: Call("POST", f"/requests/{e.paused}/resume", APPROVE)],
-    "resume_request_stream": [lambda e: Call("POST", f"/requests/{e.paused}/resume/sse", APPROVE)],
-    "resume_request_older": [lambda e: Call("POST", f"/tealagents/v1alpha1/resume/{e.paused}", APPROVE)],
-    "resume_request_stream_older": [
-        lambda e: Call("POST", f"/tealagents/v1alpha1/resume/{e.paused}/sse", {"action": "reject"})
-    ],
-    "get_session": [lambda e: Call("GET", f"/sessions/{e.session}")],
-    "delete_session": [lambda e: Call("DELETE", f"/sessions/{e.session}", restore=e.put_back)],
-    "list_tasks": [lambda e: Call("GET", "/tasks", query={"session_id": e.session})],
-    "get_task": [
-        lambda e: Call("GET", f"/tasks/{e.task}"),
-        lambda e: Call("GET", f"/tasks/{e.paused_task}"),
-    ],
-    "patch_task": [lambda e: Call("PATCH", f"/tasks/{e.task}", {"metadata": {"seen": True}})],
-    "delete_task": [lambda e: Call("DELETE", f"/tasks/{e.task}", restore=e.put_back)],
-    "list_messages": [
-        lambda e: Call("GET", f"/tasks/{e.task}/messages"),
-        lambda e: Call("GET", f"/tasks/{e.task}/messages", query={"checkpoint_id": e.first}),
-    ],
-    "list_steps": [lambda e: Call("GET", f"/tasks/{e.task}/trace")],
-    "list_audit": [lambda e: Call("GET", f"/tasks/{e.task}/audit")],
-    "list_checkpoints": [lambda e: Call("GET", f"/tasks/{e.task}/checkpoints")],
-    "rollback_task": [lambda e: Call("POST", f"/tasks/{e.task}/rollback", {"checkpoint_id": e.first})],
-    "fork_task": [
-        lambda e: Call("POST", f"/tasks/{e.task}/fork", {}),
-        lambda e: Call("POST", f"/tasks/{e.task}/fork", {"checkpoint_id": e.first}),
-        lambda e: Call("POST", f"/tasks/{e.task}/fork", {"message_id": e.message}),
-    ],
-    "export_task": [lambda e: Call("GET", f"/tasks/{e.task}/export")],
-    "import_task": [lambda e: Call("POST", "/tasks/import", e.moved())],
-    "get_request": [
-        lambda e: Call("GET", f"/requests/{e.last}"),
-        lambda e: Call("GET", f"/requests/{e.paused}"),
-    ],
-    "follow_request": [
-        lambda e: Call("GET", f"/requests/{e.last}/events"),
-        lambda e: Call("GET", f"/requests/{e.paused}/events", query={"after": "1"}),
-    ],
-    "cancel_request": [
-        lambda e: Call("POST", f"/requests/{e.paused}/cancel"),
-        lambda e: Call("POST", f"/requests/{e.last}/cancel"),
-    ],
-}
-#: operations that name nothing of anybody's: each caller sees what is theirs
-OWN_LISTS = {"list_sessions": "/sessions", "list_tasks": "/tasks", "list_approvals": "/approvals"}
-#: operations that need no token
-PUBLIC = {"health", "live", "ready"}
-#: operations that an approver may call on another's request
-DECIDING = {name for name in RECIPES if name.startswith("resume_request")}
-
 CASES = [(name, n) for name, recipes in RECIPES.items() for n in range(len(recipes))]
+#: those of v1alpha1, whose roles of auditor and approver are known nowhere else
+OWN_CASES = [case for case in CASES if case[0] in OWN]
+#: routes that name nothing of anybody's: each caller sees what is theirs
+OWN_LISTS = {"GET /sessions", "GET /tasks", "GET /approvals", "GET /a2a/tasks"}
+#: routes that refuse every method but one, whoever calls
+NEVER = {f"{method} /tasks/import" for method in ("GET", "PATCH", "DELETE")}
+NAMELESS = (
+    OWN_LISTS
+    | NEVER
+    | {
+        "GET /openai/v1/models",
+        "GET /openai/v1/models/{model}",
+        "POST /openai/v1/conversations",
+        "GET /a2a/extendedAgentCard",
+        # not supported, for nobody
+        *(f"{method} /a2a/tasks/{{id}}/pushNotificationConfigs" for method in ("GET", "POST")),
+        *(f"{method} /a2a/tasks/{{id}}/pushNotificationConfigs/{{push_id}}" for method in ("GET", "DELETE")),
+        # sessions, which `test_a_session_is_its_users` is about
+        *(f"{method} {path}" for method in ("GET", "DELETE") for path in ("/mcp", "/mcp/")),
+    }
+)
 
 
-def reads(operation: str) -> bool:
-    return operation.startswith(("get_", "list_", "export_", "follow_"))
+def reads(route: str) -> bool:
+    return route.startswith("GET ")
 
 
-@pytest.fixture(scope="module")
-def described(town: Town) -> set[str]:
-    return {operation["operationId"] for _, _, operation in operations(town.document)}
+def decides(route: str) -> bool:
+    """Whether an approver may make the call for another."""
+    return "resume" in route
+
+
+def refuse(route: str, answer: httpx.Response) -> None:
+    """The refusal of what is another's: `not_owner` in v1alpha1, elsewhere the protocol's own not found."""
+    if route in OWN:
+        problem(answer, 401, "not_owner")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    elif route in OPENAI:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), answer.text
+    elif route in A2A:
+        error = answer.json()["error"]
+        assert error.get("data", error.get("details"))[0]["reason"] == "TASK_NOT_FOUND", answer.text
+    elif route in AG_UI:
+        refusal(answer, 404, "not_found")
+    else:
+        assert answer.json()["result"]["structuredContent"]["error"]["code"] == "not_found", answer.text
+
+
+def succeeded(answer: httpx.Response) -> bool:
+    """An answer that is no error: of JSON-RPC, of a tool, of a run neither."""
+    if answer.status_code not in (200, 201, 204) or not answer.is_stream_consumed:
+        return answer.status_code == 200
+    if not answer.headers.get("content-type", "").startswith("application/json"):
+        return "RUN_ERROR" not in answer.text
+    document = answer.json()
+    return "jsonrpc" not in document or not document.get("result", {"isError": True}).get("isError")
 
 
 # --- the tests ---------------------------------------------------------------------------------------
 
 
-def test_every_operation_has_a_recipe(described: set[str]) -> None:
-    """A new route cannot be forgotten: the table and the OpenAPI document name the same operations."""
-    assert described == RECIPES.keys() | OWN_LISTS.keys() | PUBLIC
+def test_every_route_has_a_recipe(town: Town) -> None:
+    """A new one cannot be forgotten: the tables name the routes of the applications, and no others."""
+    found = {place.name for place in places(town.service)}
+    assert found == RECIPES.keys() | NAMELESS | PUBLIC
+    assert not NAMELESS & PUBLIC
 
 
-def test_every_operation_but_the_probes_asks_for_a_token(town: Town) -> None:
-    """The document says so, and so does the service. covers: AUTH-1"""
+def test_every_route_asks_for_a_token_but_the_public_ones(town: Town) -> None:
+    """The OpenAPI document says so, too. covers: AUTH-1"""
     with town.service.client(None) as nobody:
-        for method, path, operation in operations(town.document):
-            public = operation["operationId"] in PUBLIC
-            assert (operation.get("security") == []) is public, path
-            filled = path.removeprefix(town.service.prefix)
-            for name in ("session_id", "task_id", "request_id"):
-                filled = filled.replace(f"{{{name}}}", NOBODYS)
-            answer = nobody.request(method, filled, json={} if method in ("POST", "PATCH") else None)
-            if public:
-                assert answer.status_code == 200
-            else:
-                problem(answer, 401, "unauthenticated")
+        for place in places(town.service):
+            if place.name in PUBLIC:
+                assert nobody.get(place.path).status_code != 401, place
+            elif place.name not in NEVER:
+                answer = nobody.request(place.method, place.path, json={})
+                assert answer.status_code == 401, place
+                assert answer.headers["www-authenticate"].startswith("Bearer "), place
+    for method, path, operation in operations(town.document):
+        name = f"{method} {path.removeprefix(town.service.prefix)}"
+        assert (operation.get("security") == []) is (name in PUBLIC), path
 
 
-@pytest.mark.parametrize(("operation", "n"), CASES, ids=lambda value: str(value))
-def test_a_stranger_is_refused_where_the_owner_succeeds(town: Town, operation: str, n: int) -> None:
-    """The same call, the same ids: `401 not_owner`, and not a byte has changed. covers: AUTH-3, FLOW-2"""
-    estate = Estate.of(town.alice)
-    call = RECIPES[operation][n](estate)
+@pytest.mark.parametrize(("route", "n"), CASES, ids=str)
+def test_a_stranger_is_refused_where_the_owner_succeeds(town: Town, route: str, n: int) -> None:
+    """The same call, the same ids: refused, and not a byte has changed. covers: AUTH-3, FLOW-2"""
+    call = RECIPES[route][n](Estate.of(town.alice))
     owned = call.by(town.alice)
-    assert owned.status_code in (200, 201, 204), owned.text
+    assert succeeded(owned), owned.text
     if call.restore is not None:
         call.restore(town.alice)
     before = town.stored()
-    for name, stranger in town.strangers.items():
+    strangers = town.strangers if route in OWN else {**town.strangers, **town.officers}
+    for stranger in strangers.values():
         refused = call.by(stranger)
-        problem(refused, 401, "not_owner")
-        assert refused.headers["www-authenticate"] == "Bearer", name
+        refuse(route, refused)
         assert SECRET not in refused.text
     assert town.stored() == before
-    if operation != "import_task":
-        assert call.by(town.alice).status_code < 300
+    if call.again:
+        assert succeeded(call.by(town.alice))
 
 
-@pytest.mark.parametrize(("operation", "n"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("route", "n"), OWN_CASES, ids=str)
 def test_an_auditor_reads_everything_of_the_tenant_and_changes_nothing(
-    town: Town, operation: str, n: int
+    town: Town, route: str, n: int
 ) -> None:
     """What is read is what the owner reads; whatever would change something is refused. covers: AUTH-3"""
-    call = RECIPES[operation][n](Estate.of(town.alice))
+    call = RECIPES[route][n](Estate.of(town.alice))
     before = town.stored()
     answer = call.by(town.auditor)
-    if reads(operation):
+    if reads(route):
         assert answer.status_code == 200, answer.text
         assert answer.text == call.by(town.alice).text
     else:
@@ -285,14 +212,14 @@ def test_an_auditor_reads_everything_of_the_tenant_and_changes_nothing(
     assert town.stored() == before
 
 
-@pytest.mark.parametrize(("operation", "n"), CASES, ids=lambda value: str(value))
-def test_an_approver_may_decide_and_nothing_else(town: Town, operation: str, n: int) -> None:
+@pytest.mark.parametrize(("route", "n"), OWN_CASES, ids=str)
+def test_an_approver_may_decide_and_nothing_else(town: Town, route: str, n: int) -> None:
     """A decision is answered with ids and status, never with content. covers: AUTH-3, HITL-1"""
-    call = RECIPES[operation][n](Estate.of(town.alice))
+    call = RECIPES[route][n](Estate.of(town.alice))
     before = town.stored()
     answer = call.by(town.approver)
     assert SECRET not in answer.text
-    if operation not in DECIDING:
+    if not decides(route):
         problem(answer, 401, "not_owner")
         assert town.stored() == before
         return
@@ -308,14 +235,15 @@ def test_an_approver_may_decide_and_nothing_else(town: Town, operation: str, n: 
     assert document["content"] is None
 
 
-@pytest.mark.parametrize("path", OWN_LISTS.values())
-def test_a_list_shows_what_is_the_callers_own(town: Town, path: str) -> None:
+@pytest.mark.parametrize("route", sorted(OWN_LISTS))
+def test_a_list_shows_what_is_the_callers_own(town: Town, route: str) -> None:
     """Nobody finds another's things in a list of their own; an auditor neither."""
     Estate.of(town.alice)
-    assert town.alice.get(path).json()["items"]
-    for name, client in {**town.strangers, "an auditor": town.auditor}.items():
-        answer = client.get(path).raise_for_status()
-        assert answer.json() == {"items": [], "next_cursor": None}, name
+    path, name = route.removeprefix("GET "), "tasks" if "/a2a/" in route else "items"
+    assert town.alice.get(path, headers=VERSION).json()[name]
+    for who, client in {**town.strangers, "an auditor": town.auditor}.items():
+        answer = client.get(path, headers=VERSION).raise_for_status()
+        assert answer.json()[name] == [], who
 
 
 def test_an_approver_finds_what_waits_for_a_decision(town: Town) -> None:
@@ -364,13 +292,13 @@ def test_an_approver_follows_a_second_pause_without_its_content(town: Town) -> N
 
 def test_unknown_ids_are_not_found_by_anybody(town: Town) -> None:
     """404, for the owner, a stranger and an auditor alike. covers: AUTH-3"""
-    ids = ("session", "task", "first", "last", "paused_task", "paused", "message")
-    nowhere = Estate(document={}, **dict.fromkeys(ids, NOBODYS))
-    for operation, n in CASES:
-        if operation == "import_task":
+    nowhere = Estate.nowhere(NOBODYS)
+    sends = ("POST ", "POST /", "POST /sse")
+    for route, n in OWN_CASES:
+        if route == "POST /tasks/import":
             continue
-        call = RECIPES[operation][n](nowhere)
-        if operation in ("send_message", "stream_message") and "task_id" not in (call.json or {}):
+        call = RECIPES[route][n](nowhere)
+        if route in sends and "task_id" not in (call.json or {}):
             continue
         for client in (town.alice, town.mallory, town.auditor, town.approver):
             problem(call.by(client), 404, "not_found")

@@ -185,7 +185,6 @@ class Explorer:
         @settings(
             max_examples=cases,
             database=None,
-            deadline=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )

@@ -37,9 +37,9 @@ def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread)
         expect(tab.page.get_by_role("region", name="A decision is needed")).to_be_visible()
         for view in VIEWS:
             tab.open("tasks", other["task_id"], *view)
-            expect(tab.text("This belongs to somebody else")).to_be_visible()
+            expect(tab.text("This belongs to another user")).to_be_visible()
         tab.open("compare", other["task_id"], "current", own["task_id"], "current")
-        expect(tab.text("This belongs to somebody else")).to_be_visible()
+        expect(tab.text("This belongs to another user")).to_be_visible()
         tab.open("approvals")
         expect(tab.page.locator(".card")).to_have_count(1)
         expect(tab.page.locator("body")).not_to_contain_text(f"secret of {stranger}")
@@ -76,7 +76,7 @@ def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThrea
     first.button("Reject").click()
     expect(first.page.locator(".answer", has_text="The user rejected this call")).to_be_visible()
     card.get_by_role("button", name="Approve").click()
-    expect(card.get_by_role("alert")).to_contain_text("Somebody has decided this already")
+    expect(card.get_by_role("alert")).to_contain_text("This has already been decided")
 
 
 def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread) -> None:

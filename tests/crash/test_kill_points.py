@@ -183,7 +183,9 @@ async def in_lanes(work: Iterable[Awaitable[T]]) -> list[T]:
 class World:
     """A store, a model service, tools whose effects are noted, and processes that come and go."""
 
-    def __init__(self, place: Place, nursery: Nursery, model: OfflineModel, folder: Path) -> None:
+    def __init__(
+        self, place: Place, nursery: Nursery, model: OfflineModel, folder: Path, *, lease: float = LEASE
+    ) -> None:
         self._nursery = nursery
         self._place = place
         self._model = model
@@ -193,7 +195,7 @@ class World:
         (folder / "catalogue.json").write_text(json.dumps(CATALOGUE))
         self._folder = folder
         self._config = agent_config(
-            limits={"lease_seconds": LEASE},
+            limits={"lease_seconds": lease},
             agent={"client": "tealagents.testing.killing:KillingModel", "plugins": ["Shell"]},
         )
         self._env = {
@@ -307,6 +309,10 @@ class World:
             assert "it was done" in notes, f"{point}: {notes}"
         elif "tool.intent" in actions:
             assert "its outcome is unknown" in notes, f"{point}: {notes}"
+            trace = await everything(reader(client, ""), f"/tasks/{task_id}/trace")
+            assert "unknown" in {step["outcome"] for step in trace if step["kind"] == "tool"}, (
+                f"{point}: {trace}"
+            )
         else:
             assert "Shell" not in notes, f"{point}: {notes}"
             if failed:

@@ -1,15 +1,18 @@
 """Ready says whether messages are taken: not while the store takes no writes, and again once it does."""
 
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from refusing_store import Refuses, refusing
 
+from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.testing.service import ServiceThread, agent_config, offline_service
 
 
 @pytest.fixture
@@ -67,3 +70,37 @@ def test_a_state_file_that_was_deleted(ada: httpx.Client, tmp_path: Path, replac
         (tmp_path / "state.db").touch()
     assert say(ada, "hello") == 503
     assert ada.get("/health/ready").status_code == 503
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.02)
+
+
+def leases(partition: str, commit: Commit) -> bool:
+    return partition.endswith("/workers")
+
+
+def everything(partition: str, commit: Commit) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("refused", [leases, everything])
+def test_a_store_that_refuses_writes_and_answers_reads(refused: Refuses) -> None:
+    """Where the lease cannot be renewed no message is taken, and the process is not ready; nor where nothing
+    can be written. Both are over when the store takes writes again. covers: STATE-4"""
+    store = "refusing_store:RefusingStore"
+    with (
+        offline_service(persistence=store, limits={"lease_seconds": 0.3}) as (service, _),
+        service.client("ada") as ada,
+    ):
+        with refusing(refused):
+            until(lambda: ada.get("/health/ready").status_code == 503)
+            assert say(ada, "hello") == 503
+            assert ada.get("/health/ready").status_code == 503
+            assert ada.get("/health/live").status_code == 200
+            assert ada.get("/health").json()["status"] == "degraded"
+        until(lambda: ada.get("/health/ready").status_code == 200)
+        until(lambda: say(ada, "hello") == 200)

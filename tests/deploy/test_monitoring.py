@@ -92,8 +92,8 @@ def metrics_in(expression: str) -> set[str]:
 
 
 def until(missing: Callable[[], list[Any]]) -> list[Any]:
-    """What is still missing when nothing is, or after half a minute."""
-    deadline = time.monotonic() + 30
+    """What is still missing when nothing is, or after a minute."""
+    deadline = time.monotonic() + 60
     while (found := missing()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return found

@@ -48,15 +48,18 @@ def test_installs_ask_for_digests() -> None:
                 assert "--no-deps" in command or "--no-build-isolation" in command
 
 
-def test_base_images_can_be_named_by_digest() -> None:
-    """By an argument that every stage of the image heeds; compose passes it on, and has such for its own."""
-    stages = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert set(stages) == {"${PYTHON_IMAGE}"}
+def test_every_image_is_pinned_by_digest() -> None:
+    """In the Dockerfile and in compose, beside the tag that says what it is; another can be named."""
+    pinned_image = r"[a-z/-]+:[\w.-]*\d[\w.-]*@sha256:[0-9a-f]{64}"
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+    assert re.search(rf"^ARG PYTHON_IMAGE={pinned_image}$", dockerfile, re.MULTILINE)
+    assert not re.search(r"COPY --from=(?!build )|^# *syntax=", dockerfile, re.MULTILINE)
     for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values():
         if "build" in service:
-            assert service["build"]["args"]["PYTHON_IMAGE"].startswith("${PYTHON_IMAGE:-")
+            assert service["build"]["args"] == ["PYTHON_IMAGE"]
         else:
-            assert re.fullmatch(r"\$\{\w+_IMAGE:-[^:]+:[^}]+\}", service["image"])
+            assert re.fullmatch(rf"\$\{{\w+_IMAGE:-{pinned_image}\}}", service["image"])
 
 
 def test_compose_has_no_password_of_its_own() -> None:

@@ -73,6 +73,15 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
         until(lambda: len(in_flight(service)) == 2 and in_flight(service).keys() != before.keys())
 
 
+def test_workers_stop_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    """No process is left that answers on the port, and none that holds a lease."""
+    with monitored(tmp_path, SCRIPT, workers=2) as service:
+        until(lambda: len(in_flight(service)) == 2)
+        workers = list(in_flight(service))
+        service.process.kill()
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
 def answers(condition: Callable[[], bool]) -> bool:
     """The condition; False where the connection was to the worker that died."""
     try:

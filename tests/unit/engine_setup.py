@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
 
+from tealagents.bootstrap import background
 from tealagents.domain.errors import ModelFailed, PersistenceUnavailable, Unknown
 from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
 from tealagents.domain.ids import operation_id
@@ -22,7 +23,7 @@ from tealagents.domain.ports import (
     ToolSpec,
     Watch,
 )
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals
 from tealagents.engine.run import Stop
 from tealagents.engine.service import Sent, Service
@@ -31,11 +32,11 @@ from tealagents.limits import Limits
 from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
+from tealagents.state.importing import TaskImporter
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.submission import Key, NewMessage
 from tealagents.state.tasks import Rules, Tasks
-from tealagents.state.transfer import Transfer
 from tealagents.state.workers import Lease
 from tealagents.stores.memory import MemoryStore
 
@@ -241,7 +242,7 @@ class Process:
         toolbox = Toolbox(model, 120)
         toolbox.load([Tools(*tools)])
         self.service = Service(
-            Agent(
+            AgentSpec(
                 name=AGENT,
                 version="0.1",
                 system_prompt="",
@@ -256,7 +257,7 @@ class Process:
         self.catalog = Catalog(self.records, self.tasks)
         self.changes = Changes(self.tasks)
         self.eraser = Eraser(self.records, self.tasks)
-        self.transfer = Transfer(self.records, self.tasks)
+        self.importer = TaskImporter(self.tasks)
 
     def partition(self, caller: Caller = ADA) -> str:
         return self.records.partition(caller.user)
@@ -296,7 +297,8 @@ async def process(
     made = Process(store or MemoryStore(), model or Scripted(), *tools, **options)
     await made.lease.start()
     try:
-        yield made
+        async with background(made.service.attend()):
+            yield made
     finally:
         for run in list(made.service._runs.values()):
             run.stop(Stop(None))

@@ -12,6 +12,7 @@ from tealagents.domain.errors import (
 )
 from tealagents.domain.models import Caller, ClientTool, Item, Json, RequestRecord, ToolCall, User
 from tealagents.engine.approvals import CallDecision, Command
+from tealagents.state.forking import fork
 from tealagents.state.submission import Earlier, NewMessage
 
 WEATHER = ClientTool("weather", "The weather here", {"type": "object"})
@@ -50,8 +51,8 @@ async def test_a_new_task_may_begin_with_earlier_messages() -> None:
         assert request.parent is not None
         resent = await here.request(request.parent)
         assert (resent.status, resent.imported) == ("Completed", True)
-        fork = await here.transfer.fork(partition, task_id, ADA.user, checkpoint_id=request.parent)
-        await asked(here, NewMessage(items=text("else"), task_id=fork.task_id))
+        forked = await fork(here.tasks, partition, task_id, ADA.user, checkpoint_id=request.parent)
+        await asked(here, NewMessage(items=text("else"), task_id=forked.task_id))
         told = [each for each in prompt(model) if each[0] != "system"]
         assert told == [("user", "one"), ("assistant", "two"), ("user", "else")]
 

@@ -25,13 +25,14 @@ from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent
 from tealagents.domain.models import Json, ToolCall, Usage
 from tealagents.domain.ports import Commit, ModelCall
-from tealagents.engine import histories
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
+from tealagents.state.forking import fork
 from tealagents.state.records import SystemClock
 from tealagents.state.submission import Key
 from tealagents.stores.memory import MemoryStore
+from tealagents.threads import windows
 from tealagents.threads.views import Part, Upcoming, View
 
 SEND = ToolCall("c1", "Mail-send", '{"to": "x"}')
@@ -97,7 +98,7 @@ async def test_a_history_dropped_while_a_request_runs_is_read_again(monkeypatch:
         await here.ask("second", task_id)
         third = await here.send("third", task_id)
         await until(lambda: _true(len(model.calls) == 3))
-        monkeypatch.setattr(histories, "KEPT_BYTES", 10)
+        monkeypatch.setattr(windows, "KEPT_BYTES", 10)
         await here.ask("another task")
         go.set()
         await here.service.outcome(third)
@@ -251,9 +252,6 @@ async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
         if where == "here":
             assert (await here.ask("B", task_id)).status == "Completed"
         else:
-            monkeypatch.setattr(
-                here.service.tasks.lease, "_busy", lambda: True
-            )  # other requests run here, too
             await there.service.cancel(there.partition(), request_id, "mock.ada")
         async with asyncio.timeout(5):
             assert (await sending).status == "Canceled"
@@ -354,12 +352,10 @@ async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
         assert isinstance(found[-1].event, Canceled)
 
 
-async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() -> None:
     """Where its process does not answer: its model calls count, and its end is a step of the trace.
     covers: REQUEST-8"""
-    store, never = MemoryStore(), asyncio.Event()
+    store, never = MemoryStore(), asyncio.Event()  # this store carries no signals
 
     async def counted(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
         look = ToolCall("c1", "Shell-look", "{}")
@@ -369,7 +365,6 @@ async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other(
 
     model = Scripted(counted, waits(never, "late"))
     async with process(store, model, noting([], "Shell-look")) as here, process(store) as there:
-        monkeypatch.setattr(here.service.tasks.lease, "_busy", lambda: False)  # it does not listen
         sent = await here.send()
         while len(model.calls) < 2:
             await asyncio.sleep(0.005)
@@ -398,5 +393,5 @@ async def test_tools_of_a_message_that_was_rolled_back_are_not_forgotten() -> No
         said, _ = await here.tasks.history.messages(here.partition(), task_id, head.path, limit=10)
         assert [message.text for message in said] == ["instead", "done"]
         assert (await here.ask("more", task_id)).status == "Completed"
-        fork = await here.transfer.fork(here.partition(), task_id, ADA.user)
-        assert [tool.call_id for tool in lifecycle.effects_on_path(fork)] == ["c1"]
+        forked = await fork(here.tasks, here.partition(), task_id, ADA.user)
+        assert [tool.call_id for tool in lifecycle.effects_on_path(forked)] == ["c1"]

@@ -10,6 +10,7 @@ from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.engine.approvals import Command
+from tealagents.state.exporting import export
 
 DELETE, LOOK, AGAIN = (
     ToolCall("c1", "Shell-delete", "{}"),
@@ -86,8 +87,8 @@ async def test_a_decision_on_an_imported_pause_is_too_late() -> None:
     model = Scripted(calls(DELETE), says("done"))
     async with process(None, model, noting([], governed=True)) as here:
         ended = await approved(here, await here.ask())
-        document = await here.transfer.export(here.partition(), ended.task_id)
+        document = await export(here.tasks, here.partition(), ended.task_id)
         await here.eraser.delete_task(here.partition(), ended.task_id)
-        await here.transfer.import_(ADA, document)
+        await here.importer.import_(ADA, document)
         with pytest.raises(AlreadyDecided):
             await approved(here, ended)

@@ -12,6 +12,7 @@ from tealagents.domain.models import Json, ToolCall
 from tealagents.domain.ports import ToolContext
 from tealagents.engine.approvals import Command
 from tealagents.engine.toolbox import Toolbox
+from tealagents.state.exporting import export
 
 
 def returned(recorded: list[Recorded]) -> ToolReturned:
@@ -133,9 +134,9 @@ async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
         assert request.output == "so:\ufffd \ufffd\U0001f600"
         assert returned(await here.followed(request.request_id)).output == "caf\ufffd\ufffd.txt"
         assert (await here.ask("again", request.task_id)).status == "Completed"
-        document = await here.transfer.export(here.partition(), request.task_id)
+        document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
-        assert (await here.transfer.import_(ADA, document)).task_id == request.task_id
+        assert (await here.importer.import_(ADA, document)).task_id == request.task_id
 
 
 @pytest.mark.parametrize("governed", [False, True])

@@ -36,7 +36,7 @@ def fed(pieces: list[bytes]) -> list[bytes]:
     return [frame for piece in pieces for frame in parser.feed(piece)]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     blocks=st.lists(BLOCKS, max_size=8),
     newline=st.sampled_from([b"\n", b"\r\n", b"\r"]),

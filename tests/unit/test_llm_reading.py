@@ -369,7 +369,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("reader", [ChatReading, ResponsesReading])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     said=st.lists(
         st.recursive(

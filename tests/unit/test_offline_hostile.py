@@ -115,7 +115,7 @@ def status(method: str, path: str, query: str, body: bytes) -> int:
     ("path", "document"),
     [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSES), ("/v1/conversations", ITEMS)],
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_disturbed_request_is_answered_or_refused(path: str, document: Any, data: st.DataObject) -> None:
     """Any value of a good request, replaced by any other, gives an answer or an error object."""
@@ -132,7 +132,7 @@ def test_the_undisturbed_requests_are_answered(path: str, document: Any) -> None
     assert status("POST", path, "", orjson.dumps(document)) == 200
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     method=st.sampled_from(["GET", "POST", "DELETE", "PUT", "HEAD"]),
     parts=st.lists(

@@ -15,6 +15,8 @@ from tealagents.domain.models import Effects, Head, Item, Json, RequestRecord, T
 from tealagents.domain.ports import Store, ToolContext
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
+from tealagents.state.exporting import export
+from tealagents.state.forking import fork
 from tealagents.state.submission import Key, NewMessage
 from tealagents.stores import open_store
 
@@ -87,12 +89,12 @@ async def test_what_a_tool_adds_may_be_large_and_travels_with_copies() -> None:
     async with process(None, model, Adding("Map-draw", lambda _: "")) as here:
         request = await here.ask()
         assert drawn(request) == MEGABYTES
-        fork = await here.transfer.fork(here.partition(), request.task_id, ADA.user)
-        assert drawn(await here.request(fork.checkpoint_id or "")) == MEGABYTES
-        document = await here.transfer.export(here.partition(), request.task_id)
+        forked = await fork(here.tasks, here.partition(), request.task_id, ADA.user)
+        assert drawn(await here.request(forked.checkpoint_id or "")) == MEGABYTES
+        document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
         assert not await names(here.store, here.partition(), keys.blobs(request.task_id))
-        await here.transfer.import_(ADA, document)
+        await here.importer.import_(ADA, document)
         assert drawn(await here.request(request.request_id)) == MEGABYTES
 
 

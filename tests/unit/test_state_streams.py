@@ -36,6 +36,12 @@ async def written(here: Process, sizes: list[int]) -> RequestRecord:
     return request
 
 
+async def stored(here: Process, request: RequestRecord, after: int) -> list[Recorded]:
+    """What the log holds behind `after`."""
+    batches = here.tasks.streams.read(here.partition(), request.request_id, after)
+    return [event async for batch in batches for event in batch]
+
+
 @pytest.mark.parametrize("sizes", [[1] * 40, [256, 256, 3], [1] * 20 + [200] + [1] * 20])
 async def test_a_log_is_read_from_anywhere(sizes: list[int]) -> None:
     """However its batches lie, what follows any event comes whole and in order. covers: SESSION-8"""
@@ -43,11 +49,7 @@ async def test_a_log_is_read_from_anywhere(sizes: list[int]) -> None:
         request = await written(here, sizes)
         last = sum(sizes) + 1
         for after in range(last + 2):
-            found: list[int] = []
-            position = after
-            while events := await here.tasks.streams.read(here.partition(), request.request_id, position):
-                found += [event.id for event in events]
-                position = found[-1]
+            found = [event.id for event in await stored(here, request, after)]
             assert found == list(range(max(2, after + 1), last + 1)), after
 
 
@@ -95,7 +97,7 @@ async def test_parts_are_kept_with_a_resumed_log_and_erased_with_their_task() ->
         assert await write(here.partition(), request.request_id, version, [large, piece(3)]) == 2
         assert await write(here.partition(), request.request_id, version, [piece(3)]) == 3
         await here.tasks.streams.keep(here.partition(), request)
-        assert await here.tasks.streams.read(here.partition(), request.request_id, 1) == [large, piece(3)]
+        assert await stored(here, request, 1) == [large, piece(3)]
         await here.service.cancel(here.partition(), request.request_id, "ada")
         await here.eraser.delete_task(here.partition(), request.task_id)
         assert not await names(here.store, here.partition(), "event")

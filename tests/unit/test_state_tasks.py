@@ -1,6 +1,7 @@
 """A task's life where its records contradict each other, are damaged, or come from a lost reply."""
 
 import asyncio
+from datetime import datetime, timedelta
 
 import pytest
 from engine_setup import ADA, EVE, Faulty, Process, Scripted, damage, process, says, waits
@@ -11,8 +12,10 @@ from tealagents.domain.models import Head
 from tealagents.domain.ports import Commit, Put
 from tealagents.state import keys, records
 from tealagents.state.catalog import Damaged
+from tealagents.state.forking import fork
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import FakeClock
 
 
 async def stale(here: Process, worker: Process) -> tuple[str, str]:
@@ -66,6 +69,36 @@ async def test_a_request_of_which_its_task_knows_nothing_is_damage() -> None:
                 await attempt
         with pytest.raises(CorruptState):
             await here.followed(request_id, 1)
+
+
+class SetClock(FakeClock):
+    """A wall clock that can be set; the time that passes goes on meanwhile."""
+
+    ahead = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.ahead
+
+
+async def test_a_task_is_never_changed_before_it_was_made() -> None:
+    """Where the machine's clock is set back: by a message, a change, a rollback, a fork. covers: TASK-1"""
+    clock = SetClock()
+    clock.ahead = timedelta(hours=2)
+    async with process(clock=clock, lease_seconds=3600) as here:
+        first, partition = await here.ask(), here.partition()
+
+        async def check(task_id: str = first.task_id) -> None:
+            head = (await here.tasks.head(partition, task_id)).value
+            assert head.updated_at >= head.created_at
+
+        clock.ahead = timedelta()
+        await here.ask("again", first.task_id)
+        await check()
+        await here.changes.patch(partition, first.task_id, ADA.user, metadata={"a": 1})
+        await check()
+        await here.changes.rollback(partition, first.task_id, ADA.user, first.request_id)
+        await check()
+        await check((await fork(here.tasks, partition, first.task_id, ADA.user)).task_id)
 
 
 async def test_a_damaged_index_of_owners_keeps_nobody_out() -> None:

@@ -17,9 +17,11 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Caller, Head, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.copying import Copy
+from tealagents.state.exporting import export
+from tealagents.state.forking import fork
 from tealagents.state.records import SystemClock
 from tealagents.state.task_document import ExportedTask
-from tealagents.state.transfer import Copy
 from tealagents.stores.memory import MemoryStore
 
 
@@ -45,10 +47,9 @@ async def test_a_fork_remembers_the_tools_of_its_own_past_only() -> None:
         said, _ = await here.tasks.history.messages(here.partition(), task_id, head.path, limit=10)
         assert (await here.ask("two", task_id)).status == "Failed"
         await here.ask("three", task_id)
-        fork = here.transfer.fork
-        early = await fork(here.partition(), task_id, ADA.user, message_id=said[-1].message_id)
+        early = await fork(here.tasks, here.partition(), task_id, ADA.user, message_id=said[-1].message_id)
         assert early.effects == ()
-        late = await fork(here.partition(), task_id, ADA.user)
+        late = await fork(here.tasks, here.partition(), task_id, ADA.user)
         assert [tool.call_id for tool in late.effects[0].tools] == ["c1"]
 
 
@@ -57,10 +58,10 @@ async def test_the_requests_of_a_fork_continue_each_other() -> None:
     async with process() as here:
         task_id = (await here.ask("one")).task_id
         await here.ask("two", task_id)
-        fork = await here.transfer.fork(here.partition(), task_id, ADA.user)
-        last = await here.request(fork.checkpoint_id or "")
+        forked = await fork(here.tasks, here.partition(), task_id, ADA.user)
+        last = await here.request(forked.checkpoint_id or "")
         first = await here.request(last.parent or "")
-        assert (first.task_id, first.parent) == (fork.task_id, None)
+        assert (first.task_id, first.parent) == (forked.task_id, None)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -74,7 +75,7 @@ async def test_an_import_that_broke_off_can_be_made_again(lost: bool) -> None:
         task_id = (await here.ask("one")).task_id
         for n in range(5):
             await here.ask(f"more {n}", task_id)
-        document = await here.transfer.export(here.partition(), task_id)
+        document = await export(here.tasks, here.partition(), task_id)
         await here.eraser.delete_task(here.partition(), task_id)
         for at in range(1, 20):
             seen = 0
@@ -86,7 +87,7 @@ async def test_an_import_that_broke_off_can_be_made_again(lost: bool) -> None:
 
             store.fault = strike
             try:
-                await here.transfer.import_(ADA, document)
+                await here.importer.import_(ADA, document)
             except PersistenceUnavailable:
                 store.fault = lambda _, __: None
             else:
@@ -94,14 +95,14 @@ async def test_an_import_that_broke_off_can_be_made_again(lost: bool) -> None:
             if lost:  # another process, after this one was lost
                 async with process(store) as other:
                     await here.lease._retire()
-                    await other.transfer.import_(ADA, document)
+                    await other.importer.import_(ADA, document)
                 await here.lease._renew()
             else:
-                await here.transfer.import_(ADA, document)
+                await here.importer.import_(ADA, document)
             assert await store.scan(here.partition(), "importing/") == []
             assert (await here.ask("again", task_id)).status == "Completed"
             with pytest.raises(AlreadyExists):
-                await here.transfer.import_(ADA, document)
+                await here.importer.import_(ADA, document)
             await here.eraser.delete_task(here.partition(), task_id)
         assert at > 3
 
@@ -130,7 +131,7 @@ async def test_a_fork_whose_source_is_deleted_meanwhile_leaves_nothing(
         for n in range(8):
             await here.ask(f"more {n}", first.task_id)
         with pytest.raises(NotFound):
-            await here.transfer.fork(here.partition(), first.task_id, ADA.user)
+            await fork(here.tasks, here.partition(), first.task_id, ADA.user)
         left = await names(here.store, here.partition())
         assert [name for name in left if name.startswith(("log/", "request/", "task/"))] == []
 
@@ -148,7 +149,7 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
         clock, here.records.clock = here.records.clock, Impatient()
         store.fault = lost
         with pytest.raises(PersistenceUnavailable):
-            await here.transfer.fork(here.partition(), first.task_id, ADA.user)
+            await fork(here.tasks, here.partition(), first.task_id, ADA.user)
         store.fault, store.unreadable, here.records.clock = (lambda _, __: None), False, clock
         page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
         forks = [item for item in page.items if isinstance(item, Head) and item.task_id != first.task_id]
@@ -161,13 +162,13 @@ async def test_an_import_that_failed_can_be_made_by_another_process() -> None:
     async with process(store) as here, process(store) as other:
         hers = await here.ask("mine", caller=EVE)
         request = await here.ask("one")
-        document = await here.transfer.export(here.partition(), request.task_id)
+        document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
         wrong = json.loads(json.dumps(document).replace(request.session_id, hers.session_id))
         with pytest.raises(NotOwner):
-            await here.transfer.import_(ADA, wrong)
+            await here.importer.import_(ADA, wrong)
         assert await store.scan(here.partition(), "importing/") == []
-        assert (await other.transfer.import_(ADA, document)).task_id == request.task_id
+        assert (await other.importer.import_(ADA, document)).task_id == request.task_id
 
 
 async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,19 +176,19 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
     store = MemoryStore()
     async with process(store) as here, process(store) as other:
         request = await here.ask("one")
-        document = await here.transfer.export(here.partition(), request.task_id)
+        document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
-        guarded = here.transfer._guarded
+        guarded = here.importer._guarded
 
         async def late(partition: str, exported: ExportedTask) -> dict[str, str | None]:
-            await other.transfer.import_(ADA, document)
+            await other.importer.import_(ADA, document)
             return await guarded(partition, exported)
 
-        monkeypatch.setattr(here.transfer, "_guarded", late)
+        monkeypatch.setattr(here.importer, "_guarded", late)
         with pytest.raises(AlreadyExists):
-            await here.transfer.import_(ADA, document)
+            await here.importer.import_(ADA, document)
         assert await store.scan(here.partition(), "importing/") == []
-        assert await other.transfer.export(here.partition(), request.task_id)
+        assert await export(other.tasks, here.partition(), request.task_id)
         assert (await other.ask("on", request.task_id)).status == "Completed"
 
 
@@ -198,11 +199,11 @@ async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:
         task_id = (await here.ask("one")).task_id
         await here.ask("two", task_id)
         await here.ask("three", task_id)
-        fork = await here.transfer.fork(here.partition(), task_id, ADA.user)
+        forked = await fork(here.tasks, here.partition(), task_id, ADA.user)
         for _ in range(2):
-            document = await here.transfer.export(here.partition(), fork.task_id)
-            await here.eraser.delete_task(here.partition(), fork.task_id)
-            imported = await here.transfer.import_(ADA, document)
+            document = await export(here.tasks, here.partition(), forked.task_id)
+            await here.eraser.delete_task(here.partition(), forked.task_id)
+            imported = await here.importer.import_(ADA, document)
             assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == ["c1"]
 
 
@@ -210,11 +211,11 @@ async def test_what_is_too_large_for_a_head_is_refused() -> None:
     """Before anything is written. covers: MODEL-3"""
     async with process() as here:
         request = await here.ask("one")
-        document = await here.transfer.export(here.partition(), request.task_id)
+        document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
         document["task"]["origin"] = {"task_id": "x" * 2_000_000}
         with pytest.raises(InvalidRequest, match=r"task\.origin"):
-            await here.transfer.import_(ADA, document)
+            await here.importer.import_(ADA, document)
         assert not [name for name in await names(here.store, here.partition()) if "import" in name]
 
 
@@ -222,11 +223,11 @@ async def test_an_import_continues_no_conversation_at_the_model_service() -> Non
     """A remote conversation that a document names is not believed: it might be another's. covers: AUTH-3"""
     async with process() as here:
         request = await here.ask()
-        document = await here.transfer.export(here.partition(), request.task_id)
+        document = await export(here.tasks, here.partition(), request.task_id)
         await here.eraser.delete_task(here.partition(), request.task_id)
         document["task"]["remote_id"] = "resp_of_somebody_else"
         document["requests"][0]["remote_id"] = "resp_of_somebody_else"
-        head = await here.transfer.import_(ADA, document)
+        head = await here.importer.import_(ADA, document)
         assert "resp_of_somebody_else" not in str(to_builtins(head))
         stored = await here.records.get(here.partition(), keys.request(request.request_id), RequestRecord)
         assert stored is not None

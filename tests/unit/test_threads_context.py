@@ -12,8 +12,9 @@ from tealagents.domain.models import Json, Message, User
 from tealagents.domain.ports import Governance, ToolContext, ToolSpec
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
+from tealagents.state.exporting import export
+from tealagents.state.forking import fork
 from tealagents.state.memories import MOST_MEMORIES, Memory
-from tealagents.state.transfer import Transfer
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import ThreadConfigError, open_provider, open_providers, open_view
@@ -147,14 +148,13 @@ async def test_state_is_kept_in_the_thread(store: CountedStore) -> None:
         await engine.say("three", task_id)
         assert "This is turn 3." in last_sent(model)
         user = engine.caller.user
-        transfer = Transfer(engine.tasks.records, engine.tasks)
-        fork = await transfer.fork(engine.partition, task_id, user)
+        forked = await fork(engine.tasks, engine.partition, task_id, user)
         await Changes(engine.tasks).rollback(engine.partition, task_id, user, second.request_id)
         await engine.say("three again", task_id)
         assert "This is turn 3." in last_sent(model)
-        await engine.say("four", fork.task_id)
+        await engine.say("four", forked.task_id)
         assert "This is turn 4." in last_sent(model)
-        document = await transfer.export(engine.partition, fork.task_id)
+        document = await export(engine.tasks, engine.partition, forked.task_id)
     assert document["requests"][-1]["context"]["providers"] == {"clerk": {"turns": 4}}
 
 

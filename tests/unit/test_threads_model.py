@@ -40,7 +40,6 @@ pytest_plugins = ["tealagents.testing.pytest_servers"]
 SETTINGS = settings(
     max_examples=400 if os.environ.get("THOROUGH") else 60,
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 #: messages that the bounded store keeps

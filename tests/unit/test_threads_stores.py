@@ -329,7 +329,7 @@ async def test_redis_keeps_the_last_messages(redis_server: RedisServer) -> None:
     assert texts(await store.list_messages()) == ["a2", "q3", "a3"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(conversation=st.lists(rounds(), min_size=1, max_size=6), most=st.integers(1, 12))
 async def test_redis_never_separates_a_call_from_its_result(
     redis_server: RedisServer, conversation: list[list[Message]], most: int

@@ -267,7 +267,7 @@ any_reducer = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(conversation=conversations, components=st.lists(any_reducer, min_size=1, max_size=3))
 async def test_every_view_keeps_its_promises(
     conversation: tuple[list[list[Message]], list[Message]], components: list[tuple[str, Json]]
@@ -329,7 +329,7 @@ def _tokens(message: Json, count: Any) -> int:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(conversation=conversations, most=st.integers(1, 20))
 async def test_a_view_looks_at_no_more_than_it_shows(
     conversation: tuple[list[list[Message]], list[Message]], most: int

@@ -8,7 +8,7 @@ from threads_setup import SYSTEM, CountedStore, Engine
 
 from tealagents.domain.models import Json
 from tealagents.state.changes import Changes
-from tealagents.state.transfer import Transfer
+from tealagents.state.forking import fork
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import open_view
@@ -168,14 +168,14 @@ async def test_a_checkpoint_has_its_own_summary(store: CountedStore) -> None:
         task_id = (await engine.say("message 0")).task_id
         requests = [await engine.say(f"message {n}", task_id) for n in range(1, 9)]
         late = last_sent(model)[1]
-        changes, transfer = Changes(engine.tasks), Transfer(engine.tasks.records, engine.tasks)
+        changes = Changes(engine.tasks)
         user = engine.caller.user
         await changes.rollback(engine.partition, task_id, user, requests[1].request_id)
         await engine.say("early", task_id)
         assert last_sent(model) == [SYSTEM, "message 0", "ok", "message 1", "ok", "message 2", "ok", "early"]
         await changes.rollback(engine.partition, task_id, user, requests[-1].request_id)
-        fork = await transfer.fork(engine.partition, task_id, user)
-        for conversation in (task_id, fork.task_id):
+        forked = await fork(engine.tasks, engine.partition, task_id, user)
+        for conversation in (task_id, forked.task_id):
             await engine.say("again", conversation)
             assert last_sent(model)[1] == late
             assert last_sent(model)[-3:] == ["message 8", "ok", "again"]
@@ -190,11 +190,10 @@ async def test_a_fork_in_the_middle_of_a_round_remembers_what_was_before(store: 
         task_id = await talk(engine, 4)
         head = (await engine.tasks.head(engine.partition, task_id)).value
         messages, _ = await engine.tasks.history.messages(engine.partition, task_id, head.path, limit=100)
-        transfer = Transfer(engine.tasks.records, engine.tasks)
-        fork = await transfer.fork(
-            engine.partition, task_id, engine.caller.user, message_id=messages[-2].message_id
+        forked = await fork(
+            engine.tasks, engine.partition, task_id, engine.caller.user, message_id=messages[-2].message_id
         )
-        await engine.say("now", fork.task_id)
+        await engine.say("now", forked.task_id)
     assert [str(message["content"]) for message in model.calls[-2].messages][1:] == [
         *(text for n in range(3) for text in (f"message {n}", "ok")),
         "message 3",

@@ -1,7 +1,10 @@
-"""Watches of a store that cannot push: they look by a timer, soon while something is found."""
+"""Watches: by a timer where the store cannot push, and over a link that is asked for a word."""
 
 import asyncio
+from collections.abc import Collection
+from contextlib import nullcontext
 
+from tealagents.stores.links import ANSWER_SECONDS, HEARTBEAT_SECONDS, LinkedWatches
 from tealagents.stores.watches import LONGEST_PAUSE, Topic, Watches
 
 
@@ -72,3 +75,37 @@ class Recorded(Watches):
 
     def unsubscribe(self, topic: Topic) -> None:
         self.calls.append("-" + topic[1])
+
+
+class Chattering:
+    """A link that brings other topics all the time, and says how often it was asked for a word."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def subscribe(self, channels: Collection[str]) -> None: ...
+
+    async def unsubscribe(self, channels: Collection[str]) -> None: ...
+
+    async def heartbeat(self) -> None:
+        self.asked.set()
+
+
+async def test_a_link_that_brings_something_is_asked_for_a_word_as_well() -> None:
+    """What it brings, and what is newly watched, does not put off the question whether it still works."""
+    link = Chattering()
+    watches = LinkedWatches(
+        0.25, connect=lambda _: nullcontext(link), name=lambda topic: topic[1], channel=str
+    )
+    async with watches.watch("p", "topic"), asyncio.timeout(30):
+        while not link.asked.is_set():
+            watches.hear("topic")
+            async with watches.watch("p", "another"):
+                await asyncio.sleep(0)
+    await watches.close()
+
+
+def test_a_notification_that_is_lost_costs_two_seconds_at_most() -> None:
+    """The loss of the link is noticed by then, and without a link looks are no farther apart."""
+    assert HEARTBEAT_SECONDS + ANSWER_SECONDS <= 2
+    assert LONGEST_PAUSE <= 2

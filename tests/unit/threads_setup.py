@@ -20,7 +20,7 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.domain.ports import Commit, Model, Record, Store, Watch
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
@@ -195,7 +195,9 @@ class Engine:
         self.tasks = Tasks(records, self.lease, directory, Rules(), "Tester:0.1")
         toolbox = Toolbox(model, 5)
         self.service = Service(
-            Agent(name="Tester", version="0.1", system_prompt=SYSTEM, model=model, toolbox=toolbox, **agent),
+            AgentSpec(
+                name="Tester", version="0.1", system_prompt=SYSTEM, model=model, toolbox=toolbox, **agent
+            ),
             self.tasks,
         )
         self.caller = Caller(user=User("t", "ada"))

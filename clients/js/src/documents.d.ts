@@ -83,13 +83,13 @@ export interface PausedAnswer extends Ids {
   content: Pause | null;
 }
 
-/** A request that ended otherwise, as told to who decides what has ended already. */
+/** A request that ended otherwise, as reported to an approver who decides after the end. */
 export interface EndedAnswer extends Ids {
   status: "Failed" | "Canceled";
   content: Content | null;
 }
 
-/** What became of a message or a decision; `status` tells which. */
+/** The outcome of a message or a decision; see `status`. */
 export type Answer = CompletedAnswer | PausedAnswer | EndedAnswer;
 
 /** What a request in the background is acknowledged with. */

@@ -73,7 +73,7 @@ export interface MessageOptions extends CallOptions {
   session_id?: string;
   /** continue this task; without it a new one is made */
   task_id?: string;
-  /** told to the model in this request only */
+  /** sent to the model in this request only */
   user_context?: {[name: string]: string};
   /** kept with a new task */
   metadata?: JsonObject;
@@ -98,7 +98,7 @@ export interface StreamOptions {
 }
 
 export interface FollowOptions extends CallOptions, StreamOptions {
-  /** the last event seen; those behind it are told; default 0 */
+  /** the last event seen; the stream begins behind it; default 0 */
   after?: number;
 }
 
@@ -117,7 +117,7 @@ export interface CallDecision {
 export interface Decision {
   /** for the calls that `decisions` omits */
   action?: Action;
-  /** told to the model, kept in the trace */
+  /** sent to the model, kept in the trace */
   reason?: string;
   decisions?: readonly CallDecision[];
   /** which pause is meant; needed from a request's second one on, unless the pause itself is given */
@@ -164,7 +164,7 @@ export interface EventStream extends AsyncIterable<StreamEvent> {
   readonly sessionId: string | null;
   readonly taskId: string | null;
   readonly requestId: string | null;
-  /** the last event told: with `requestId` all that `follow` needs to go on from here */
+  /** the last event seen: with `requestId` all that `follow` needs to continue from here */
   readonly lastEventId: number;
   /** read on to the end: the answer, or the request's failure as a `ProblemError` */
   answer(): Promise<Answer>;

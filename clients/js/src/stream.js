@@ -132,7 +132,7 @@ export class EventStream {
   }
 
   /**
-   * The log has nothing more to say: the request itself tells its end.
+   * The log has nothing more: the request itself shows its end.
    *
    * @returns {AsyncGenerator<StreamEvent, ProblemError | null, void>}
    */

@@ -4,7 +4,7 @@ import {readMessages} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
 
-/** The failures of Node.js after which the service cannot have seen the call. A browser does not tell. */
+/** The failures of Node.js after which the service cannot have seen the call. A browser does not say. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNECT_TIMEOUT"]);
 
 /**
@@ -125,7 +125,7 @@ export class Reply {
     return document;
   }
 
-  /** The error that an answer outside 2xx stands for, whoever wrote its body. */
+  /** The error that an answer outside 2xx stands for, also where a proxy wrote its body. */
   problem() {
     const {status, headers} = this.#response;
     const said = this.#text.replace(/\s+/g, " ").slice(0, 200);
@@ -188,7 +188,7 @@ export class Wire {
       method,
       headers: await this.#headers(call, refused),
       signal: watch.signal,
-      // a redirected POST would arrive as a GET, and a token at an address that nobody gave it to
+      // a redirected POST would arrive as a GET, and a token at an address that it was not meant for
       redirect: "manual",
       cache: "no-store",
     };

@@ -53,7 +53,7 @@ test("an acknowledgement that was lost is found again under its key", async () =
   assert.equal(output(await ada.send("pieces-4@20ms", options)), "1 2 3 4");
 });
 
-test("a canceled request fails for whoever waits for it", async () => {
+test("a canceled request fails for callers that wait for it", async () => {
   const {request_id, task_id} = await ada.background("pieces-1000@50ms");
   const busy = await ada.send("me too", {task_id}).catch((error) => error);
   assert(busy instanceof api.TaskBusy);
@@ -177,6 +177,6 @@ test("a call ends at its signal, and so does a stream; the request goes on", asy
   assert.equal(output(await ada.wait(stream.requestId ?? "")), "1 2 3 4 5");
 });
 
-test("the service tells how it is", async () => {
+test("the service reports its health", async () => {
   assert.equal((await ada.health()).status, "ok");
 });

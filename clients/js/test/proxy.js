@@ -3,7 +3,7 @@ import {once} from "node:events";
 import {connect, createServer} from "node:net";
 
 /**
- * What becomes of a connection: called with all that the service has sent on it so far. A number: so many
+ * Decides on a connection: called with all that the service has sent on it so far. A number: so many
  * characters are passed on, and no more; null: everything is.
  *
  * @typedef {(sent: string, connection: number) => number | null} Fault

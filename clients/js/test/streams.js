@@ -10,7 +10,7 @@ const PIECES = 6;
 const LAST = PIECES + 2;
 
 /**
- * The events of an answer that comes through a proxy, and how they are told by the service itself.
+ * The events of an answer that comes through a proxy, and as the service itself gives them.
  *
  * @param {import("./proxy.js").Fault} fault
  * @param {{hold?: boolean, silenceMs?: number}} [how]
@@ -80,14 +80,14 @@ test("a stream that was left goes on where it was left", async () => {
   assert.deepEqual(behind, [5, 6]);
 });
 
-test("a log that was read to its end tells how the request has ended", async () => {
+test("a log that was read to its end shows how the request has ended", async () => {
   const {request_id} = await ada.send("hello");
   const ends = [];
   for await (const {event, id} of ada.follow(request_id, {after: 1000})) ends.push([event, id]);
   assert.deepEqual(ends, [["final-response", null]]);
 });
 
-test("when the attempts are used up, what is known is told", async () => {
+test("when the attempts are used up, what is known is reported", async () => {
   const proxy = await faultyProxy(service.url, (sent, number) => (number === 0 ? afterEvent(3)(sent) : 0));
   const agent = new Client(proxy.url, {token: "ada", retry: {attempts: 2, firstDelayMs: 1}});
   /** @type {number[]} */

@@ -16,7 +16,6 @@ The same loop, views, context providers and tools as in the service. What is kep
 what only a service does (authentication, leases, audit) is not done here.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from hashlib import sha256
@@ -25,11 +24,11 @@ from typing import Self
 
 from tealagents.agent.answering import Approve, answering
 from tealagents.agent.answers import Answer, AnswerStream, Update
-from tealagents.agent.opening import Kind, Opened, opened, with_kind
+from tealagents.agent.opening import Kind, Opened, SharedStore, opened, with_kind
 from tealagents.config import ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json, Message, User
-from tealagents.domain.ports import Clock, RemoteConversations, Store
+from tealagents.domain.ports import Clock, RemoteConversations
 from tealagents.registry import import_from
 from tealagents.state.codec import encode_json
 from tealagents.state.records import SystemClock
@@ -69,7 +68,6 @@ class Agent:
         from tealagents.bootstrap import message_stores_of, store_of, view_of
 
         self.config = config
-        self.name = config.name
         #: of its configuration: its threads are not continued with another one
         self.fingerprint = fingerprint_of(config)
         self._stores = message_stores and message_stores_of(config, message_stores)
@@ -82,12 +80,13 @@ class Agent:
             context_providers = [context_providers]
         self._own_providers = context_providers
         self._providers()  # what is wrong with them is said now
-        self._store: Store = store_of(config)
-        #: calls that have opened the store; one in memory is not closed, and these count on
-        self._store_users = 0
-        self._opening = asyncio.Lock()
+        self._store = SharedStore(store_of(config))
         self._open: Opened | None = None
         self._stack = AsyncExitStack()
+
+    @property
+    def name(self) -> str:
+        return self.config.name
 
     def _providers(self) -> Providers:
         from tealagents.bootstrap import providers_of
@@ -142,27 +141,10 @@ class Agent:
         providers = self._providers()
         async with AsyncExitStack() as stack:
             if providers:
-                await stack.enter_async_context(self._store_open())
+                await stack.enter_async_context(self._store.opened())
             yield await stack.enter_async_context(
-                opened(self.config, self._store, providers, self._view, self._clock)
+                opened(self.config, self._store.store, providers, self._view, self._clock)
             )
-
-    @asynccontextmanager
-    async def _store_open(self) -> AsyncIterator[None]:
-        """What providers remember of the user, opened by the first of several calls at once and closed by the
-        last. One in memory stays open: it would forget."""
-        async with self._opening:
-            if not self._store_users:
-                await self._store.__aenter__()
-            self._store_users += 1
-        try:
-            yield
-        finally:
-            if self._store.durable:
-                async with self._opening:
-                    self._store_users -= 1
-                    if not self._store_users:
-                        await self._store.__aexit__(None, None, None)
 
     # --- threads ---------------------------------------------------------------------------------
 
@@ -289,7 +271,7 @@ class Agent:
         store: bool | None = None,
         user_context: Mapping[str, str] | None = None,
     ) -> AnswerStream:
-        """As `run`, piece by piece; whoever leaves before the end has not asked."""
+        """As `run`, piece by piece; a caller that leaves before the end has not asked."""
         return AnswerStream(self._answering(message, thread, store, user_context, streamed=True))
 
     async def _answering(

@@ -26,7 +26,7 @@ from tealagents.domain.models import (
 )
 from tealagents.domain.ports import Clock, Model
 from tealagents.engine import turn as turns
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.toolbox import CallContext
@@ -91,7 +91,7 @@ class ThreadRecorder(Recorder):
 class Answering(Struct, frozen=True, kw_only=True):
     """One message and its answer."""
 
-    agent: Agent
+    agent: AgentSpec
     records: RecordStore
     thread: AgentThread
     user: User
@@ -101,20 +101,12 @@ class Answering(Struct, frozen=True, kw_only=True):
     user_context: dict[str, str]
 
     async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | Answer, None]:
-        agent, recorder = self.agent, self.recorder
+        agent, recorder, context = self.agent, self.recorder, self._call_context()
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
         turn = await open_turn(agent, conversation, self._asked())
-        context = self._call_context()
-        loop = TurnLoop(
-            agent,
-            turn,
-            recorder,
-            context,
-            self.clock,
-            streamed=streamed,
-            remote_id=conversation.remote_id,
-        )
-        last: turns.Answer | None = None
+        remote_id = conversation.remote_id
+        loop = TurnLoop(agent, turn, recorder, context, self.clock, streamed=streamed, remote_id=remote_id)
+        last: turns.TurnDone | None = None
         calls: dict[str, ToolCall] = {}
         try:
             resumption: Resumption | None = None
@@ -123,7 +115,7 @@ class Answering(Struct, frozen=True, kw_only=True):
                     async for event in events:
                         if isinstance(event, Waits):
                             resumption = await self._decided(event.needed)
-                        elif isinstance(event, turns.Answer):
+                        elif isinstance(event, turns.TurnDone):
                             last = event
                         else:
                             for update in _updates(event, calls):
@@ -167,7 +159,7 @@ class Answering(Struct, frozen=True, kw_only=True):
             extra_data={},
         )
 
-    async def _keep(self, last: turns.Answer) -> None:
+    async def _keep(self, last: turns.TurnDone) -> None:
         """The thread takes in what is new, all of it at once, and marks the place."""
         thread = self.thread
         await thread.on_new_messages(in_call_order(self.recorder.messages))
@@ -225,7 +217,7 @@ class Answering(Struct, frozen=True, kw_only=True):
 
 
 def answering(
-    agent: Agent,
+    agent: AgentSpec,
     records: RecordStore,
     thread: AgentThread,
     user: User,

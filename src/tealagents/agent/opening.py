@@ -1,5 +1,6 @@
 """What an agent works with while it is open: clients of the model, tools, providers."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,7 +8,7 @@ from typing import Literal
 
 from tealagents.config import ServiceConfig
 from tealagents.domain.ports import Clock, Store, Tool, Toolset
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.toolbox import Toolbox
 from tealagents.state.records import RecordStore
 from tealagents.threads.context import Providers
@@ -19,6 +20,32 @@ Kind = Literal["local", "remote"]
 def with_kind(config: ServiceConfig, kind: Kind) -> ServiceConfig:
     """The config, as it would be for the other kind of threads."""
     return dataclasses.replace(config, thread=config.thread.model_copy(update={"kind": kind}))
+
+
+class SharedStore:
+    """What providers remember of the user, opened by the first of several calls at once and closed by the
+    last. One in memory stays open: it would forget."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        #: calls that have opened it; of one in memory these count on
+        self._users = 0
+        self._opening = asyncio.Lock()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        async with self._opening:
+            if not self._users:
+                await self.store.__aenter__()
+            self._users += 1
+        try:
+            yield
+        finally:
+            if self.store.durable:
+                async with self._opening:
+                    self._users -= 1
+                    if not self._users:
+                        await self.store.__aexit__(None, None, None)
 
 
 class Opened:
@@ -40,9 +67,9 @@ class Opened:
         self._toolsets = toolsets
         self._govern = govern
         self._stack = AsyncExitStack()
-        self._agents: dict[Kind, Agent] = {}
+        self._agents: dict[Kind, AgentSpec] = {}
 
-    async def agent(self, kind: Kind) -> Agent:
+    async def agent(self, kind: Kind) -> AgentSpec:
         """The agent as it serves a kind of thread; its model's client is opened when it is first needed."""
         if kind not in self._agents:
             from tealagents.bootstrap import credential_of, model_of
@@ -51,7 +78,7 @@ class Opened:
             model = await self._stack.enter_async_context(model_of(config, credential_of(config)))
             toolbox = Toolbox(model, config.limits.tool_timeout_seconds, self._govern)
             toolbox.load(self._toolsets)
-            self._agents[kind] = Agent(
+            self._agents[kind] = AgentSpec(
                 name=config.name,
                 version=config.version,
                 system_prompt=(config.agent.system_prompt or "").strip(),

@@ -11,12 +11,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tealagents.api import bodies
+from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
 
-#: the response for an error; the text is the beginning of `WWW-Authenticate`
-Refuse = Callable[[TealError, str], Response]
+#: the response for an error; the headers say when to come back, and with which token
+Refuse = Callable[[TealError, Mapping[str, str]], Response]
 #: the response for what is no domain error: status, code, message, headers
 Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 
@@ -44,7 +45,7 @@ def application(
         exchange.refused(error)
         if isinstance(error, NotOwner):
             error = NotFound("There is nothing with this id. Check it; it may have been deleted.")
-        return refuse(error, resource.challenge(request))
+        return refuse(error, refusal_headers(error, resource.challenge(request)))
 
     async def no_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

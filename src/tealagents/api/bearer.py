@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tealagents.api.http import json_response
+from tealagents.api.http import json_response, retry_after
 from tealagents.domain.errors import InsufficientScope, NotFound, TealError, Unauthenticated
 from tealagents.domain.models import Caller, Json
 from tealagents.domain.ports import Authenticator
@@ -68,6 +68,15 @@ def www_authenticate(error: TealError, challenge: str) -> str:
     elif isinstance(error, Unauthenticated) and error.credentials_given:
         parts.append('error="invalid_token", error_description="The access token is not valid here"')
     return separator.join(parts)
+
+
+def refusal_headers(error: TealError, challenge: str) -> dict[str, str]:
+    """What a refusal says beside its body: when to come back, and with which token."""
+    seconds = retry_after(error)
+    headers = {} if seconds is None else {"retry-after": seconds}
+    if isinstance(error, Unauthenticated | InsufficientScope):
+        headers["www-authenticate"] = www_authenticate(error, challenge)
+    return headers
 
 
 def _quoted(text: str) -> str:

@@ -1,6 +1,6 @@
 """The console's files, under `…/console/`: pages that use the public API as any other client does.
 
-They need no token to be read, and hold nothing but what anybody may know. `config.json` says how to sign in.
+They need no token, and hold nothing but what every client may know. `config.json` says how to sign in.
 """
 
 import gzip

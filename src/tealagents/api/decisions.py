@@ -57,11 +57,22 @@ def decision(value: Any) -> Command:
     )
 
 
+def asked(pause: Approval) -> str:
+    """What a pause asks, with a line for each authorization of the user's own that comes first."""
+    links = (f"{each['server']}: {each['url']}" for each in pause.authorizations)
+    return "\n".join((pause.message, *links))
+
+
+def until(pause: Approval) -> str:
+    """When a pause expires."""
+    return pause.expires_at.isoformat().replace("+00:00", "Z")
+
+
 def pending(pause: Approval) -> Json:
     """What a pause waits for, which a decision refers to."""
     return {
         "approval_id": pause.approval_id,
-        "expires_at": pause.expires_at.isoformat().replace("+00:00", "Z"),
+        "expires_at": until(pause),
         "tool_calls": shown_calls(pause.calls),
         "authorizations": list(pause.authorizations),
     }

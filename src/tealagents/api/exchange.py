@@ -26,7 +26,7 @@ from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Recorded, redacted
 from tealagents.domain.models import Caller, ClientTool, Failure, Head, Json, RequestRecord
 from tealagents.domain.ports import Authenticator
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
 from tealagents.engine.service import Sent, Service
@@ -36,9 +36,12 @@ from tealagents.state.catalog import Catalog
 from tealagents.state.changes import MOST_METADATA, Changes, check_metadata
 from tealagents.state.codec import encode_json
 from tealagents.state.erasing import Eraser
+from tealagents.state.forking import fork
+from tealagents.state.history import History
+from tealagents.state.importing import TaskImporter
 from tealagents.state.owner_directory import Kind
 from tealagents.state.submission import Earlier, Key, NewMessage
-from tealagents.state.transfer import Transfer
+from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +87,10 @@ class Exchange:
         self.service = service
         self.authenticator = authenticator
         self.settings = settings
-        self.tasks = service.tasks
-        self.history = service.tasks.history
         self.catalog = Catalog(service.records, service.tasks)
         self.changes = Changes(service.tasks)
         self.eraser = Eraser(service.records, service.tasks)
-        self.transfer = Transfer(service.records, service.tasks)
+        self.importer = TaskImporter(service.tasks)
         self._approvals = Approvals(service)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)
         #: the bodies on their way
@@ -100,7 +101,15 @@ class Exchange:
         self._leaving: set[asyncio.Task[object]] = set()
 
     @property
-    def agent(self) -> Agent:
+    def tasks(self) -> Tasks:
+        return self.service.tasks
+
+    @property
+    def history(self) -> History:
+        return self.service.tasks.history
+
+    @property
+    def agent(self) -> AgentSpec:
         return self.service.agent
 
     @property
@@ -122,6 +131,7 @@ class Exchange:
     async def locate(self, caller: Caller, kind: Kind, identifier: str, *, reading: bool = False) -> str:
         """The partition of a record that the caller may use; see `owner_directory.locate`."""
         tasks = self.tasks
+        self.agent.observer.named(**{f"{kind.__name__}_id": identifier})
         return await owner_directory.locate(
             tasks.directory, tasks.records, caller, kind, identifier, reading=reading
         )
@@ -208,14 +218,14 @@ class Exchange:
         partition = await self.locate(caller, keys.task, task_id)
         if key is not None and await self.service.is_used(partition, key):
             return await self.submit(caller, message, key, streamed=streamed)
-        fork = await self.transfer.fork(partition, task_id, caller.user, checkpoint_id=checkpoint_id)
+        forked = await fork(self.tasks, partition, task_id, caller.user, checkpoint_id=checkpoint_id)
         try:
-            view = await self.submit(caller, replace(message, task_id=fork.task_id), key, streamed=streamed)
+            view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)
         except BaseException:
-            await asyncio.shield(self.eraser.delete_task(partition, fork.task_id))
+            await asyncio.shield(self.eraser.delete_task(partition, forked.task_id))
             raise
-        if view.record.task_id != fork.task_id:  # another message under the same key was quicker
-            await self.eraser.delete_task(partition, fork.task_id)
+        if view.record.task_id != forked.task_id:  # another message under the same key was quicker
+            await self.eraser.delete_task(partition, forked.task_id)
         return view
 
     async def decide(

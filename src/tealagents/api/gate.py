@@ -13,10 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tealagents.api import bodies
-from tealagents.api.bearer import www_authenticate
+from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import retry_after
-from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
+from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Caller, Json
 
 #: where a scope holds its call
@@ -73,17 +72,10 @@ class Gate:
             await self._app(scope, _read_before(body, receive), _Replies(call, send))
         if call.refused is not None:
             self._exchange.refused(call.refused)
-            call.response = self._respond(call, call.refused, self._headers(request, call.refused))
+            headers = refusal_headers(call.refused, self._resource.challenge(request))
+            call.response = self._respond(call, call.refused, headers)
         if call.response is not None:
             await call.response(scope, receive, send)
-
-    def _headers(self, request: Request, error: TealError) -> dict[str, str]:
-        headers = {}
-        if (seconds := retry_after(error)) is not None:
-            headers["retry-after"] = seconds
-        if isinstance(error, Unauthenticated | InsufficientScope):
-            headers["www-authenticate"] = www_authenticate(error, self._resource.challenge(request))
-        return headers
 
     async def _body(self, call: Call) -> bytes:
         request = call.request

@@ -16,12 +16,17 @@ from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound
 
 Lifespan = Callable[[object], AbstractAsyncContextManager[None]]
+#: a middleware
+Wrap = Callable[[ASGIApp], ASGIApp]
 
 
 class Host:
     """Hands each request to the protocol that owns its path; the first of them answers what none owns."""
 
-    def __init__(self, exchange: Exchange, protocols: Sequence[Served], lifespan: Lifespan) -> None:
+    def __init__(
+        self, exchange: Exchange, protocols: Sequence[Served], lifespan: Lifespan, observed: Wrap
+    ) -> None:
+        """`observed` is put around what answers, whatever the protocol."""
         #: for tests, and for callers that add routes of their own
         self.exchange = exchange
         self.base = protocols[0]
@@ -31,6 +36,7 @@ class Host:
         self._discovery = Starlette(routes=routes, exception_handlers={NotFound: _no_document})
         self.lifespan = lifespan
         self._starlette = Starlette(lifespan=self._opened)
+        self._app = observed(self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -44,6 +50,9 @@ class Host:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             # where GET is there HEAD is; the server, whose own scope says HEAD, leaves out the body
             scope = {**scope, "method": "GET", sse.HEAD: True}
+        await self._app(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._owner(scope)(scope, receive, send)
 
     @asynccontextmanager

@@ -60,7 +60,6 @@ def builder(name: str) -> Build:
     found: Build = Registry(
         word="protocol",
         error=ProtocolConfigError,
-        group="tealagents.protocols",
         built_in={each: where for each, (_, where) in PROTOCOLS.items()},
         extras={"a2a": "a2a", "google": "a2a", "ag_ui": "ag-ui", "mcp": "mcp", "mcp_types": "mcp"},
     ).find(name)

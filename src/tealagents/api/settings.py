@@ -1,4 +1,4 @@
-"""What the config says of the wire: bounds, names, and how to tell whether all is well."""
+"""What the config says of the wire: bounds, names, and how to see whether all is well."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from tealagents.domain.models import Json
 Probe = Callable[[], Awaitable[Json]]
 
 
-class Consents(Protocol):
+class ConsentCallbacks(Protocol):
     """The authorizations that users were asked for, and what their browsers bring back."""
 
     async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
@@ -38,11 +38,7 @@ class ApiSettings:
     is_local: Callable[[str], bool] | None = None
     metadata: Json = field(default_factory=dict)
     dependencies: dict[str, Probe] = field(default_factory=dict)
-    #: a span for each request but the probes, continuing the caller's trace
-    traced: bool = False
-    #: counts of requests, for the metrics
-    metered: bool = False
     #: where the console is; None where it is not served
     console: str | None = None
     #: None where no tool server can need the user's own authorization
-    consents: Consents | None = None
+    consents: ConsentCallbacks | None = None

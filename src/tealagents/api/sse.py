@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-#: a comment is one line: the blank one after an event would make some clients tell of an empty event
+#: a comment is one line: the blank one after an event would make some clients report an empty event
 KEEPALIVE = b": keepalive\n"
 #: seconds after which a client that takes nothing is given up
 SEND_TIMEOUT = 60.0

@@ -216,7 +216,7 @@ def open_delegation(options: EntraOptions, clock: Clock) -> EntraDelegation | No
 
 
 def _whose(assertion: str) -> User | None:
-    """The user a token names. It has been checked when the request began; this only tells whose it is."""
+    """The user a token names. It has been checked when the request began; this only says whose it is."""
     _, _, rest = assertion.partition(".")
     claims = rest.partition(".")[0]
     try:

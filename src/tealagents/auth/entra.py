@@ -170,7 +170,7 @@ class EntraAuthenticator:
         """The keys for tokens of a tenant that may call: so there are never more than the settings name."""
         home = self._options.tenant_id
         # A tenant listed beside a home tenant is its own authority; under a domain or `organizations`
-        # all are found in one place, and the issuer tells whether the token's tenant is one of them.
+        # all are found in one place, and the issuer says whether the token's tenant is one of them.
         tenant = tid if self._home_is_id else home
         url = f"{self._options.authority}/{tenant}{_METADATA_PATHS[version]}/.well-known/openid-configuration"
         if url not in self._published:

@@ -1,4 +1,4 @@
-"""The authority's signing keys, kept fresh without anybody waiting for it.
+"""The authority's signing keys, kept fresh without a request waiting for it.
 
 Keys once read stay in use until newer ones have been read, however long the authority is gone: an outage of
 the authority is not one of this service. They are read

@@ -14,7 +14,7 @@ _MAX_CHARACTERS = 200
 
 
 class MockAuthenticator:
-    """Takes the bearer token for the user's id. Anybody can be anybody: never where others can connect."""
+    """Takes the bearer token for the user's id, so any client can claim any id: for development only."""
 
     Options: ClassVar[type[MockOptions]] = MockOptions
 

@@ -31,7 +31,7 @@ __all__ = [
 MULTI_TENANT = frozenset({"common", "organizations"})
 #: an id as Entra writes it
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
-#: Microsoft Graph, by its URLs and its application id: a token for it is no business of anybody else
+#: Microsoft Graph, by its URLs and its application id: a token for it is accepted by Graph alone
 GRAPH_AUDIENCES = frozenset(
     {
         "00000003-0000-0000-c000-000000000000",

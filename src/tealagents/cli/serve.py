@@ -242,7 +242,19 @@ def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any])
 def worker_app() -> "ASGIApp":
     """The application of one worker process; its config is named by the environment."""
     gc.disable()  # until `_settled`
+    threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
     return build_or_exit(load_or_exit(None))
+
+
+def _stop_with_supervisor() -> None:
+    """Drains this worker when its supervisor has died: no other process would replace or stop it."""
+    import multiprocessing  # a process without workers has no use for it
+
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None:
+        supervisor.join()
+        log.error("the supervisor has died; this worker stops")
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_or_exit(config: ServiceConfig) -> "ASGIApp":

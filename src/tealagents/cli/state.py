@@ -55,7 +55,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
-class Opened:
+class OpenedState:
     """An agent's state, and what works on it."""
 
     def __init__(self, config: ServiceConfig, records: RecordStore, rules: Rules) -> None:
@@ -69,14 +69,14 @@ class Opened:
 
 
 @asynccontextmanager
-async def opened(config: ServiceConfig) -> AsyncIterator[Opened]:
+async def opened(config: ServiceConfig) -> AsyncIterator[OpenedState]:
     from tealagents.bootstrap import ledger_of, rules_of, store_of
 
     async with store_of(config) as store:
-        yield Opened(config, ledger_of(config, store, SystemClock()), rules_of(config))
+        yield OpenedState(config, ledger_of(config, store, SystemClock()), rules_of(config))
 
 
-def _run(config: Path | None, work: Callable[[Opened], Awaitable[T]]) -> T:
+def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]]) -> T:
     """Does the work on a config's state; a failure is one line."""
     checked = load_or_exit(config)
 
@@ -158,7 +158,7 @@ def export_command(
     if file != Path("-") and file.exists():
         raise fail(f"{file} exists already; nothing is overwritten")
 
-    async def work(opened: Opened) -> Exporter:
+    async def work(opened: OpenedState) -> Exporter:
         exporter = Exporter(opened.records)
         with _progress("users") as report, _written(file) as output:
             async for line in exporter.lines(report):
@@ -201,7 +201,7 @@ def import_command(
     Nothing is overwritten. Every line is checked before the first is written. Can be repeated.
     """
 
-    async def work(opened: Opened) -> Importer:
+    async def work(opened: OpenedState) -> Importer:
         with _seekable(file) as lines:
             size = _size(lines)
             checking = Importer(opened.records, key_seconds=opened.key_seconds)
@@ -260,7 +260,7 @@ def prune_command(
     """
     age = _duration(older_than) if older_than is not None else None
 
-    async def work(opened: Opened) -> tuple[dict[str, int], Pruning, int]:
+    async def work(opened: OpenedState) -> tuple[dict[str, int], Pruning, int]:
         clock, counts = opened.records.clock, {"task": 0, "session": 0}
         before = clock.now() - age if age is not None else None
         pruning = Pruning(opened.records, opened.eraser, before=before)
@@ -306,10 +306,10 @@ def delete_user_command(
     """
     whom = _user(user)
 
-    async def count(opened: Opened) -> int:
+    async def count(opened: OpenedState) -> int:
         return await _departure(opened, whom).count()
 
-    async def erase(opened: Opened) -> int:
+    async def erase(opened: OpenedState) -> int:
         with _progress("records") as report:
             return await _departure(opened, whom).erase(lambda done: report(done, done))
 
@@ -323,7 +323,7 @@ def delete_user_command(
     print(f"{whom.key} is erased")
 
 
-def _departure(opened: Opened, whom: User) -> Departure:
+def _departure(opened: OpenedState, whom: User) -> Departure:
     return Departure(opened.records, opened.eraser, opened.directory, whom)
 
 
@@ -368,7 +368,7 @@ def verify_command(
     recomputed; without one, accidental damage only.
     """
 
-    async def work(opened: Opened) -> tuple[int, int, list[Fault], list[str]]:
+    async def work(opened: OpenedState) -> tuple[int, int, list[Fault], list[str]]:
         tasks, entries, faults = 0, 0, list[Fault]()
         inventory = Inventory(opened.records)
         owners = await inventory.owners()

@@ -96,7 +96,7 @@ def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
 
 
 def upgraded(text: str, config: EarlierConfig) -> str:
-    """The text of the file as `tealagents/v1alpha1`. `NotUpgraded` where only a person can tell."""
+    """The text of the file as `tealagents/v1alpha1`. `NotUpgraded` where only a person can decide."""
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
     edit = _Edit(text)
@@ -113,7 +113,7 @@ def upgraded(text: str, config: EarlierConfig) -> str:
 
 
 def _one_agent(edit: "_Edit", config: EarlierConfig, keys: "_Entries") -> None:
-    """A sequence as one agent that is told its tasks."""
+    """A sequence as one agent that is given its tasks."""
     if len(config.agents) > 1:
         raise NotUpgraded(
             f"its tasks are done by {len(config.agents)} agents, and a file of {API_VERSIONS[0]} has one: "

@@ -120,6 +120,10 @@ class ServiceConfig:
         return f"/{self.name}/{self.version}"
 
 
+_REMOTE_PLUGINS = ("spec", "agent", "remote_plugins")
+_NO_REMOTE_PLUGINS = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
+
+
 def load(
     path: Path | None = None,
     *,
@@ -133,24 +137,13 @@ def load(
     Raises ConfigError with everything that is wrong, in the file and in the environment. A `${NAME}` of the
     file that is not set is wrong, too, unless `unset` is given, a list that takes such problems.
     """
-    problems: list[Problem] = []
-    warnings: list[str] = []
-    environment = read_environment(os.environ if env is None else env, dotenv, problems)
-    settings = read_settings(environment, problems, warnings)
-    path = path or settings.service_config
-    if path is None:
-        problems.append(Problem(None, None, "TA_SERVICE_CONFIG", "is not set, and no config file was named"))
-        raise ConfigError(problems)
-    try:
-        document = read_document(path, problems)
-    except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
-    loading = Loading(document, settings, environment, problems, warnings)
+    loading = _read(path, os.environ if env is None else env, dotenv)
+    document, problems, warnings = loading.document, loading.problems, loading.warnings
     if str(document.data.get("apiVersion")).startswith(EARLIER):
         from tealagents.config import skagents
 
         return skagents.load(loading, unset)
-    loading.environment = translated(environment, document.get(_PERSISTENCE), warnings)
+    loading.environment = translated(loading.environment, document.get(_PERSISTENCE), warnings)
     loading.put_over(unset)
     if not _is_of_this_version(document, problems):
         raise loading.refused()
@@ -161,13 +154,30 @@ def load(
         message = "gateway is for skagents files only: tasks have owners, who are told apart by their tokens"
         problems.append(document.problem((*AUTH, "provider"), message))
     for name in ("types_module", "gateway_secret"):
-        if getattr(settings, name) is not None:
+        if getattr(loading.settings, name) is not None:
             warnings.append(f"TA_{name.upper()}: has no effect: it is for skagents files only")
     warnings += unknown_keys(file, document)
     config = combined(file, auth, loading)
     if problems:
         raise loading.refused()
     return config
+
+
+def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Loading":
+    """The environment, and the file that it or `path` names."""
+    problems: list[Problem] = []
+    warnings: list[str] = []
+    environment = read_environment(env, dotenv, problems)
+    settings = read_settings(environment, problems, warnings)
+    path = path or settings.service_config
+    if path is None:
+        problems.append(Problem(None, None, "TA_SERVICE_CONFIG", "is not set, and no config file was named"))
+        raise ConfigError(problems)
+    try:
+        document = read_document(path, problems)
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    return Loading(document, settings, environment, problems, warnings)
 
 
 @dataclass
@@ -275,15 +285,8 @@ def _ordered(problems: list[Problem]) -> list[Problem]:
 def combined(file: ConfigFile, auth: AuthConfig, loading: Loading) -> ServiceConfig:
     """A valid file with the environment over it. What does not fit together is added to the problems."""
     spec, document, settings = file.spec, loading.document, loading.settings
-    problems, warnings = loading.problems, loading.warnings
-    warnings += _warnings_of(auth)
     if spec.agent.remote_plugins and settings.remote_plugin_path is None:
-        message = "needs the file that describes them; set TA_REMOTE_PLUGIN_PATH"
-        problems.append(document.problem(("spec", "agent", "remote_plugins"), message))
-    if settings.encryption_old_keys and settings.encryption_key is None:
-        warnings.append(
-            "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
-        )
+        loading.problems.append(document.problem(_REMOTE_PLUGINS, _NO_REMOTE_PLUGINS))
     return ServiceConfig(
         source=Path(os.path.abspath(document.name)),
         api_version=file.api_version,
@@ -315,14 +318,14 @@ def combined(file: ConfigFile, auth: AuthConfig, loading: Loading) -> ServiceCon
         public_url=settings.public_url.rstrip("/") if settings.public_url else None,
         forward_headers=settings.forward_headers,
         offline_script=settings.offline_script,
-        telemetry=_telemetry(settings, warnings),
+        telemetry=_telemetry(settings),
         environment=loading.environment.variables,
-        warnings=tuple(warnings),
+        warnings=(*loading.warnings, *_warnings_of(auth, settings)),
         document=document,
     )
 
 
-def _warnings_of(auth: AuthConfig) -> Iterator[str]:
+def _warnings_of(auth: AuthConfig, settings: Settings) -> Iterator[str]:
     if auth.entra is not None and not auth.entra.scopes:
         yield "any token for the audience is accepted: no scopes are required; set TA_ENTRA_SCOPES"
     elif auth.entra is None and not auth.chosen:
@@ -330,12 +333,14 @@ def _warnings_of(auth: AuthConfig) -> Iterator[str]:
             "authentication is off: no provider is chosen, so the mock provider accepts any bearer token as "
             "the user id, on loopback addresses only; set TA_AUTH or spec.auth"
         )
+    if settings.encryption_old_keys and settings.encryption_key is None:
+        yield "TA_ENCRYPTION_OLD_KEYS: has no effect without TA_ENCRYPTION_KEY; nothing is encrypted"
+    if settings.telemetry_enabled and settings.otel_endpoint is None:
+        yield "TA_TELEMETRY_ENABLED: has no effect without TA_OTEL_ENDPOINT; nothing is exported"
 
 
-def _telemetry(settings: Settings, warnings: list[str]) -> TelemetryOptions:
+def _telemetry(settings: Settings) -> TelemetryOptions:
     endpoint = settings.otel_endpoint
-    if settings.telemetry_enabled and endpoint is None:
-        warnings.append("TA_TELEMETRY_ENABLED: has no effect without TA_OTEL_ENDPOINT; nothing is exported")
     return TelemetryOptions(
         enabled=endpoint is not None and settings.telemetry_enabled is not False,
         endpoint=endpoint,

@@ -55,7 +55,7 @@ class Task(Older):
     description: str = ""
     """What it is about."""
     instructions: str
-    """What the agent is told: a Jinja template over the fields of the input."""
+    """What the agent is sent: a Jinja template over the fields of the input."""
     agent: Text
     """The agent that does it, by its name."""
     _place: int = PrivateAttr(0)

@@ -298,14 +298,14 @@ class Conflict(StoreError):
 
 
 class Unknown(StoreError):
-    """Whether the commit was applied cannot be told (a reply was lost). Read to find out."""
+    """Whether the commit was applied is unknown (a reply was lost). Read to find out."""
 
 
 # --- tools ---------------------------------------------------------------------------------------
 
 
 class ToolFailed(Exception):
-    """What a tool raises, or an adapter for it, to tell the model that the call did not work and why.
+    """What a tool raises, or an adapter for it, to report to the model that the call failed and why.
 
     `unknown` says that it may have taken effect all the same: an answer that never came, say.
     """

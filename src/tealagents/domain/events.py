@@ -22,7 +22,7 @@ class TextDelta(Struct, frozen=True, array_like=True, tag="text"):
     """Some text of the answer, as the model service sent it."""
 
     text: str
-    #: the model refuses: shown like an answer, told apart in the outcome and the trace
+    #: the model refuses: shown like an answer, marked in the outcome and the trace
     refusal: bool = False
 
 

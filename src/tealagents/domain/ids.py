@@ -9,7 +9,6 @@ A tag is a hint, believed only if the record is really there; it grants nothing.
 import hashlib
 import os
 import re
-import uuid
 
 from tealagents.domain.errors import InvalidRequest
 
@@ -51,7 +50,9 @@ def new_id(tag: str) -> str:
 
 def random_id() -> str:
     """A fresh random UUID (version 4), for what no one looks up by its id alone."""
-    return str(uuid.uuid4())
+    r = os.urandom(16).hex()
+    variant = "89ab"[int(r[16], 16) & 3]
+    return f"{r[:8]}-{r[8:12]}-4{r[13:16]}-{variant}{r[17:20]}-{r[20:]}"
 
 
 def operation_id() -> str:

@@ -68,6 +68,13 @@ class Usage(Struct, frozen=True):
             self.total_tokens + other.total_tokens,
         )
 
+    def __sub__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.total_tokens - other.total_tokens,
+        )
+
 
 class Item(Struct, frozen=True):
     """One piece of a message: text, or an image as a data URI."""
@@ -289,7 +296,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_id: str | None = None
     #: the current path; the request now running is not yet on it
     path: Path = ()
-    #: told to the model while it is on the path, so that no side effect is forgotten and repeated
+    #: sent to the model while it is on the path, so that no side effect is forgotten and repeated
     effects: tuple[Effects, ...] = ()
     #: the last entry's sequence number and hash
     tail_seq: int = 0

@@ -160,7 +160,7 @@ class Store(Protocol):
         - Where an expectation does not hold: `Conflict`, and nothing is written.
         - Every record put gets `commit.operation` as its version.
         - An absent key in `delete` is no error. A key is never both put and deleted.
-        - When it cannot be told whether the commit was applied (the reply was lost): `Unknown`. The
+        - When it is unknown whether the commit was applied (the reply was lost): `Unknown`. The
           store itself never sends a commit twice. When it surely was not: `PersistenceUnavailable`.
         - A canceled caller does not leave half a commit; whether it was applied is then unknown.
         """
@@ -181,7 +181,7 @@ class Store(Protocol):
         Notifications are delivered at best effort, in no order, and carry nothing: they say when to look,
         and the records say what happened. A store that loses its link wakes every watch when it notices,
         lets them wait by a timer while there is none, and wakes every watch again once it is back. A link
-        that does not answer counts as lost after at most 1.5 seconds. Entering and waiting never raise
+        that does not answer counts as lost after at most two seconds. Entering and waiting never raise
         because of the link.
         """
         ...
@@ -354,7 +354,7 @@ class Tool(Protocol):
     async def call(self, context: ToolContext, arguments: Json) -> str:
         """What the model is sent.
 
-        Raises `ToolFailed` to tell the model of a failure, `Authorization` to ask the user.
+        Raises `ToolFailed` to report a failure to the model, `Authorization` to ask the user.
 
         Never blocks the event loop. Cancellation must be let through. Any other exception is reported to
         the model by its type and text, and logged.
@@ -364,7 +364,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A tool that can tell before a call whether its arguments fit; what a person edits is checked so."""
+    """A tool that can check before a call whether its arguments fit; what a person edits is checked so."""
 
     def check(self, arguments: Json) -> None:
         """`ToolFailed` where a call with these arguments would be refused before it does anything."""
@@ -414,7 +414,7 @@ class Unlisted(Protocol):
 
 
 class Authenticator(Protocol):
-    """Tells who is asking. Opened by entering its async context, one a process."""
+    """Identifies callers. Opened by entering its async context, one a process."""
 
     async def authenticate(self, token: str) -> Caller:
         """The caller behind a bearer token.

@@ -13,7 +13,7 @@ from tealagents.threads.views import View
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agent:
+class AgentSpec:
     """One agent: who it is, what it is sent, what it can do."""
 
     name: str
@@ -33,6 +33,11 @@ class Agent:
     #: the shape of every answer; None: free text
     response_format: ResponseFormat | None = None
     observer: Observer = field(default_factory=Observer)
+
+    @property
+    def remembers(self) -> bool:
+        """Checkpoints keep a context: the state of reducers and context providers."""
+        return self.view is not None or bool(self.providers)
 
     @property
     def source(self) -> str:

@@ -156,8 +156,8 @@ class Approvals:
     async def _by_calls(self, partition: str, record: RequestRecord, command: Command) -> Stored[Approval]:
         """The pause that shows the calls the decision names.
 
-        A call that waits for its owner is shown by two: there the calls alone do not tell a decision of the
-        second from a repeated one of the first.
+        A call that waits for its owner is shown by two: there the calls alone do not distinguish a
+        decision of the second from a repeated one of the first.
         """
         named = {decision.id for decision in command.decisions}
         approvals = [await self._approval(partition, approval_id) for approval_id in record.approvals]

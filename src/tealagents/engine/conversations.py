@@ -1,10 +1,10 @@
 """The conversations of tasks: read from their logs, and kept between turns."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from tealagents.domain.models import Head, Json, Message, MessageBody
-from tealagents.engine.agent import Agent
-from tealagents.engine.histories import Histories
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import effects_note
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.turn import Asked
@@ -13,54 +13,69 @@ from tealagents.state.memories import Memory
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 from tealagents.threads.views import Part
-from tealagents.threads.windows import Window, Windows
+from tealagents.threads.windows import Window, Windows, encoded_by, in_parts
 
 
 class TaskConversation:
     """One task's conversation, as a turn reads it (`engine.turn.Conversation`)."""
 
-    def __init__(self, conversations: "Conversations", writer: TaskWriter) -> None:
+    def __init__(self, conversations: "TaskConversations", writer: TaskWriter) -> None:
         self._conversations = conversations
         self._writer = writer
-        self._window: Window | None = None
+        #: on what the view shows
+        self._window: Window[Part] | None = None
         #: continued by the request after its pause, else by the task
         self.remote_id = writer.request.remote_id or writer.head.remote_id
 
     async def remembered(self) -> Json:
-        kept, head = self._conversations, self._writer.head
-        if kept.agent.view is not None and kept.agent.thread_kind == "local":
-            self._window = await kept.windows.load(self._writer.partition, head)
-            return self._window.context
-        return await kept.windows.context_of(self._writer.partition, head)
+        kept, partition, head = self._conversations, self._writer.partition, self._writer.head
+        if kept.agent.thread_kind == "remote":
+            return await kept.whole.context_of(partition, head)
+        if kept.agent.view is None:
+            return (await kept.whole.load(partition, head)).context
+        self._window = await kept.viewed.load(partition, head)
+        return self._window.context
 
     async def encoded(self) -> Sequence[bytes]:
-        kept, head = self._conversations, self._writer.head
-        parts = await kept.histories.load(self._writer.partition, head)
+        kept, partition, head = self._conversations, self._writer.partition, self._writer.head
+        parts = await kept.whole.whole(partition, await kept.whole.load(partition, head))
         if kept.agent.thread_kind == "remote":
-            kept.histories.forget(head.task_id)  # from here on the model service has it
+            kept.whole.forget(head.task_id)  # from here on the model service has it
         return parts
 
-    def earlier(self) -> AsyncIterator[Part]:
-        assert self._window is not None
-        return self._conversations.windows.earlier(self._writer.partition, self._window)
+    async def earlier(self) -> AsyncGenerator[Part]:
+        window = self._window
+        assert window is not None
+        turn = int(window.context.get("turn", 0))
+        async with aclosing(self._conversations.viewed.rounds(self._writer.partition, window)) as rounds:
+            async for known in rounds:
+                begins = known.first_seq - window.path[0][0] <= 1
+                for n, part in reversed(list(enumerate(known.parts))):
+                    part.turn, part.first = turn, begins and n == 0
+                    yield part
+                turn -= 1
 
     def looked(self) -> None:
         assert self._window is not None
-        self._conversations.windows.shrink(self._window)
+        self._conversations.viewed.shrink(self._window)
 
     def memory(self, provider: str) -> Memory:
         request, records = self._writer.request, self._conversations.tasks.records
         return Memory(records, self._writer.partition, provider, request.session_id, request.task_id)
 
 
-class Conversations:
+class TaskConversations:
     """The conversations of one agent's tasks, and what is kept of them for the next turn."""
 
-    def __init__(self, agent: Agent, tasks: Tasks) -> None:
+    def __init__(self, agent: AgentSpec, tasks: Tasks) -> None:
         self.agent = agent
         self.tasks = tasks
-        self.histories = Histories(tasks.history, agent.model)
-        self.windows = Windows(tasks.history, tasks.records)
+        history, records = tasks.history, tasks.records
+        remembers = agent.remembers and agent.thread_kind == "local"
+        #: for agents with a view, and for all others
+        self.viewed = Windows(history, records, in_parts, remembers=remembers)
+        self.whole = Windows(history, records, encoded_by(agent.model), remembers=remembers)
+        self.windows: Windows[Part] | Windows[bytes] = self.whole if agent.view is None else self.viewed
 
     def open(self, writer: TaskWriter) -> TaskConversation:
         return TaskConversation(self, writer)
@@ -105,18 +120,12 @@ class Conversations:
         self, head: Head, first_seq: int, messages: Sequence[Message] = (), context: Json | None = None
     ) -> None:
         """The request whose entries begin at `first_seq` has left `head`; without messages, unanswered."""
-        if self.agent.thread_kind == "remote":
-            return
-        if self.agent.view is not None:
+        if self.agent.thread_kind != "remote":
             self.windows.extend(head, first_seq, messages, context)
-        else:
-            self.histories.extend(head, first_seq, messages)
 
     def recheck_keys(self, task_id: str) -> tuple[str, Sequence[int]]:
         """The batches to read again because what was made of them is kept, and whose log they are of."""
-        kept = self.windows if self.agent.view is not None else self.histories
-        return kept.recheck_keys(task_id)
+        return self.windows.recheck_keys(task_id)
 
     def forget(self, task_id: str) -> None:
-        self.histories.forget(task_id)
         self.windows.forget(task_id)

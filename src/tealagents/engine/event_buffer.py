@@ -1,7 +1,9 @@
 """The events of a request in memory, for all its followers in this process."""
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
+from operator import attrgetter
 
 from tealagents.domain.events import Recorded, Terminal
 
@@ -12,18 +14,19 @@ class EventBuffer:
     def __init__(self, base: int) -> None:
         #: the id of the last event before the first of these
         self.base = base
+        #: the id of the last event
+        self.last_id = base
         self._events: list[Recorded] = []
-        self._closed = False
+        #: nothing more comes
+        self.closed = False
         self._error: Exception | None = None
         self._wakers: set[asyncio.Future[None]] = set()
 
-    @property
-    def last_id(self) -> int:
-        return self._events[-1].id if self._events else self.base
-
     def extend(self, events: Sequence[Recorded]) -> None:
         self._events.extend(events)
-        self._wake()
+        self.last_id = self._events[-1].id if self._events else self.base
+        if self._wakers:
+            self._wake()
 
     def slice(self, after: int, limit: int) -> list[Recorded]:
         """At most `limit` events behind the one numbered `after`; the numbers rise by one."""
@@ -32,7 +35,7 @@ class EventBuffer:
 
     def close(self, error: Exception | None = None) -> None:
         """Nothing more comes: followers see what there is, and then `error`."""
-        self._closed = True
+        self.closed = True
         self._error = error
         self._wake()
 
@@ -41,15 +44,15 @@ class EventBuffer:
 
         Those of before a pause, and everything before `base`, are in the log alone.
         """
-        position = max(0, after - self.base)
         while True:
-            if position < len(self._events):
-                fresh = self._events[position:]
-                position = len(self._events)
+            if after < self.last_id:
+                # by their numbers: those of decided pauses are left out
+                fresh = self._events[bisect_right(self._events, after, key=attrgetter("id")) :]
+                after = fresh[-1].id
                 yield fresh
                 if isinstance(fresh[-1].event, Terminal):
                     return
-            elif self._closed:
+            elif self.closed:
                 if self._error is not None:
                     raise self._error
                 if self._events and isinstance(self._events[-1].event, Terminal):

@@ -6,7 +6,7 @@ While nothing happens, nothing is read.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol
@@ -14,7 +14,6 @@ from typing import Protocol
 from tealagents.domain.errors import NotFound, TealError
 from tealagents.domain.events import Recorded, Started, Terminal, ending
 from tealagents.domain.models import ENDED, RequestRecord
-from tealagents.domain.ports import Watch
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.run import Run
 from tealagents.state import keys
@@ -23,8 +22,8 @@ from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-#: seconds of silence after which it is asked whether the process that runs a request is still alive
-SILENCE_SECONDS = 5.0
+#: seconds after which it is asked again whether the processes that run what is followed are still alive
+CHECK_SECONDS = 5.0
 
 
 class Runner(Protocol):
@@ -64,7 +63,7 @@ async def follow(
             waited = record.started_at != record.created_at  # and was said to when it came
             yield [Recorded(1, Started("Queued" if waited else "Running"))]
             after = 1
-        async for batch in _stored(tasks, partition, request_id, after):
+        async for batch in tasks.streams.read(partition, request_id, after):
             yield batch
             after = batch[-1].id
         if (last := _last(record, after)) is not None:
@@ -83,15 +82,6 @@ async def follow(
             return
 
 
-async def _stored(
-    tasks: Tasks, partition: str, request_id: str, after: int
-) -> AsyncGenerator[Sequence[Recorded], None]:
-    """What the log holds behind `after`."""
-    while batch := await tasks.streams.read(partition, request_id, after):
-        yield batch
-        after = batch[-1].id
-
-
 def _last(record: RequestRecord, after: int) -> Recorded | None:
     """The event that ends the stream of a request as it stands, for a follower that has seen `after`."""
     if record.status in ENDED or (record.status == "Paused" and after < record.last_event):
@@ -105,14 +95,17 @@ class Tails:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._open: dict[str, Tail] = {}
+        #: those of `_open`, and what was opened beside one of them for a follower that is further behind
+        self._followed: set[Tail] = set()
 
     @contextmanager
     def open(self, partition: str, record: RequestRecord, after: int) -> Iterator[EventBuffer]:
         """The events of a request behind `after`, as its log grows, for as long as the block lasts."""
         tail = self._open.get(record.request_id)
         if tail is None or tail.buffer.base > after:
-            tail = Tail(self._tasks, partition, record.request_id, after)
+            tail = Tail(self._tasks, partition, record, after)
             self._open.setdefault(record.request_id, tail)
+            self._followed.add(tail)
         tail.followers += 1
         try:
             yield tail.buffer
@@ -120,8 +113,18 @@ class Tails:
             tail.followers -= 1
             if not tail.followers:
                 tail.reading.cancel()
+                self._followed.discard(tail)
                 if self._open.get(record.request_id) is tail:
                     del self._open[record.request_id]
+
+    async def attend(self) -> None:
+        """Looks for the ends that no one will write; runs beside the service.
+
+        All requests are checked at once, so that a process that runs many of them is looked at once.
+        """
+        while True:
+            await self._tasks.records.clock.sleep(CHECK_SECONDS)
+            await asyncio.gather(*(tail.check() for tail in self._followed))
 
     def runs_here(self, request_id: str) -> None:
         """A request that was followed from elsewhere is run by this process from now on."""
@@ -137,64 +140,78 @@ class Tails:
 class Tail:
     """The events of one request as other processes write them, read once for all followers here."""
 
-    def __init__(self, tasks: Tasks, partition: str, request_id: str, after: int) -> None:
+    def __init__(self, tasks: Tasks, partition: str, record: RequestRecord, after: int) -> None:
         self._tasks = tasks
         self._partition = partition
-        self._request_id = request_id
+        self._request_id = record.request_id
+        #: as it was last read
+        self._record = record
         self.buffer = EventBuffer(after)
         self.followers = 0
-        self._now = asyncio.get_running_loop().time
-        #: when something was last read, or it was last asked whether anything can come
-        self._heard = self._now()
-        self.reading = asyncio.create_task(self._read(), name=f"tail {request_id}")
+        #: held while the store is read
+        self._looking = asyncio.Lock()
+        self.reading = asyncio.create_task(self._read(), name=f"tail {record.request_id}")
 
     async def _read(self) -> None:
         """Reads to the end of the stream, waiting to be woken."""
         store = self._tasks.records.store
-        try:
+        with self._reporting():
             async with store.watch(self._partition, keys.request(self._request_id)) as watch:
-                while await self._look(watch):
-                    pass
+                before = self.buffer.last_id
+                while await self._look():
+                    await watch.wait(found=self.buffer.last_id > before)
+                    before = self.buffer.last_id
+
+    async def check(self) -> None:
+        """Ends the request where nothing more can come of it by itself."""
+        with self._reporting():
+            if not self.buffer.closed and await self._is_due():
+                await self._tasks.request(self._partition, self._request_id)  # which ends it
+                await self._look()
+
+    async def _look(self) -> bool:
+        """Reads what is new; False behind the end."""
+        async with self._looking:
+            if self.buffer.closed:
+                return False
+            await self._read_log()  # first: what is shown does not wait for what is most often no end
+            key = keys.request(self._request_id)
+            found = await self._tasks.records.get(self._partition, key, RequestRecord)
+            if found is None:  # deleted: the task says so
+                found = await self._tasks.request(self._partition, self._request_id)
+            self._record = found.value
+            if (last := _last(found.value, self.buffer.last_id)) is None:
+                return True
+            if self.buffer.last_id + 1 < last.id:
+                await self._read_log()  # once more: they may have come with the end
+            self.buffer.extend((last,))
+            self.buffer.close()
+            return False
+
+    async def _read_log(self) -> None:
+        streams, after = self._tasks.streams, self.buffer.last_id
+        async for batch in streams.read(self._partition, self._request_id, after):
+            self.buffer.extend(batch)
+
+    async def _is_due(self) -> bool:
+        """Whether its process died, or its time may be up."""
+        record = self._record
+        if record.pause is not None:
+            return record.pause.expires_at <= self._tasks.records.clock.now()
+        if record.status == "Queued":
+            return True
+        return record.worker_id is not None and await self._tasks.peers.dead(record.worker_id)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """The followers hear what goes wrong."""
+        try:
+            yield
         except TealError as error:
             self.buffer.close(error)
         except Exception as error:
             log.exception("request %s cannot be followed", self._request_id)
             self.buffer.close(error)
-
-    async def _look(self, watch: Watch) -> bool:
-        """Reads what is new, and waits for more; False behind the end."""
-        key = keys.request(self._request_id)
-        found = await self._tasks.records.get(self._partition, key, RequestRecord)
-        if found is None:  # deleted: the task says so
-            found = await self._tasks.request(self._partition, self._request_id)
-        record, before = found.value, self.buffer.last_id
-        async for batch in _stored(self._tasks, self._partition, self._request_id, before):
-            self.buffer.extend(batch)
-        if (last := _last(record, self.buffer.last_id)) is not None:
-            self.buffer.extend((last,))
-            self.buffer.close()
-            return False
-        if self.buffer.last_id > before:
-            self._heard = self._now()
-        woken = False
-        while not woken:
-            # a watch without pushes wakes by its timer, which is no news of the process that runs the request
-            woken = await watch.wait(SILENCE_SECONDS, found=self.buffer.last_id > before)
-            before = self.buffer.last_id
-            if self._now() - self._heard >= SILENCE_SECONDS:
-                self._heard = self._now()
-                if await self._is_due(record):
-                    await self._tasks.request(self._partition, self._request_id)  # which ends it
-                    break
-        return True
-
-    async def _is_due(self, record: RequestRecord) -> bool:
-        """Whether nothing more can come of the request by itself: its process died, or its time is up."""
-        if record.pause is not None:
-            return record.pause.expires_at <= self._tasks.records.clock.now()
-        if record.status == "Queued":
-            return True
-        return record.worker_id is not None and await self._tasks.lease.dead(record.worker_id)
 
 
 def nothing_left(record: RequestRecord, after: int) -> bool:

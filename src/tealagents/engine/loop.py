@@ -184,11 +184,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
     composed = await state.prompt.compose()
     if composed.reports:
         yield Noted(tuple(composed.reports))
-    started_at, started = state.clock.now(), time.perf_counter()
-    first = 0.0
-    text: list[str] = []
-    refusal = False
-    done: ModelDone | None = None
+    reply = _Reply(state.clock.now(), time.perf_counter())
     watch = state.observer.model_call(state.model.name, state.model.provider, streamed=state.stream)
     call = ModelCall(
         prompt=composed.parts,
@@ -202,31 +198,53 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
         async with aclosing(state.model.stream(call)) as events:
             async for event in events:
                 if isinstance(event, ModelDone):
-                    done = event
+                    reply.done = event
                     continue
-                if not text:
-                    first = time.perf_counter() - started
+                if not reply.text:
+                    reply.first = time.perf_counter() - reply.started
                     watch.first_piece()
-                refusal = refusal or event.refusal
+                reply.refusal = reply.refusal or event.refusal
                 kept = storable(event.text)
-                text.append(kept)
+                reply.text.append(kept)
                 yield event if kept is event.text else TextDelta(kept, event.refusal)
-        if done is None:
-            raise ModelFailed("The model service ended without an answer.")
-        if done.finish_reason == "content_filter" and not text:
-            # kept as an answer, the filtered message would be refused again with every later turn
-            raise ModelFailed("The model service's content filter refused the message. Rephrase it.")
+        done = reply.ended()
     except RecursionError as error:
         watch.failed(error)
         raise ModelFailed("The model service's reply is nested too deeply to be read.") from None
     except BaseException as error:
         watch.failed(error)
         raise
-    watch.done(done, "".join(text))
+    watch.done(done, "".join(reply.text))
     state.prompt.sent()
     if state.remote and not (state.remote_id or "").startswith("conv_"):
         state.remote_id = done.response_id
-    said = "".join(text)
+    yield _answered(state, call, reply, done)
+
+
+class _Reply(Struct):
+    """What has come of one model call."""
+
+    started_at: datetime
+    #: by `time.perf_counter`
+    started: float
+    #: seconds until the first text
+    first: float = 0.0
+    text: list[str] = []
+    refusal: bool = False
+    done: ModelDone | None = None
+
+    def ended(self) -> ModelDone:
+        """How it has ended; `ModelFailed` where that is no answer."""
+        if self.done is None:
+            raise ModelFailed("The model service ended without an answer.")
+        if self.done.finish_reason == "content_filter" and not self.text:
+            # kept as an answer, the filtered message would be refused again with every later turn
+            raise ModelFailed("The model service's content filter refused the message. Rephrase it.")
+        return self.done
+
+
+def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone) -> Answered:
+    said = "".join(reply.text)
     message = Message(
         message_id=ids.random_id(),
         request_id=state.request_id,
@@ -235,14 +253,14 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
         items=(Item("text", said),) if said or not done.tool_calls else (),
         tool_calls=_told_apart(done.tool_calls, state),
     )
-    yield Answered(
+    return Answered(
         message=message,
         done=done,
-        started_at=started_at,
-        duration_ms=round((time.perf_counter() - started) * 1000, 3),
-        first_piece_ms=round(first * 1000, 3),
+        started_at=reply.started_at,
+        duration_ms=round((time.perf_counter() - reply.started) * 1000, 3),
+        first_piece_ms=round(reply.first * 1000, 3),
         messages_sent=len(call.prompt),
-        refusal=refusal,
+        refusal=reply.refusal,
     )
 
 

@@ -64,7 +64,7 @@ class RequestWatch:
 
 
 class Observer:
-    """Is told of requests, model calls and tool calls, and keeps the ids of the current one at hand."""
+    """Hears of requests, model calls and tool calls, and keeps the ids of the current one at hand."""
 
     @contextmanager
     def request(self, request: RequestRecord) -> Iterator[RequestWatch]:
@@ -80,6 +80,9 @@ class Observer:
             yield self.watch_request(request)
         finally:
             current_ids.reset(token)
+
+    def named(self, **ids: str) -> None:
+        """An HTTP request is about these: `task_id`, `request_id`, …"""
 
     def refused(self, error: TealError) -> None:
         """An HTTP request was answered with a problem."""

@@ -53,7 +53,7 @@ class Publisher:
 
     def publish(self, event: Event) -> None:
         """Numbers an event and shows it to the followers here; the log is written behind it."""
-        event_id = self.last_event + 1
+        event_id = self._buffer.last_id + 1
         self._buffer.extend((Recorded(event_id, event),))
         if event_id > 1:
             self._drained.clear()
@@ -76,10 +76,14 @@ class Publisher:
 
     # --- writing ---------------------------------------------------------------------------------
 
+    @property
+    def full(self) -> bool:
+        """Whether as many events are unwritten as the `error` of a dead producer can jump over."""
+        return self._buffer.last_id - self._written >= MOST_UNWRITTEN
+
     async def room(self) -> None:
-        """Waits while as many events are unwritten as the `error` of a dead producer can jump over."""
-        if self.last_event - self._written >= MOST_UNWRITTEN:
-            await self._drained.wait()
+        """Waits until it is no longer full."""
+        await self._drained.wait()
 
     async def settle(self, persist: Persist) -> list[Recorded]:
         """Stops writing behind, and returns the last few events, which go with the end's own commit."""

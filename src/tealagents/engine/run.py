@@ -24,13 +24,13 @@ from tealagents.domain.errors import (
 )
 from tealagents.domain.events import Started, TextDelta, ToolCalled
 from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
-from tealagents.engine.agent import Agent
-from tealagents.engine.conversations import Conversations
+from tealagents.engine.agent import AgentSpec
+from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.loop import HumanNeeded, Resumption
 from tealagents.engine.publishing import Publisher
 from tealagents.engine.recorder import TaskRecorder
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import Answer, Turn, TurnLoop, Waits, open_turn
+from tealagents.engine.turn import Turn, TurnDone, TurnLoop, Waits, open_turn
 from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
@@ -57,7 +57,7 @@ class Run:
     """One request from its message, or from a decision, to its end or its next pause."""
 
     def __init__(
-        self, conversations: Conversations, writer: TaskWriter, context: CallContext, *, streamed: bool
+        self, conversations: TaskConversations, writer: TaskWriter, context: CallContext, *, streamed: bool
     ) -> None:
         self._conversations = conversations
         self._writer = writer
@@ -84,6 +84,12 @@ class Run:
     @property
     def partition(self) -> str:
         return self._writer.partition
+
+    @property
+    def worker_id(self) -> str | None:
+        """Under whose lease it runs; None once its end is stored."""
+        running = self._writer.head.running
+        return running.worker_id if running else None
 
     def stop(self, stop: Stop) -> None:
         """Asks the run to end so; `outcome` says when it has. One that is about to end, ends as it was."""
@@ -152,7 +158,7 @@ class Run:
         waited = (self._now() - self.request.created_at).total_seconds()
         return max(0.0, limit - max(0.0, waited))
 
-    async def _converse(self, resumption: Resumption | None) -> Answer | Waits:
+    async def _converse(self, resumption: Resumption | None) -> TurnDone | Waits:
         """Everything up to the end, which is left to be stored without a deadline."""
         conversations, writer, recorder = self._conversations, self._writer, self._recorder
         if resumption is not None:
@@ -170,16 +176,17 @@ class Run:
         )
         async with aclosing(loop.events(resumption)) as events:
             async for event in events:
-                if isinstance(event, Answer | Waits):
+                if isinstance(event, (TurnDone, Waits)):
                     return event
                 if self._streamed or not isinstance(event, TextDelta):
-                    await self.stream.room()
+                    if self.stream.full:
+                        await self.stream.room()
                     self.stream.publish(event)
         raise RuntimeError("a turn ends with an answer or a pause")
 
     # --- ends ------------------------------------------------------------------------------------
 
-    async def _complete(self, last: Answer) -> None:
+    async def _complete(self, last: TurnDone) -> None:
         rest = await self.stream.settle(self._persist)
         drafts = self._recorder.take()
         now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
@@ -392,7 +399,7 @@ class Run:
     # --- of use above ----------------------------------------------------------------------------
 
     @property
-    def _agent(self) -> Agent:
+    def _agent(self) -> AgentSpec:
         return self._conversations.agent
 
     @property

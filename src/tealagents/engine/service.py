@@ -18,8 +18,8 @@ from tealagents.domain.models import (
     RequestRecord,
 )
 from tealagents.engine.admission import Admission
-from tealagents.engine.agent import Agent
-from tealagents.engine.conversations import Conversations
+from tealagents.engine.agent import AgentSpec
+from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.following import Tails, follow
 from tealagents.engine.loop import Resumption
 from tealagents.engine.observer import Load
@@ -27,7 +27,7 @@ from tealagents.engine.run import Run, Stop
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
-from tealagents.state.queue import Queue
+from tealagents.state.queue import try_start
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import (
     BusyElsewhere,
@@ -40,7 +40,7 @@ from tealagents.state.submission import (
 )
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
-from tealagents.state.workers import Word
+from tealagents.state.workers import Mailbox, Word
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +62,16 @@ class Sent(Struct, frozen=True):
 class Service:
     """One agent's requests in this process."""
 
-    def __init__(self, agent: Agent, tasks: Tasks) -> None:
+    def __init__(self, agent: AgentSpec, tasks: Tasks) -> None:
         self.agent = agent
         self.tasks = tasks
-        self.conversations = Conversations(agent, tasks)
+        self.conversations = TaskConversations(agent, tasks)
         self.admission = Admission(
             per_process=agent.limits.max_concurrent_requests, per_user=agent.limits.max_requests_per_user
         )
         #: the process has drained: followers of what goes on elsewhere are sent there
         self.closed = False
         self._submission = Submission(tasks, self.conversations.recheck_keys)
-        self._queue = Queue(tasks)
         self._runs: dict[str, Run] = {}
         #: what carries the runs to their ends
         self._carrying: set[asyncio.Task[None]] = set()
@@ -81,9 +80,6 @@ class Service:
         self.tails = Tails(tasks)
         self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
         self._followers: weakref.WeakSet[AsyncIterator[Sequence[Recorded]]] = weakref.WeakSet()
-        tasks.lease.attach(
-            on_lost=self._drop_all, on_signal=self._end_as_asked, busy=lambda: bool(self._runs)
-        )
 
     @property
     def records(self) -> RecordStore:
@@ -219,7 +215,7 @@ class Service:
 
     async def _try_start(self, caller: Caller, waiting: Waiting) -> TaskWriter | RequestRecord | None:
         try:
-            return await self._queue.try_start(caller.user.key, waiting)
+            return await try_start(self.tasks, caller.user.key, waiting)
         except TealError as error:
             log.warning("request %s waits: %s", waiting.request.request_id, error)
             late = self.records.clock.now() >= waiting.deadline
@@ -266,14 +262,6 @@ class Service:
                 run.outcome.result()
             await self.tasks.cancel(partition, request_id, actor)
 
-    async def _end_as_asked(self, word: Word) -> None:
-        """Another process asks to end a request that runs here, or has ended it."""
-        run = self._runs.get(word.request_id)
-        if run is not None:
-            run.stop(Stop(SUPERSEDED if word.superseded else CANCELED, word.actor))
-        elif self.tasks.begun_here[word.request_id]:
-            self.tasks.ended_early.add(word.request_id)
-
     def load(self) -> Load:
         """How busy this process is."""
         return Load(
@@ -281,15 +269,45 @@ class Service:
             queued=len(self._waiting),
             followers=len(self._followers),
             lease_used=self.tasks.lease.used,
-            leases_lost=self.tasks.lease.lost,
+            leases_lost=self.tasks.lease.losses,
         )
 
     # --- the process -----------------------------------------------------------------------------
 
-    def _drop_all(self) -> None:
-        """The lease is lost: whatever runs here is for another process to end."""
-        for run in list(self._runs.values()):
-            run.stop(Stop(None))
+    async def attend(self) -> None:
+        """Ends requests as other processes ask, and those that processes have lost; runs with the service."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear())
+            group.create_task(self._drop_lost())
+            group.create_task(self.tails.attend())
+
+    async def _hear(self) -> None:
+        """Takes signals as they come, while requests are here that they could be for."""
+        mailbox = Mailbox(self.records, self.tasks.lease)
+        async for _ in mailbox.stirs():
+            if not self.tasks.begun_here:
+                continue
+            try:
+                async for word in mailbox.words():
+                    self._end_as_asked(word)
+            except TealError as error:
+                log.warning("signals could not be read: %s", error)
+
+    def _end_as_asked(self, word: Word) -> None:
+        """Another process asks to end a request that runs here, or has ended it."""
+        run = self._runs.get(word.request_id)
+        if run is not None:
+            run.stop(Stop(SUPERSEDED if word.superseded else CANCELED, word.actor))
+        elif self.tasks.begun_here[word.request_id]:
+            self.tasks.ended_early.add(word.request_id)
+
+    async def _drop_lost(self) -> None:
+        """What runs under a lost lease is for another process to end."""
+        while True:
+            worker_id = await self.tasks.lease.lost()
+            for run in list(self._runs.values()):
+                if run.worker_id == worker_id:
+                    run.stop(Stop(None))
 
     async def drain(self, seconds: float) -> None:
         """Takes nothing new, lets what runs end, and after `seconds` stores the rest as interrupted."""

@@ -47,7 +47,7 @@ class ToolResult(Struct, frozen=True):
     output: str
     is_error: bool
     duration_ms: float
-    #: whether it took effect cannot be told
+    #: whether it took effect is unknown
     unknown: bool = False
 
     @property
@@ -165,7 +165,7 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         #: the tools' description, in the model client's own encoding; empty where there are none
         self.encoded = b""
-        #: what each toolset lists, for everybody or for `_owner`
+        #: what each toolset lists, for all users or for `_owner`
         self._lists: Sequence[Sequence[Tool]] = ()
         #: tools of one request
         self._extra: Mapping[str, Tool] = {}
@@ -341,7 +341,7 @@ class Toolbox:
             ) from None
         except SystemExit as error:
             raise ToolFailed(f"it tried to end the process (exit {error.code}).", unknown=True) from None
-        except Exception as error:
+        except Exception as error:  # a tool is code of others: whatever it raises is a result for the model
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise ToolFailed(
                     f"it gave no result within {seconds:g} seconds; whether it took effect is unknown.",

@@ -15,7 +15,7 @@ from tealagents.domain import ids
 from tealagents.domain.events import Event, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import ClientTool, Item, Json, Message, ToolCall, User
 from tealagents.domain.ports import Clock
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import (
     Answered,
     Called,
@@ -127,10 +127,9 @@ class Turn:
 # --- opening -------------------------------------------------------------------------------------
 
 
-async def open_turn(agent: Agent, conversation: Conversation, asked: Asked) -> Turn:
+async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) -> Turn:
     """What the model is sent and may call in this turn."""
-    remembers = agent.view is not None or bool(agent.providers)
-    remembered = await conversation.remembered() if remembers else {}
+    remembered = await conversation.remembered() if agent.remembers else {}
     gathered = await _gather(agent, conversation, asked, remembered)
     toolbox = agent.toolbox.of(asked.owner)
     if gathered.tools:
@@ -138,7 +137,7 @@ async def open_turn(agent: Agent, conversation: Conversation, asked: Asked) -> T
     if asked.client_tools:
         toolbox = toolbox.with_client_tools(asked.client_tools)
     context: Json | None = None
-    if remembers:
+    if agent.remembers:
         context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
     notes = [*gathered.instructions, *filter(None, [asked.instructions]), *asked.notes]
     new = [*gathered.messages, *_from_application(asked)]
@@ -146,7 +145,7 @@ async def open_turn(agent: Agent, conversation: Conversation, asked: Asked) -> T
     return Turn(prompt, toolbox, agent.providers, gathered, context)
 
 
-async def _gather(agent: Agent, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
+async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
     if not agent.providers:
         return Gathered()
 
@@ -166,7 +165,7 @@ async def _gather(agent: Agent, conversation: Conversation, asked: Asked, rememb
 
 
 async def _prompt(
-    agent: Agent,
+    agent: AgentSpec,
     conversation: Conversation,
     asked: Asked,
     notes: Sequence[str],
@@ -218,7 +217,7 @@ def _from_application(asked: Asked) -> list[Message]:
 # --- taking it -----------------------------------------------------------------------------------
 
 
-class Answer(Struct, frozen=True):
+class TurnDone(Struct, frozen=True):
     """The model has answered, and the conversation remembers `context`."""
 
     #: where a remote conversation goes on
@@ -238,7 +237,7 @@ class TurnLoop:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: AgentSpec,
         turn: Turn,
         recorder: Recorder,
         context: CallContext,
@@ -274,7 +273,7 @@ class TurnLoop:
 
     async def events(
         self, resumption: Resumption | None = None
-    ) -> AsyncGenerator[Event | Answer | Waits, None]:
+    ) -> AsyncGenerator[Event | TurnDone | Waits, None]:
         """What happens, as it happens; the last is how the turn ends."""
         recorder, state = self._recorder, self._state
         async with aclosing(converse(state, resumption)) as events:
@@ -304,7 +303,7 @@ class TurnLoop:
                     case Finished():
                         context, reports = await self._turn.completed(recorder.response)
                         recorder.noted(reports)
-                        yield Answer(self._remote_id, context)
+                        yield TurnDone(self._remote_id, context)
 
     @property
     def _remote_id(self) -> str | None:

@@ -120,7 +120,7 @@ def quoted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def explained(said: Complaint, secrets: Collection[str], *, url: str) -> str:
-    """The sentence for a refusal: what was said, and what to do where we can tell."""
+    """The sentence for a refusal: what was said, and what to do where that is known."""
     status = f" with HTTP {said.status}" if said.status is not None else ""
     code = f" ({quoted(said.code, secrets)})" if said.code else ""
     message = quoted(said.message, secrets)

@@ -21,8 +21,10 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `streams`      a request's stream events, kept for replay
 `memories`     what context providers remember of a user
 `catalog`      lists of sessions, tasks and approvals
-`transfer`     fork, export, import
-`task_document`    a whole task as one document, and what is checked of one that comes in
+`copying`      a task in the making, written head last; used by the next two
+`forking`      a new task with the history of another one
+`importing`    a task from its document; `exporting`: a task as its document
+`task_document`    the document, and what is checked of one that comes in
 `erasing`      deletion that survives a crash
 `inventory`    what there is, of all users: for the operator's commands, as are the next three
 `dump`      all state as lines of JSON, and back into another store

@@ -4,7 +4,7 @@ The order is that of immutable index keys, so pages stay stable while tasks chan
 damaged is listed as such and never fails the list.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -24,7 +24,7 @@ class Damaged(Struct, frozen=True):
     error: CorruptState
 
 
-class Page(Struct, frozen=True):
+class CatalogPage(Struct, frozen=True):
     """Some items, and the cursor of those behind them (None: no more)."""
 
     items: Sequence[object]
@@ -44,17 +44,19 @@ class Catalog:
 
     async def tasks(
         self, partition: str, *, session_id: str | None, status: str | None, cursor: str | None, limit: int
-    ) -> Page:
+    ) -> CatalogPage:
         """Heads (or `Damaged`). With `status` a page may be short, even empty, and still have a cursor."""
         prefix = f"session-tasks/{session_id}/" if session_id else "tasks/"
         names, after = await self._index(partition, prefix, cursor, limit)
         found: list[object] = []
-        deleting = await self._records.get(partition, keys.DELETING, Deleting) if names else None
-        for name, record in await self._read(partition, keys.task, names):
+        # in one read, so that of a session which is being deleted all tasks are seen, or none
+        read = await self._read(partition, [keys.DELETING, *map(keys.task, names)])
+        deleting = self._records.open(partition, keys.DELETING, _readable(read[0]), Deleting)
+        for name, record in zip(names, read[1:], strict=True):
             head = await self._head(partition, name, record, deleting)
             if head is not None and (status is None or (isinstance(head, Head) and head.status == status)):
                 found.append(head)
-        return Page(found, after)
+        return CatalogPage(found, after)
 
     async def _head(
         self, partition: str, task_id: str, record: Found, deleting: Stored[Deleting] | None
@@ -68,11 +70,12 @@ class Catalog:
             return Damaged(task_id, error)
         return stored.value
 
-    async def sessions(self, partition: str, *, cursor: str | None, limit: int) -> Page:
+    async def sessions(self, partition: str, *, cursor: str | None, limit: int) -> CatalogPage:
         """Sessions (or `Damaged`)."""
         names, after = await self._index(partition, "sessions/", cursor, limit)
         found: list[object] = []
-        for name, record in await self._read(partition, keys.session, names):
+        read = await self._read(partition, [*map(keys.session, names)])
+        for name, record in zip(names, read, strict=True):
             try:
                 session = self._records.open(partition, keys.session(name), _readable(record), Session)
             except CorruptState as error:
@@ -80,7 +83,7 @@ class Catalog:
             else:
                 if session is not None and not session.value.erased:
                     found.append(session.value)
-        return Page(found, after)
+        return CatalogPage(found, after)
 
     async def session(self, partition: str, session_id: str) -> Stored[Session]:
         found = await self._records.get(partition, keys.session(session_id), Session)
@@ -88,12 +91,14 @@ class Catalog:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         return found
 
-    async def approvals(self, partition: str, *, status: str | None, cursor: str | None, limit: int) -> Page:
+    async def approvals(
+        self, partition: str, *, status: str | None, cursor: str | None, limit: int
+    ) -> CatalogPage:
         """The pauses of one owner's requests."""
         names, after = await self._index(partition, "approvals/", cursor, limit)
-        return Page(await self._approvals(partition, names, status), after)
+        return CatalogPage(await self._approvals(partition, names, status), after)
 
-    async def inbox(self, tid: str, *, status: str | None, cursor: str | None, limit: int) -> Page:
+    async def inbox(self, tid: str, *, status: str | None, cursor: str | None, limit: int) -> CatalogPage:
         """The pauses of a whole tenant, for those who may decide for others."""
         box = keys.inbox(self._records.agent, tid)
         found = await self._records.store.scan(box, "inbox/", after=cursor, limit=limit + 1, reverse=True)
@@ -106,11 +111,12 @@ class Catalog:
                 pauses.append(Damaged(name, error))
             else:
                 pauses += await self._approvals(self._records.partition(owner), [name], status)
-        return Page(pauses, found[limit - 1][0] if len(found) > limit else None)
+        return CatalogPage(pauses, found[limit - 1][0] if len(found) > limit else None)
 
     async def _approvals(self, partition: str, names: Sequence[str], status: str | None) -> list[object]:
         found: list[object] = []
-        for name, record in await self._read(partition, keys.approval, names):
+        read = await self._read(partition, [*map(keys.approval, names)])
+        for name, record in zip(names, read, strict=True):
             try:
                 approval = await self._approval(partition, name, _readable(record))
             except CorruptState as error:
@@ -145,19 +151,12 @@ class Catalog:
         more = len(found) > limit
         return names, found[limit - 1][0].removeprefix(prefix) if more else None
 
-    async def _read(
-        self, partition: str, key: Callable[[str], str], names: Sequence[str]
-    ) -> list[tuple[str, Found]]:
+    async def _read(self, partition: str, names: Sequence[str]) -> Sequence[Found]:
         """The records of `names`. Where one makes the read of all fail, each is read alone."""
-        if not names:
-            return []
         try:
-            records: Sequence[Found] = await self._records.store.read(
-                partition, [key(name) for name in names]
-            )
+            return await self._records.store.read(partition, names) if names else []
         except CorruptState:
-            records = [await self._read_one(partition, key(name)) for name in names]
-        return list(zip(names, records, strict=True))
+            return [await self._read_one(partition, name) for name in names]
 
     async def _read_one(self, partition: str, key: str) -> Found:
         try:

@@ -8,7 +8,7 @@ stored with::
 The order is fixed: what says whose is what; then, user by user, each task by its id with all it holds, its
 head last, and what belongs to no task; then the threads that programs keep. So the same state makes the
 same bytes, in whichever store it is. A record that is damaged is exported as it was found, as base64 under
-`damaged`, and told of.
+`damaged`, and reported.
 
 Left out is what passes by itself or can be made again: leases, deletions under way, stream events, users'
 secrets for tool servers, and indexes, which an import makes anew, with the idempotency keys that still count.
@@ -55,7 +55,7 @@ INBOX_SECONDS = 7 * 86400.0
 #: times that a commit is sent again whose reply was lost
 SENDINGS = 5
 
-#: told how many users are done, of how many
+#: hears how many users are done, of how many
 Told = Callable[[int, int], None]
 
 

@@ -1,6 +1,6 @@
 """Deletion that survives a crash.
 
-Erasing begins with a tombstone on the head: from then on the task is gone for everybody. What it
+Erasing begins with a tombstone on the head: from then on the task is gone for every reader. What it
 held is removed page by page, the head last; the process that finds an old tombstone continues. What is
 damaged is erased like everything else.
 """
@@ -168,6 +168,8 @@ class Eraser:
                     await self.erase(partition, found.value)
                     break
         await self._unmark_deleted(partition, session.session_id)
+        # before the session's record goes: from then on another session may have the id
+        await self._release(session.session_id, session.owner)
         await self._records.delete(
             partition,
             [
@@ -175,7 +177,6 @@ class Eraser:
                 keys.session(session.session_id),
             ],
         )
-        await self._release(session.session_id, session.owner)
         await self._records.delete(keys.erasing(self._records.agent), [keys.session(session.session_id)])
 
     async def _release(self, identifier: str, owner: User) -> None:
@@ -306,7 +307,7 @@ class Eraser:
         return resumed
 
     async def _resume(self, grave: str, key: str, stored: bytes, before: float) -> bool:
-        """Goes on with one deletion; False where there is nothing to do (yet)."""
+        """Continues one deletion; False where there is nothing to do (yet)."""
         if key.startswith(keys.task("")):
             return await self._resume_task(grave, key, unseal(grave, key, stored, Tombstone), before)
         return await self._resume_session(grave, key, unseal(grave, key, stored, SessionTombstone), before)

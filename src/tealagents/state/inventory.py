@@ -138,5 +138,5 @@ class Inventory:
 
 
 def is_alive(worker: Worker, now: float) -> bool:
-    """Whether a process still holds its lease; nothing is written, unlike by `Lease.dead`."""
+    """Whether a process still holds its lease; nothing is written, unlike by `Peers.dead`."""
     return not worker.dead and now - worker.beat_at <= worker.lease_seconds

@@ -37,7 +37,7 @@ class Changed(Struct, frozen=True, order=True):
             raise InvalidRequest(field, "is not one that this list gave out") from None
 
 
-class Page(Struct, frozen=True):
+class LatestPage(Struct, frozen=True):
     """Some of the requests that are wanted, as they are by now."""
 
     records: list[RequestRecord]
@@ -61,13 +61,13 @@ async def page(
     *,
     behind: Changed | None = None,
     limit: int,
-) -> Page:
+) -> LatestPage:
     """A page of the requests that are wanted."""
     found = await _latest(tasks, partition, wanted)
     due = [each for each in found if behind is None or each < behind]
     shown = due[:limit]
     records = [record for each in shown if (record := await _read(tasks, partition, each.request_id))]
-    return Page(records, shown[-1] if len(due) > limit else None, len(found))
+    return LatestPage(records, shown[-1] if len(due) > limit else None, len(found))
 
 
 async def _read(tasks: Tasks, partition: str, request_id: str) -> RequestRecord | None:

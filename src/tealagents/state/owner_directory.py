@@ -58,7 +58,7 @@ class Directory:
             try:
                 found = await self._records.get(partition, key, Owners)
             except CorruptState as error:
-                log.error("the index of owners is damaged, so others may be told wrongly: %s", error)
+                log.error("the index of owners is damaged, so answers to others may be wrong: %s", error)
                 return tag
             users = found.value.users if found else ()
             if user not in users:

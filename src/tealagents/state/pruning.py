@@ -14,7 +14,7 @@ from tealagents.state.inventory import Found, Inventory, is_alive
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored
 
-#: told how many users are done, of how many
+#: hears how many users are done, of how many
 Told = Callable[[int, int], None]
 
 

@@ -12,66 +12,62 @@ from tealagents.state.tasks import Tasks, Written
 from tealagents.state.transitions import Transition, received
 
 
-class Queue:
-    """Takes tasks for requests that have waited."""
+async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
+    """Takes the task for a request that waits, if it is its turn (None: not yet).
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
+    Returns the request's record where it was ended meanwhile (canceled, or its time is up).
+    """
+    partition, request = waiting.partition, waiting.request
+    message: Message | None = None
 
-    async def try_start(self, actor: str, waiting: Waiting) -> TaskWriter | RequestRecord | None:
-        """Takes the task for a request that waits, if it is its turn (None: not yet).
+    async def decide(found: Stored[Head] | None) -> Transition | TaskWriter | RequestRecord | None:
+        nonlocal message
+        await tasks.lease.ensure()
+        if found is None:
+            return None
+        head = found.value
+        if not any(queued.request_id == request.request_id for queued in head.queue):
+            return await _begun_before(tasks, waiting, found)
+        if head.running or head.pending or head.queue[0].request_id != request.request_id:
+            return None
+        now = tasks.records.clock.now()
+        message = await _message(tasks, partition, request)
+        started = replace(
+            request,
+            status="Running",
+            started_at=now,
+            worker_id=tasks.lease.worker_id,
+            parent=head.checkpoint_id,
+            first_seq=head.tail_seq + 1,
+            waiting=None,
+        )
+        # it was this process's while it waited, and stays so
+        return replace(received(head, started, message, actor, now), takes=False)
 
-        Returns the request's record where it was ended meanwhile (canceled, or its time is up).
-        """
-        tasks, partition, request = self._tasks, waiting.partition, waiting.request
-        message: Message | None = None
+    begun = await tasks.transact(partition, request.task_id, decide)
+    return TaskWriter(tasks, begun, message) if isinstance(begun, Written) else begun
 
-        async def decide(found: Stored[Head] | None) -> Transition | TaskWriter | RequestRecord | None:
-            nonlocal message
-            await tasks.lease.ensure()
-            if found is None:
-                return None
-            head = found.value
-            if not any(queued.request_id == request.request_id for queued in head.queue):
-                return await self._begun_before(waiting, found)
-            if head.running or head.pending or head.queue[0].request_id != request.request_id:
-                return None
-            now = tasks.records.clock.now()
-            message = await self._message(partition, request)
-            started = replace(
-                request,
-                status="Running",
-                started_at=now,
-                worker_id=tasks.lease.worker_id,
-                parent=head.checkpoint_id,
-                first_seq=head.tail_seq + 1,
-                waiting=None,
-            )
-            # it was this process's while it waited, and stays so
-            return replace(received(head, started, message, actor, now), takes=False)
 
-        begun = await tasks.transact(partition, request.task_id, decide)
-        return TaskWriter(tasks, begun, message) if isinstance(begun, Written) else begun
+async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> TaskWriter | RequestRecord:
+    """A request that waits no more: ended meanwhile, or begun here by a commit whose reply was lost."""
+    partition, running = waiting.partition, found.value.running
+    request = await tasks.request(partition, waiting.request.request_id)
+    if (
+        running is None
+        or running.request_id != request.value.request_id
+        or running.worker_id != tasks.lease.worker_id
+        or request.value.status != "Running"
+    ):
+        return request.value
+    message = await _message(tasks, partition, waiting.request)
+    begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
+    return TaskWriter(tasks, begun, message)
 
-    async def _begun_before(self, waiting: Waiting, found: Stored[Head]) -> TaskWriter | RequestRecord:
-        """A request that waits no more: ended meanwhile, or begun here by a commit whose reply was lost."""
-        partition, running = waiting.partition, found.value.running
-        request = await self._tasks.request(partition, waiting.request.request_id)
-        if (
-            running is None
-            or running.request_id != request.value.request_id
-            or running.worker_id != self._tasks.lease.worker_id
-            or request.value.status != "Running"
-        ):
-            return request.value
-        message = await self._message(partition, waiting.request)
-        begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
-        return TaskWriter(self._tasks, begun, message)
 
-    async def _message(self, partition: str, request: RequestRecord) -> Message:
-        stored = request.waiting or {}
-        if "blob" in stored:
-            ref = msgspec.convert(stored, BlobRef)
-            data = await self._tasks.records.get_blob(partition, request.task_id, ref)
-            return decoder(Message).decode(data)
-        return msgspec.convert(stored, Message)
+async def _message(tasks: Tasks, partition: str, request: RequestRecord) -> Message:
+    stored = request.waiting or {}
+    if "blob" in stored:
+        ref = msgspec.convert(stored, BlobRef)
+        data = await tasks.records.get_blob(partition, request.task_id, ref)
+        return decoder(Message).decode(data)
+    return msgspec.convert(stored, Message)

@@ -5,12 +5,12 @@ holds the same values and is committed with the end itself. So an ended log can 
 is stored once.
 
 A batch is written only while the request's record is unchanged (the commit expects its version), so
-nothing can be added to a log whose end was told, by whichever process. An event that is too large for
+nothing can be added to a log whose end was reported, by any process. An event that is too large for
 a batch is stored in parts, and stands in the log as a reference to them.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 BATCH_EVENTS = 256
 #: bytes of one batch; an event larger than this is stored in parts
 BATCH_BYTES = 128 * 1024
+#: batches that are read at once
+READ_BATCHES = 8
 #: characters of one part
 PART_CHARACTERS = 128 * 1024
 #: the `error` of a dead producer takes the last stored id plus this: no follower has seen a higher one
@@ -110,27 +112,35 @@ class StreamLog:
         return Parts(event.id, len(parts))
 
     async def _written_before(self, partition: str, request_id: str, version: str, key: str) -> int:
-        """The last id of a batch that was stored by an attempt whose fate could not be told."""
+        """The last id of a batch that was stored by an in-doubt attempt."""
         request, batch = await self._records.store.read(partition, [keys.request(request_id), key])
         stored = self._records.open(partition, key, batch, _BATCH)
         if request is None or request.version != version or stored is None:
             raise Conflict(key)
         return _last_id(stored.value)
 
-    async def read(self, partition: str, request_id: str, after: int, *, limit: int = 8) -> list[Recorded]:
-        """The stored events behind `after`: the rest of the batch it is in, and up to `limit` batches more.
+    async def read(self, partition: str, request_id: str, after: int) -> AsyncIterator[list[Recorded]]:
+        """The stored events behind `after`: the rest of the batch it is in, then some batches at a time.
 
         Who follows closely, or finds nothing new, pays for one batch.
         """
         newest = await self._scan(partition, request_id, None, limit=1, reverse=True)
         if not newest or _last_id(newest[0]) <= after:
-            return []
-        if _first_id(newest[0]) <= after + 1:
-            return await self._events(partition, request_id, newest, after)
-        begun = keys.stream(request_id, after + 1)
-        batches = await self._scan(partition, request_id, begun, limit=1, reverse=True)
-        batches += await self._scan(partition, request_id, keys.stream(request_id, after), limit=limit)
-        return await self._events(partition, request_id, batches, after)
+            return
+        batches = newest
+        if _first_id(newest[0]) > after + 1:
+            begun = keys.stream(request_id, after + 1)
+            batches = await self._scan(partition, request_id, begun, limit=1, reverse=True)
+            batches += await self._following(partition, request_id, after)
+        while events := await self._events(partition, request_id, batches, after):
+            yield events
+            after = events[-1].id
+            if after >= _last_id(newest[0]):
+                return
+            batches = await self._following(partition, request_id, after)
+
+    async def _following(self, partition: str, request_id: str, after: int) -> list[Batch]:
+        return await self._scan(partition, request_id, keys.stream(request_id, after), limit=READ_BATCHES)
 
     async def _scan(
         self, partition: str, request_id: str, after: str | None, *, limit: int, reverse: bool = False
@@ -169,7 +179,7 @@ class StreamLog:
         last = 1
         texts: list[str] = []
         try:
-            while events := await self.read(partition, request.request_id, last):
+            async for events in self.read(partition, request.request_id, last):
                 for recorded in events:
                     if isinstance(recorded.event, TextDelta):
                         texts.append(recorded.event.text)

@@ -35,6 +35,7 @@ from tealagents.domain.models import (
     Note,
     RequestEnd,
     RequestRecord,
+    Role,
     Session,
 )
 from tealagents.domain.ports import Record
@@ -489,13 +490,7 @@ class _Attempt:
         )
 
     def _user_message(self, request: RequestRecord) -> Message:
-        return Message(
-            message_id=ids.random_id(),
-            request_id=request.request_id,
-            role="user",
-            created_at=request.created_at,
-            items=self._message.items,
-        )
+        return _message(request.request_id, "user", self._message.items, request.created_at)
 
 
 def resent(
@@ -506,18 +501,7 @@ def resent(
     first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
     entries = [
         draft(
-            "message.copied",
-            actor,
-            request_id,
-            MessageBody(
-                Message(
-                    message_id=ids.random_id(),
-                    request_id=request_id,
-                    role=each.role,
-                    created_at=now,
-                    items=each.items,
-                )
-            ),
+            "message.copied", actor, request_id, MessageBody(_message(request_id, each.role, each.items, now))
         )
         for each in said
     ]
@@ -541,6 +525,10 @@ def resent(
         imported=True,
     )
     return replace(head, checkpoint_id=request_id, path=path), entries, record
+
+
+def _message(request_id: str, role: Role, items: tuple[Item, ...], now: datetime) -> Message:
+    return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=now, items=items)
 
 
 def _check_batch(partition: str, name: str, record: Record | None, task_id: str) -> None:

@@ -47,7 +47,7 @@ from tealagents.state.transitions import (
     unreturned,
     with_key,
 )
-from tealagents.state.workers import Lease, Word
+from tealagents.state.workers import Lease, Peers, Word
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ class Tasks:
     ) -> None:
         self.records = records
         self.lease = lease
+        self.peers = Peers(records, lease)
         self.directory = directory
         self.rules = rules
         #: `name:version`, the `source` of every answer
@@ -131,7 +132,7 @@ class Tasks:
         #: requests begun in this process and not yet over; one that the store says runs here and that is
         #: not among them was begun by a commit whose reply never came
         self.begun_here: Counter[str] = Counter()
-        #: of these, what was ended before its run could be told
+        #: of these, what was ended before its run was stopped
         self.ended_early: set[str] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         lifetime = KEPT_SECONDS + rules.approval_expiry_seconds + rules.request_timeout_seconds
@@ -221,7 +222,7 @@ class Tasks:
         """Whether no process works on a request any more."""
         if worker_id == self.lease.worker_id:
             return not self.begun_here[request_id]
-        return await self.lease.dead(worker_id)
+        return await self.peers.dead(worker_id)
 
     @contextmanager
     def beginning(self, partition: str, request_id: str) -> Iterator[None]:
@@ -433,12 +434,12 @@ class Tasks:
             elsewhere = worker if worker != self.lease.worker_id else None
             if elsewhere is not None and not asked:
                 asked = True
-                await self.lease.signal(elsewhere, word)
+                await self.peers.signal(elsewhere, word)
                 await self._ends(partition, request_id, ASKED_SECONDS)
                 continue
             if await self.end(partition, stored, request_id, ending, actor):
                 if elsewhere is not None:
-                    await self.lease.signal(elsewhere, word)
+                    await self.peers.signal(elsewhere, word)
                 return True
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:

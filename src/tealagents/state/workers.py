@@ -1,5 +1,11 @@
 """One lease a process, however many requests it runs.
 
+==========  ===========================================================
+`Lease`     this process's own: beaten, lost, taken anew
+`Peers`     the other processes: who is dead, and signals to the living
+`Mailbox`   the signals that they leave here
+==========  ===========================================================
+
 A worker beats every third of its lease, by the store's clock. The process that finds a beat older than the
 lease may declare the worker dead, by compare-and-set, and only then end its requests; a worker that
 finds itself declared dead, or that could not beat for a lease, drops what it runs and takes a new id.
@@ -9,7 +15,7 @@ A beat that stays the same for a lease means the same, where clocks are set back
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import msgspec
@@ -31,8 +37,6 @@ _SIGNALS = "signals"
 #: seconds after which a dead or retired worker's record is forgotten by the store
 FORGET_SECONDS = 7 * 86400.0
 
-LostHandler = Callable[[], None]
-
 
 class Word(Struct, frozen=True, kw_only=True):
     """`signal/{request_id}`: what another process asks of the one that runs a request: to end it."""
@@ -44,57 +48,39 @@ class Word(Struct, frozen=True, kw_only=True):
     superseded: bool = False
 
 
-SignalHandler = Callable[[Word], Awaitable[None]]
-
-
-class Glance(Struct, frozen=True):
-    """What was seen of another worker."""
-
-    #: when, by this process's own clock
-    at: float
-    dead: bool
-    #: the beat that was seen, and since when it has been the same
-    version: str = ""
-    since: float = 0
-
-
 class Lease:
-    """This process's lease, and its view of the others'."""
+    """This process's lease."""
 
-    def __init__(self, records: RecordStore, lease_seconds: float) -> None:
+    def __init__(self, records: RecordStore, seconds: float) -> None:
+        self.seconds = seconds
+        self.worker_id = ""
+        #: how often the lease was lost
+        self.losses = 0
         self._records = records
-        self._seconds = lease_seconds
         self._partition = keys.workers(records.agent)
-        self._key = ""
         self._version: str | None = None
         self._beaten_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
-        self._listener: asyncio.Task[None] | None = None
-        self._seen: dict[str, Glance] = {}
         #: held while the lease is written: by the heart, or by who cannot wait for its next beat
         self._writing = asyncio.Lock()
         #: when a new lease was last asked for
         self._tried_at = float("-inf")
-        #: how often the lease was lost
-        self.lost = 0
-        self._on_lost: LostHandler = lambda: None
-        self._on_signal: SignalHandler | None = None
-        self._busy: Callable[[], bool] = lambda: True
-        self.worker_id = ""
+        #: ids under which the lease was lost, until they are taken by `lost`
+        self._lost_ids = asyncio.Queue[str]()
 
-    def attach(self, *, on_lost: LostHandler, on_signal: SignalHandler, busy: Callable[[], bool]) -> None:
-        """What is called when the lease is lost, and when another process leaves word for a request."""
-        self._on_lost, self._on_signal, self._busy = on_lost, on_signal, busy
+    async def lost(self) -> str:
+        """Returns when the lease is lost: the worker id whose requests are to be dropped."""
+        return await self._lost_ids.get()
 
     @property
     def held(self) -> bool:
         """Whether this process may still write for the requests it runs."""
-        return self._records.clock.monotonic() - self._beaten_at < self._seconds
+        return self._records.clock.monotonic() - self._beaten_at < self.seconds
 
     @property
     def used(self) -> float:
         """How much of the lease has passed since the last beat, at most all of it."""
-        return min(1.0, (self._records.clock.monotonic() - self._beaten_at) / self._seconds)
+        return min(1.0, (self._records.clock.monotonic() - self._beaten_at) / self.seconds)
 
     async def ensure(self) -> None:
         """Returns where the lease is held; takes a new one where it had lapsed.
@@ -105,7 +91,7 @@ class Lease:
             return
         async with self._writing:
             if not self.held and self._records.clock.monotonic() - self._tried_at >= GLANCE_SECONDS:
-                await self._lost("it could not be renewed in time")
+                await self._lose("it could not be renewed in time")
         if not self.held:
             raise PersistenceUnavailable(
                 "This process could not renew its lease at the store. Try again shortly.", retry_after=2
@@ -114,30 +100,28 @@ class Lease:
     async def start(self) -> None:
         await self._renew()
         self._task = asyncio.create_task(self._beat_for_ever(), name="lease")
-        if self._records.store.shared:
-            self._listener = asyncio.create_task(self._listen_for_ever(), name="signals")
 
     async def stop(self) -> None:
         """Retires the worker, so that no process has to wait for the lease to lapse."""
-        for task in (self._task, self._listener):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        self._task = self._listener = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
         if self._version is not None:
             try:
                 await self._write(dead=True)
             except (Conflict, TealError):
-                log.warning("the lease could not be given back; it lapses in %s seconds", self._seconds)
+                log.warning("the lease could not be given back; it lapses in %s seconds", self.seconds)
         self._version = None
         self._beaten_at = float("-inf")
 
-    # --- beating ---------------------------------------------------------------------------------
+    @property
+    def _key(self) -> str:
+        return _key(self.worker_id)
 
     async def _renew(self) -> None:
         """Takes a new id: what ran under the old one is another's to end."""
         self.worker_id = ids.random_id()
-        self._key = f"worker/{self.worker_id}"
         self._version = None
         await self._write()
 
@@ -146,7 +130,7 @@ class Lease:
         record = Worker(
             worker_id=self.worker_id,
             beat_at=await self._records.store.now(),
-            lease_seconds=self._seconds,
+            lease_seconds=self.seconds,
             dead=dead,
             host=socket.gethostname(),
         )
@@ -161,13 +145,13 @@ class Lease:
 
     async def _beat_for_ever(self) -> None:
         while True:
-            await self._records.clock.sleep(self._seconds / 3)
+            await self._records.clock.sleep(self.seconds / 3)
             async with self._writing:
                 await self._beat()
 
     async def _beat(self) -> None:
         if not self.held:
-            await self._lost("it could not be renewed in time")
+            await self._lose("it could not be renewed in time")
             return
         try:
             await self._write()
@@ -189,14 +173,14 @@ class Lease:
             return
         except Conflict:
             pass
-        await self._lost("another process declared this one dead")
+        await self._lose("another process declared this one dead")
 
-    async def _lost(self, why: str) -> None:
+    async def _lose(self, why: str) -> None:
         if self._version is not None:
             log.error("lease lost: %s; the requests running here are dropped", why)
-            self.lost += 1
+            self.losses += 1
+            self._lost_ids.put_nowait(self.worker_id)
         self._beaten_at = float("-inf")
-        self._on_lost()
         try:
             await self._retire()
             await self._renew()
@@ -211,28 +195,59 @@ class Lease:
                 await self._write(dead=True)
             self._version = None
 
-    # --- others ----------------------------------------------------------------------------------
+
+class Glance(Struct, frozen=True):
+    """What was seen of another worker."""
+
+    #: when, by this process's own clock
+    at: float
+    dead: bool
+    #: the beat that was seen, and since when it has been the same
+    version: str = ""
+    since: float = 0
+
+
+class Peers:
+    """The other processes that share the store."""
+
+    def __init__(self, records: RecordStore, lease: Lease) -> None:
+        self._records = records
+        self._partition = keys.workers(records.agent)
+        self._lease = lease
+        self._seen: dict[str, Glance] = {}
+        #: looks under way: who asks meanwhile shares one
+        self._looks: dict[str, asyncio.Task[Glance]] = {}
 
     async def dead(self, worker_id: str) -> bool:
         """Whether a worker is dead; if so it is also marked, so that it can never write again."""
-        if worker_id == self.worker_id:
+        if worker_id == self._lease.worker_id:
             return False
         seen = self._seen.get(worker_id)
-        if seen is None or not (seen.dead or self._records.clock.monotonic() - seen.at < GLANCE_SECONDS):
-            seen = await self._judge(worker_id, seen)
-            if len(self._seen) > 10_000:
-                self._seen.clear()
-            self._seen[worker_id] = seen
-        return seen.dead
+        if seen is not None and (seen.dead or self._records.clock.monotonic() - seen.at < GLANCE_SECONDS):
+            return seen.dead
+        look = self._looks.get(worker_id)
+        if look is None:
+            look = self._looks[worker_id] = asyncio.create_task(self._look(worker_id, seen))
+            look.add_done_callback(lambda _: self._looks.pop(worker_id))
+        return (await asyncio.shield(look)).dead
+
+    async def _look(self, worker_id: str, seen: Glance | None) -> Glance:
+        glance = await self._judge(worker_id, seen)
+        if len(self._seen) > 10_000:
+            self._seen.clear()
+        self._seen[worker_id] = glance
+        return glance
 
     async def _judge(self, worker_id: str, seen: Glance | None) -> Glance:
-        key = f"worker/{worker_id}"
+        key = _key(worker_id)
         now = self._records.clock.monotonic()
         found = await self._records.get(self._partition, key, Worker)
         if found is None or found.value.dead:
             return Glance(now, dead=True)
-        since = seen.since if seen is not None and seen.version == found.version else now
         lease = found.value.lease_seconds
+        if seen is not None and seen.version != found.version and now - seen.at < lease:
+            return Glance(now, dead=False, version=found.version, since=now)  # it has beaten since
+        since = seen.since if seen is not None and seen.version == found.version else now
         late = now - since > lease or await self._records.store.now() - found.value.beat_at > lease
         return Glance(now, late and await self._mark_dead(key, found), found.version, since)
 
@@ -250,8 +265,6 @@ class Lease:
         log.warning("worker %s on %s is dead", found.value.worker_id, found.value.host)
         return True
 
-    # --- signals ---------------------------------------------------------------------------------
-
     async def signal(self, worker_id: str, word: Word) -> None:
         """Leaves word for a worker of a request it runs."""
         key = f"signal/{word.request_id}"
@@ -263,30 +276,36 @@ class Lease:
             notify=(_SIGNALS,),
         )
 
-    async def _listen_for_ever(self) -> None:
-        """Takes signals as they come. Its mailbox is the worker's: with a new lease there is a new one."""
-        store = self._records.store
-        while True:
-            worker = self.worker_id
-            async with store.watch(keys.signals(self._records.agent, worker), _SIGNALS) as watch:
-                while worker == self.worker_id:
-                    if self._busy():
-                        try:
-                            await self._listen()
-                        except TealError as error:
-                            log.warning("signals could not be read: %s", error)
-                    while not await watch.wait(self._seconds, found=False):
-                        if worker != self.worker_id or self._busy():
-                            break
 
-    async def _listen(self) -> None:
-        partition = keys.signals(self._records.agent, self.worker_id)
+class Mailbox:
+    """What other processes leave for this one. It is the worker's: with a new lease there is a new one."""
+
+    def __init__(self, records: RecordStore, lease: Lease) -> None:
+        self._records = records
+        self._lease = lease
+
+    async def stirs(self) -> AsyncIterator[None]:
+        """Yields when there may be mail: at once, whenever some was left, and once a lease in any case."""
+        store, lease = self._records.store, self._lease
+        while store.shared:
+            worker = lease.worker_id
+            async with store.watch(keys.signals(self._records.agent, worker), _SIGNALS) as watch:
+                while worker == lease.worker_id:
+                    yield
+                    await watch.wait(lease.seconds, found=False)
+
+    async def words(self) -> AsyncIterator[Word]:
+        """What was left until now. Each is removed once the next is asked for."""
+        partition = keys.signals(self._records.agent, self._lease.worker_id)
         for key, record in await self._records.store.scan(partition, "signal/"):
             try:
                 word = unseal(partition, key, record.value, Word)
             except CorruptState as error:
                 log.warning("a signal from another process cannot be read: %s", error)
             else:
-                if self._on_signal is not None:
-                    await self._on_signal(word)
+                yield word
             await self._records.delete(partition, (key,))
+
+
+def _key(worker_id: str) -> str:
+    return f"worker/{worker_id}"

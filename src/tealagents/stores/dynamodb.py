@@ -70,7 +70,7 @@ _Outcome = list[str] | Literal["done", "busy"]
 
 class DynamoOptions(StoreOptions):
     table: str = Field(pattern=r"^[A-Za-z0-9_.-]{3,255}$")
-    #: where AWS's own configuration does not tell it
+    #: where AWS's own configuration does not name it
     region: str | None = None
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^@]+$")
     #: connections of this process at most

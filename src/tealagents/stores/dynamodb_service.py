@@ -222,7 +222,7 @@ def _loader() -> Any:
 class ServiceClock:
     """The service's clock, by the `Date` of its replies and our monotonic one.
 
-    The header tells seconds. Each reply bounds how far the two clocks are apart, and the bounds of many
+    The header has seconds. Each reply bounds how far the two clocks are apart, and the bounds of many
     replies narrow to what a round trip takes. Within them this machine's own clock is believed.
     """
 
@@ -240,7 +240,7 @@ class ServiceClock:
         return time.monotonic() - self._seen
 
     def observe(self, before: float, date: str | None) -> None:
-        """A reply, to a request made at `before`, tells that its second was `date`."""
+        """A reply, to a request made at `before`, says that its second was `date`."""
         after = time.monotonic()
         try:
             second = parsedate_to_datetime(date or "").timestamp()

@@ -17,9 +17,10 @@ __all__ = ["ANSWER_SECONDS", "LinkLost", "LinkSession", "LinkedWatches"]
 
 log = logging.getLogger(__name__)
 
-#: seconds without a word from the server after which it is asked for one
-HEARTBEAT_SECONDS: Final = 1.0
-#: seconds for an answer on the link
+#: seconds between two times that the server is asked for a word: what else it says does not show that the
+#: link will bring what comes next
+HEARTBEAT_SECONDS: Final = 1.2
+#: seconds for an answer on the link; with the heartbeat's at most two, since so long a notification is missed
 ANSWER_SECONDS: Final = 0.75
 #: seconds before the connection is made again: at first, and at most
 RECONNECT_SECONDS: Final = 0.1
@@ -60,6 +61,31 @@ class Listener(Protocol):
 Connect = Callable[[Listener], AbstractAsyncContextManager[LinkSession]]
 
 
+class _Wanted:
+    """The topics that are watched, and the channels that must be heard for them."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        #: how many watched topics each channel has
+        self.channels: Counter[str] = Counter()
+        #: channels whose subscription may have to be made or ended
+        self.altered: set[str] = set()
+
+    def add(self, name: str, topic: Topic, channel: str) -> None:
+        if name not in self.topics:
+            self.topics[name] = topic
+            self.channels[channel] += 1
+            if self.channels[channel] == 1:
+                self.altered.add(channel)
+
+    def drop(self, name: str, channel: str) -> None:
+        if self.topics.pop(name, None):
+            self.channels[channel] -= 1
+            if not self.channels[channel]:
+                del self.channels[channel]
+                self.altered.add(channel)
+
+
 class LinkedWatches(Watches):
     """The watches of a store that hears of commits through a server.
 
@@ -79,26 +105,21 @@ class LinkedWatches(Watches):
         self._connect = connect
         self._name = name
         self._channel = channel
-        self._names: dict[str, Topic] = {}
-        #: how many watched topics each channel has
-        self._channels: Counter[str] = Counter()
-        #: channels whose subscription may have to be made or ended
-        self._altered: set[str] = set()
+        self._wanted = _Wanted()
         #: channels that are subscribed to
         self._in_effect: set[str] = set()
         #: settled when `_in_effect` has changed
         self._change: asyncio.Future[None] | None = None
         #: something was altered, or the connection has broken
         self._due = asyncio.Event()
-        self._broken = self._heard = self._down = False
+        self._broken = self._down = False
         self._task: asyncio.Task[None] | None = None
 
     async def subscribe(self, topic: Topic) -> None:
         name = self._name(topic)
         channel = self._channel(name)
-        if name not in self._names:
-            self._names[name] = topic
-            self._count(channel, 1)
+        self._wanted.add(name, topic, channel)
+        self._look()
         if self._task is None:
             self._task = asyncio.create_task(self._keep_linked(), name="store-link")
         while channel not in self._in_effect and not self._down:
@@ -108,8 +129,8 @@ class LinkedWatches(Watches):
 
     def unsubscribe(self, topic: Topic) -> None:
         name = self._name(topic)
-        if self._names.pop(name, None):
-            self._count(self._channel(name), -1)
+        self._wanted.drop(name, self._channel(name))
+        self._look()
 
     async def close(self) -> None:
         """Closes the connection; watches that are still open wait by a timer."""
@@ -119,22 +140,16 @@ class LinkedWatches(Watches):
         self._lose()
 
     def hear(self, name: str) -> None:
-        self._heard = True
-        if topic := self._names.get(name):
+        if topic := self._wanted.topics.get(name):
             self.notify(topic)
 
     def broken(self) -> None:
         self._broken = True
         self._due.set()
 
-    def _count(self, channel: str, by: int) -> None:
-        before = self._channels[channel]
-        self._channels[channel] = before + by
-        if not before or not before + by:
-            self._altered.add(channel)
+    def _look(self) -> None:
+        if self._wanted.altered:
             self._due.set()
-        if not before + by:
-            del self._channels[channel]
 
     # --- the link ---------------------------------------------------------------------------------
 
@@ -164,21 +179,28 @@ class LinkedWatches(Watches):
 
     async def _serve(self, session: LinkSession) -> None:
         """Keeps the subscriptions as they are wanted until the session is lost."""
+        now = asyncio.get_running_loop().time
         self._broken = False
-        self._altered = set(self._channels)
+        wanted = self._wanted
+        wanted.altered = set(wanted.channels)
+        ask_at = now() + HEARTBEAT_SECONDS
         while True:
-            while self._altered:
+            while wanted.altered:
                 await self._bring_into_effect(session)
             if self._down:
                 self.wake_all()
             self.live, self._down = True, False
-            await self._until_due(session)
+            await self._until_due(ask_at)
             if self._broken:
                 raise LinkLost("the connection broke")
+            if now() >= ask_at:
+                ask_at = now() + HEARTBEAT_SECONDS
+                if self._wanted.topics:
+                    await session.heartbeat()
 
     async def _bring_into_effect(self, session: LinkSession) -> None:
-        altered, self._altered = self._altered, set()
-        wanted = altered & self._channels.keys()
+        altered, self._wanted.altered = self._wanted.altered, set()
+        wanted = altered & self._wanted.channels.keys()
         old = (altered - wanted) & self._in_effect
         self._in_effect -= old
         if new := wanted - self._in_effect:
@@ -188,12 +210,9 @@ class LinkedWatches(Watches):
         self._in_effect |= new
         self._settle_change()
 
-    async def _until_due(self, session: LinkSession) -> None:
-        """Returns when there is something to do; while there is not, asks the server for a word."""
-        self._heard = False
+    async def _until_due(self, deadline: float) -> None:
+        """Returns when there is something to do, or at the deadline by the event loop's clock."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
+            async with asyncio.timeout_at(deadline):
                 await self._due.wait()
-        if self._names and not (self._due.is_set() or self._heard):
-            await session.heartbeat()
         self._due.clear()

@@ -128,14 +128,18 @@ class _ListeningConnection:
     async def subscribe(self, channels: Collection[str]) -> None:
         for channel in channels:
             await self._connection.add_listener(channel, self._hear)
-        await self.heartbeat()
+        await self._notify_itself()
 
     async def unsubscribe(self, channels: Collection[str]) -> None:
         for channel in channels:
             await self._connection.remove_listener(channel, self._hear)
 
     async def heartbeat(self) -> None:
-        """Notifies itself: a pgbouncer in transaction mode takes a LISTEN and delivers nothing."""
+        """Not a NOTIFY: that would wake the connection of every process that listens."""
+        await self._connection.execute("SELECT 1")
+
+    async def _notify_itself(self) -> None:
+        """Returns once it was heard: a pgbouncer in transaction mode takes a LISTEN and delivers nothing."""
         self._answered.clear()
         await self._connection.add_listener(self._own_channel, self._hear_answer)
         await self._connection.execute(f"NOTIFY {self._own_channel}")

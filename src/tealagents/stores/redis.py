@@ -198,8 +198,12 @@ class RedisStore(BaseStore):
             raise Conflict(*(key.decode() for key in reply))
 
     async def now(self) -> float:
-        script = partial(self._script, "now", (f"{self.options.prefix}{{clock}}",), ())
-        seconds, microseconds = await self._ask(script)
+        clock = f"{self.options.prefix}{{clock}}"
+        if self._nodes.clustered:
+            ask = partial(self._script, "now", (clock,), ())
+        else:
+            ask = partial(self._nodes.run, key_slot(clock.encode()), ("TIME",))
+        seconds, microseconds = await self._ask(ask)
         return int(seconds) + int(microseconds) / 1e6
 
     async def answer(self) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from tealagents.domain.current import current_ids
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 #: libraries whose debug output holds messages, headers or tokens
 _TALKATIVE = (
     "openai",
@@ -68,7 +70,7 @@ class JsonLines(_Lines):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return _encode(line)
 
 
 class Readable(_Lines):
@@ -117,6 +119,8 @@ def configure_logs(level: str, *, content: bool) -> None:
 
     Unless `content` is allowed, libraries that would log messages or tokens are kept at WARNING.
     """
+    # looked up for each record, and in none of our lines
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     if not any(isinstance(handler.formatter, JsonLines | Readable) for handler in root.handlers):
         handler = logging.StreamHandler(sys.stderr)

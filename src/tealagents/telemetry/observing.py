@@ -47,7 +47,7 @@ _GAUGES = (
 
 
 class OpenTelemetryObserver(LoggedRequests):
-    """Tells OpenTelemetry. `content` allows what was said into spans.
+    """Reports to OpenTelemetry. `content` allows what was said into spans.
 
     Metrics name nothing that a user, the model or a tool server could make up: of tools only the plugin,
     where it is one of `plugins`.

@@ -14,21 +14,19 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.errors import TealError
 from tealagents.domain.models import RequestRecord
 from tealagents.engine.observer import Observer, RequestWatch
 
 log = logging.getLogger(__name__)
 
-_IDS = ("session_id", "task_id", "request_id", "approval_id")
 _ACCEPTED = 202
 
 
 class _Call:
     """One HTTP request."""
 
-    __slots__ = ("began", "code", "request_id", "scope", "status")
+    __slots__ = ("began", "code", "ids", "request_id", "scope", "status")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -37,26 +35,23 @@ class _Call:
         self.code: str | None = None
         #: the request that it began or resumed
         self.request_id: str | None = None
+        #: what it has named
+        self.ids: dict[str, str] = {}
 
     @property
     def route(self) -> str:
-        """Method and path, with names for what the client wrote into the path."""
-        path: str = self.scope["path"].rstrip("/") if "endpoint" in self.scope else "(no route)"
-        for name, value in self.scope.get("path_params", {}).items():
-            path = path.replace(f"/{value}", f"/{{{name}}}", 1)
-        return f"{self.scope['method']} {path}"
+        return f"{self.scope['method']} {route_of(self.scope) or '(no route)'}"
 
-    @property
-    def ids(self) -> dict[str, str]:
-        """The ids that its path names, as far as they can be ids."""
-        found = {}
-        for name, value in self.scope.get("path_params", {}).items():
-            if name in _IDS:
-                try:
-                    found[name] = ids.canonical(value, name)
-                except InvalidRequest:
-                    continue
-        return found
+
+def route_of(scope: Scope) -> str | None:
+    """The path, with names for what the client wrote into it; None where no route has taken the request."""
+    if "endpoint" not in scope:
+        return None
+    path: str = scope["path"]
+    for name, given in scope.get("path_params", {}).items():
+        if value := str(given):
+            path = path.replace(value if value[0] == "/" else f"/{value}", f"/{{{name}}}", 1)
+    return path.rstrip("/")
 
 
 _call: ContextVar[_Call | None] = ContextVar("call", default=None)
@@ -74,6 +69,10 @@ class LoggedRequests(Observer):
             call.request_id = request.request_id
         with super().request(request):
             yield _Watch(call.route if call else None)
+
+    def named(self, **ids: str) -> None:
+        if (call := _call.get()) is not None:
+            call.ids |= ids
 
     def refused(self, error: TealError) -> None:
         if (call := _call.get()) is not None:
@@ -135,8 +134,11 @@ def _write(
 ) -> None:
     if not log.isEnabledFor(level):
         return
-    seconds = round(time.perf_counter() - began, 4)
-    facts: dict[str, Any] = {"route": route, "status": status, "code": code, "duration": seconds, **more}
+    facts: dict[str, Any] = {"route": route, "status": status, "code": code}
+    facts |= {"duration": round(time.perf_counter() - began, 4), **more}
     given = {name: value for name, value in facts.items() if value is not None}
-    text = " ".join(f"{name}={value}" for name, value in given.items() if name not in ("route", "status"))
-    log.log(level, "%s %s %s", route or "request", status, text, extra={"facts": given})
+    text = f"{route or 'request'} {status} " + " ".join(
+        f"{name}={value}" for name, value in given.items() if name not in ("route", "status")
+    )
+    # made here rather than by `log.log`, which would look for the line of code that it is called from
+    log.handle(log.makeRecord(log.name, level, "", 0, text, (), None, extra={"facts": given}))

@@ -12,8 +12,8 @@
 It listens on a loopback address, in threads of its own, so that it neither needs nor disturbs an event loop.
 It serves for any tenant: metadata of versions 1.0 and 2.0, keys, the token endpoint (password, code with
 PKCE, refresh token, client credentials, on-behalf-of), the page where a user signs in, who is always
-`signed_in`, and the one where a user consents. Anybody gets any token: never let it listen where others can
-connect.
+`signed_in`, and the one where a user consents. Any client gets any token: never let it listen where others
+can connect.
 """
 
 import base64

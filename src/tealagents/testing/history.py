@@ -13,7 +13,7 @@ stuck     a request or a task that never ends, or a task that takes no further m
 ========  ====================================================================================
 
 The outcome of a message is `ok` (its answer was received), `failed` (its refusal or its end without an answer
-was) or `unknown` (the connection broke, or the service could not tell): then both is allowed, and only the
+was) or `unknown` (the connection broke, or the service did not know): then both is allowed, and only the
 rules for what is stored hold.
 """
 
@@ -41,7 +41,7 @@ Read = Callable[..., Awaitable[Json]]
 
 #: codes of refusals: nothing was stored
 REFUSALS = frozenset({"task_busy", "overloaded", "draining", "invalid_request"})
-#: codes after which only the request itself tells what became of it
+#: codes after which only the request itself shows its outcome
 UNCERTAIN = frozenset({"persistence_unavailable", "interrupted", "request_in_progress"})
 #: of these, what a request can have ended with: reported by a replay, it is the end
 ENDS = frozenset({"interrupted"})
@@ -352,7 +352,7 @@ class _TaskCheck:
         if answers[0] != recount(self._completed):
             verdict.stale.append(f"{word} was answered {answers[0]!r} after {self._completed}")
         if request["content"]["output"] != answers[0]:
-            verdict.lost.append(f"{word} was answered {answers[0]!r}, and its request tells {request}")
+            verdict.lost.append(f"{word} was answered {answers[0]!r}, and its request shows {request}")
         if operation.outcome == "failed":
             verdict.lost.append(f"{word} was reported as failed, and is completed: {operation}")
         if operation.outcome == "ok":

@@ -10,7 +10,7 @@ with ``client: tealagents.testing.killing:KillingModel`` in the config's agent.
 
 A point is named by what has just been awaited and how often that has been by now: `model done 2` is the
 moment when the second answer of the model was whole. A tool passes points of its own by calling `passed`.
-What a process does besides its turns (its lease, its probes) has no points.
+What a process does besides (its lease, its probes, deletions that others have left) has no points.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class KillingOptions(StoreOptions):
 
 
 class KillingStore(BaseStore):
-    """Any store, with a point after each of its calls that belongs to a turn."""
+    """Any store, with a point after each of its calls that belongs to what a client has asked for."""
 
     options_type: ClassVar[type[StoreOptions]] = KillingOptions
     options: KillingOptions
@@ -90,6 +90,8 @@ class KillingStore(BaseStore):
         limit: int = 100,
         reverse: bool = False,
     ) -> list[tuple[str, Record]]:
+        if _kind(partition) == "erasing":
+            return []  # deletions that others have left: their points would be counted with its own
         found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
         _passed("scan", partition, [prefix])
         return found
@@ -115,9 +117,12 @@ class KillingStore(BaseStore):
 
 
 def _passed(what: str, partition: str, keys: Sequence[str]) -> None:
-    kind = partition.split("/")[1]
-    if kind in ("user", "owners", "locators", "inbox"):
+    if _kind(partition) in ("user", "owners", "locators", "inbox", "erasing"):
         passed(f"{what} {'+'.join(sorted({key.split('/')[0] for key in keys}))}")
+
+
+def _kind(partition: str) -> str:
+    return partition.split("/")[1]
 
 
 class KillingModel(OpenAIChat):

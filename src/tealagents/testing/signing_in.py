@@ -66,7 +66,7 @@ class SignIns:
 
 
 def client_info(oid: str, tid: str) -> str:
-    """Who signed in, as MSAL wants to be told beside the tokens."""
+    """Who signed in, as MSAL expects it beside the tokens."""
     told = json.dumps({"uid": oid, "utid": tid}).encode()
     return base64.urlsafe_b64encode(told).rstrip(b"=").decode()
 

@@ -11,7 +11,7 @@
 `reducers`         the steps that shorten a view
 `summaries`        the one that asks the model for a summary
 `tokens`           counting tokens, without a network
-`windows`          the newest rounds of a task, as far back as its view reaches
+`windows`          the newest rounds of tasks, kept between turns: in parts for views, or encoded
 `context`          context providers: they add to requests, and learn from them
 `providers`        the built-in ones: `user_preferences`, `facts`
 `mem0`             the one on Mem0

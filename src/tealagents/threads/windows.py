@@ -1,18 +1,24 @@
-"""The newest rounds of tasks, as far back as their views reach.
+"""The newest rounds of tasks, as far back as they are needed.
 
-A window is what a process keeps of a task between two turns: it grows by the turns that run here, and
-shrinks to what the view read. Where the view asks for more, the log is read backwards from there. So a turn
-costs what its view shows, however long the task is.
+A window is what a process keeps of a task between two turns, in parts for a view, or encoded where the model
+is sent the whole history. It grows by the turns that run here, and shrinks to what a view read. Where more
+is asked for, the log is read backwards from there. So a turn costs what is shown, however long the task is,
+and a whole history is encoded once.
+
+A window is believed only as long as the head's path is its own; what other processes have added is read. The
+last batches are read again with every turn, so that damage is not covered up.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
 from tealagents.domain.lifecycle import extend as extended
 from tealagents.domain.models import Head, Json, Message, Path, RequestRecord
+from tealagents.domain.ports import Model
 from tealagents.state import keys
 from tealagents.state.history import History, Round
 from tealagents.state.records import RecordStore
@@ -22,52 +28,60 @@ from tealagents.threads.views import Part, parts_of
 KEPT_BYTES = 64 * 1024 * 1024
 #: how many of the last batches are read again with every turn
 WITNESSES = 4
-#: rounds of other processes that are added to a window; with more, it is read anew
+#: rounds of other processes that are added to a window, if it knows no more than that itself
 CAUGHT_UP = 16
-#: bytes of a message besides its text
-OVERHEAD = 400
+#: bytes of a message besides its text; of an encoded one; of a round
+OVERHEAD, ENCODED_OVERHEAD, ROUND_OVERHEAD = 400, 80, 240
+
+T = TypeVar("T")
 
 
-class KnownRound(Struct):
-    """One round in parts, oldest first."""
+class KnownRound(Struct, Generic[T]):
+    """What is kept of one round, oldest first."""
 
     first_seq: int
-    last_seq: int
-    parts: list[Part]
+    parts: list[T]
     size: int
 
 
-class Window:
+class Window(Generic[T]):
     """The newest rounds of one path, and the context of its checkpoint."""
 
-    def __init__(self, head: Head, context: Json) -> None:
+    def __init__(self, head: Head) -> None:
         self.task_id = head.task_id
         self.log_id = head.log_id
         self.path = head.path
         self.checkpoint_id = head.checkpoint_id
         #: of providers and reducers, as of the checkpoint
-        self.context = context
+        self.context: Json = {}
         self.batches: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
-        self.rounds: deque[KnownRound] = deque()
+        self.rounds: deque[KnownRound[T]] = deque()
         #: there is nothing older than the first round
         self.complete = not head.path
         self.size = 0
         self._reached = 0
+        #: what all rounds hold, oldest first, from when it was asked for
+        self._all: list[T] | None = None
 
-    @property
-    def turn(self) -> int:
-        """The number of the newest round."""
-        return int(self.context.get("turn", 0))
-
-    def add(self, known: KnownRound, *, newest: bool) -> None:
+    def add(self, known: KnownRound[T], *, newest: bool) -> None:
         (self.rounds.append if newest else self.rounds.appendleft)(known)
         self.size += known.size
+        if newest and self._all is not None:
+            self._all += known.parts
+        else:
+            self._all = None
+
+    def all(self) -> list[T]:
+        """What all rounds hold, oldest first. It is not to be changed."""
+        if self._all is None:
+            self._all = [part for known in self.rounds for part in known.parts]
+        return self._all
 
     def shrink(self) -> None:
         """Drops what the view has not read since the last time."""
         while len(self.rounds) > self._reached:
             self.size -= self.rounds.popleft().size
-            self.complete = False
+            self.complete, self._all = False, None
         self._reached = 0
 
     def reach(self, rounds: int) -> None:
@@ -79,34 +93,47 @@ class Window:
         return self.rounds[0].first_seq if self.rounds else self.path[-1][1] + 1
 
 
-class Windows:
-    """The windows of the tasks last used, within `KEPT_BYTES`."""
+class Windows(Generic[T]):
+    """The windows of the tasks last used, within `KEPT_BYTES`.
 
-    def __init__(self, history: History, records: RecordStore) -> None:
+    `known` makes what is kept of a round. Without `remembers` no context is read: there is none.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        records: RecordStore,
+        known: Callable[[Round], KnownRound[T]],
+        *,
+        remembers: bool,
+    ) -> None:
         self._history = history
         self._records = records
-        self._kept: OrderedDict[str, Window] = OrderedDict()
+        self._known = known
+        self._remembers = remembers
+        self._kept: OrderedDict[str, Window[T]] = OrderedDict()
         self._size = 0
 
-    async def load(self, partition: str, head: Head) -> Window:
-        """The window on the head's path. Only what a view asks for is read from the log."""
+    async def load(self, partition: str, head: Head) -> Window[T]:
+        """The window on the head's path. Of the log only what others have added is read."""
         kept = self._kept.get(head.task_id)
         if kept is not None and kept.log_id != head.log_id:
             kept = None
         if kept is not None and kept.path == head.path and kept.checkpoint_id == head.checkpoint_id:
             self._kept.move_to_end(head.task_id)
             return kept
-        window = Window(head, {})
+        window = Window[T](head)
         if kept is not None and continues(kept.path, head.path):
             # what is kept may grow while this reads: it continues from the present state
             known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
             await self._catch_up(partition, window, known, floor, complete=complete)
-        window.context = await self.context_of(partition, head)
+        if self._remembers:
+            window.context = await self.context_of(partition, head)
         self._keep(window)
         return window
 
-    async def earlier(self, partition: str, window: Window) -> AsyncGenerator[Part]:
-        """The parts of the window's path, newest first; older rounds are read as they are asked for."""
+    async def rounds(self, partition: str, window: Window[T]) -> AsyncGenerator[KnownRound[T]]:
+        """The rounds of the window's path, newest first; older ones are read as they are asked for."""
         older = self._older(partition, window)
         n = 0
         async with aclosing(older):
@@ -116,34 +143,38 @@ class Windows:
                     return
                 n += 1
                 window.reach(n)
-                for part in reversed(known.parts):
-                    part.turn = window.turn - n + 1
-                    yield part
+                yield known
 
-    async def _older(self, partition: str, window: Window) -> AsyncGenerator[KnownRound]:
+    async def whole(self, partition: str, window: Window[T]) -> list[T]:
+        """All that the window's path holds, oldest first. It is not to be changed."""
+        async with aclosing(self._older(partition, window)) as older:
+            async for _ in older:
+                pass
+        return window.all()
+
+    async def _older(self, partition: str, window: Window[T]) -> AsyncGenerator[KnownRound[T]]:
         """Rounds older than the window, each added to it as it is read."""
         if window.complete:
             return
         path = between(window.path, 0, window.below)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
             async for completed in rounds:
-                known = known_round(completed)
-                if known.parts and known.first_seq - window.path[0][0] <= 1:
-                    known.parts[0].first = True
-                self._grow(window, known, newest=False)
+                known = self._known(completed)
+                if known.first_seq < window.below:  # else another reader of this window was first
+                    self._grow(window, known, newest=False)
                 yield known
         window.complete = True
 
     async def _catch_up(
-        self, partition: str, window: Window, known: Sequence[KnownRound], floor: int, *, complete: bool
+        self, partition: str, window: Window[T], known: Sequence[KnownRound[T]], floor: int, *, complete: bool
     ) -> None:
         """Takes over the rounds known up to number `floor`, if few were added after them."""
-        newer: list[KnownRound] = []
+        newer: list[KnownRound[T]] = []
         path = between(window.path, floor, window.path[-1][1] + 1)
         async with aclosing(self._history.rounds(partition, window.task_id, path)) as rounds:
             async for completed in rounds:
-                newer.append(known_round(completed))
-                if len(newer) > CAUGHT_UP:
+                newer.append(self._known(completed))
+                if len(newer) > max(CAUGHT_UP, len(known)):
                     return
         for each in (*known, *reversed(newer)):
             window.add(each, newest=True)
@@ -176,7 +207,7 @@ class Windows:
             added = Round(
                 request_id="", first_seq=first_seq, last_seq=head.tail_seq, messages=tuple(messages)
             )
-            self._grow(window, known_round(added), newest=True)
+            self._grow(window, self._known(added), newest=True)
             window.context = context or {}
         self._shrink()
 
@@ -185,7 +216,7 @@ class Windows:
         kept = self._kept.get(task_id)
         return (kept.log_id, kept.batches) if kept is not None else ("", ())
 
-    def shrink(self, window: Window) -> None:
+    def shrink(self, window: Window[T]) -> None:
         """Drops what the view of a turn has not read."""
         before = window.size
         window.shrink()
@@ -197,13 +228,13 @@ class Windows:
         if kept is not None:
             self._size -= kept.size
 
-    def _keep(self, window: Window) -> None:
+    def _keep(self, window: Window[T]) -> None:
         self.forget(window.task_id)
         self._kept[window.task_id] = window
         self._size += window.size
         self._shrink()
 
-    def _grow(self, window: Window, known: KnownRound, *, newest: bool) -> None:
+    def _grow(self, window: Window[T], known: KnownRound[T], *, newest: bool) -> None:
         window.add(known, newest=newest)
         if self._kept.get(window.task_id) is window:
             self._size += known.size
@@ -214,9 +245,21 @@ class Windows:
             self._size -= dropped.size
 
 
-def known_round(completed: Round) -> KnownRound:
-    size = sum(_size(message) for message in completed.messages)
-    return KnownRound(completed.first_seq, completed.last_seq, parts_of(completed.messages), size)
+def in_parts(completed: Round) -> KnownRound[Part]:
+    """What a view needs of a round."""
+    size = ROUND_OVERHEAD + sum(_size(message) for message in completed.messages)
+    return KnownRound(completed.first_seq, parts_of(completed.messages), size)
+
+
+def encoded_by(model: Model) -> Callable[[Round], KnownRound[bytes]]:
+    """A round as the model is sent it."""
+
+    def encoded(completed: Round) -> KnownRound[bytes]:
+        parts = [model.encode(message) for message in completed.messages]
+        size = ROUND_OVERHEAD + sum(len(part) + ENCODED_OVERHEAD for part in parts)
+        return KnownRound(completed.first_seq, parts, size)
+
+    return encoded
 
 
 def _size(message: Message) -> int:

@@ -255,7 +255,7 @@ class MCPConnection:
 
 
 class _Watched:
-    """A transport that tells when its incoming side has ended: that is when a session is lost."""
+    """A transport that notices when its incoming side has ended: that is when a session is lost."""
 
     def __init__(
         self, transport: AbstractAsyncContextManager[TransportStreams], ended: Callable[[], None]

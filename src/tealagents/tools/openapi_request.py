@@ -33,7 +33,7 @@ class ApiRequest(NamedTuple):
 
 
 def request_of(operation: ApiOperation, arguments: Json) -> ApiRequest:
-    """Raises `ToolFailed` that tells the model which argument is missing, unknown or impossible."""
+    """Raises `ToolFailed`, which says to the model which argument is missing, unknown or impossible."""
     values = _by_parameter(operation, arguments)
     headers, query, cookies, path = {}, Pairs(), Pairs(), operation.path
     for parameter in operation.parameters:

@@ -102,7 +102,7 @@ class Signature:
         self.schema: Json = self._json_schema()
 
     def check(self, arguments: Json) -> dict[str, Any]:
-        """The arguments as the function's own types. `ToolFailed` tells the model what is wrong with them."""
+        """The arguments as the function's own types. `ToolFailed` says what is wrong with them."""
         if len(arguments) > MAX_ARGUMENTS:
             raise ToolFailed(f"There are more than {MAX_ARGUMENTS} arguments. Nothing was done.")
         try:

@@ -321,7 +321,13 @@ def test_lists_are_filtered(wire: Wire) -> None:
     since = wire.result("ListTasks", {**context, "statusTimestampAfter": failed["status"]["timestamp"]})
     assert failed["id"] in [task["id"] for task in since["tasks"]]
     assert not wire.result("ListTasks", {**context, "statusTimestampAfter": "2999-01-01T00:00:00Z"})["tasks"]
-    for wrong in ({"pageSize": 0}, {"pageSize": 101}, {"pageToken": "x"}, {"historyLength": -1}):
+    for wrong in (
+        {"pageSize": 0},
+        {"pageSize": 101},
+        {"pageToken": "x"},
+        {"historyLength": -1},
+        {"status": 99},
+    ):
         assert wire.error("ListTasks", {**context, **wrong})[1] == "INVALID_PARAMS", wrong
 
 

@@ -109,7 +109,7 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TURNS)
 def test_replay_from_the_log_gives_the_same_events(ada: httpx.Client, turns: list[str]) -> None:
     """Each run of a conversation, asked for again when all is over, is what it was, byte for byte."""

@@ -122,6 +122,10 @@ def test_what_would_change_the_meaning_is_refused(ada: OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as error:
             ada.chat.completions.create(**{"model": "Tester", "messages": asked("hi"), name: value})
         assert error.value.param == name
+    calls: Any = {"role": "assistant", "tool_calls": 3}
+    with pytest.raises(openai.BadRequestError) as error:
+        ada.chat.completions.create(model="Tester", messages=[calls, *asked("hi")])
+    assert error.value.param == "messages.0.tool_calls"
 
 
 def test_a_stream_that_fails_raises(wire: httpx.Client, ada: OpenAI, file: Path) -> None:

@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 from tealagents.api import sse
 from tealagents.api.applications import application
-from tealagents.api.bearer import www_authenticate
 from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.http import json_response, status_of
@@ -130,10 +129,8 @@ def _unknown(error: TealError) -> bytes:
     return sse.frame(None, "OUCH", _ouch(Failure(error.code, error.detail)))
 
 
-def _refuse(error: TealError, challenge: str) -> Response:
-    status = status_of(error)
-    headers = {"www-authenticate": www_authenticate(error, challenge)} if status in (401, 403) else {}
-    return _plain(status, error.code, error.detail, headers)
+def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
+    return _plain(status_of(error), error.code, error.detail, headers)
 
 
 def _plain(status: int, code: str, why: str, headers: Mapping[str, str] | None) -> Response:

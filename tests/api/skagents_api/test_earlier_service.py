@@ -1,5 +1,6 @@
 """Agents without state as a service: who may call, tools, what is imported, how they stop."""
 
+import http.client
 import json
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 from earlier_agents import AGENT, CHAT, SEQUENTIAL, TYPES, served, write
+from hostile_tokens import HOSTILE, Forge
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tealagents.llm.offline import OfflineModel
+from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.service import ServiceProcess, agent_config
 from tealagents.tools.errors import ToolsetError
 
@@ -130,6 +133,33 @@ def test_callers_by_token(tmp_path: Path) -> None:
             pass
 
 
+def test_tokens_of_entra(tmp_path: Path) -> None:
+    """A user's token is answered over all ways; no hostile one is, and the model hears of none."""
+    with LocalAuthority() as authority:
+        forge = Forge(authority)
+        with (
+            served(write(tmp_path, CHAT), env=authority.environment()) as (service, model),
+            httpx.Client(timeout=60) as client,
+        ):
+            stream = service.url.replace("http", "ws") + "/stream"
+            for hostile in [each for each in HOSTILE if each.sendable]:
+                headers = {b"authorization": b"Bearer " + hostile.make(forge).encode()}
+                for path in ("", "/sse"):
+                    refused = client.post(service.url + path, json=HELLO, headers=headers)
+                    assert refused.status_code in (401, 403), hostile
+                    assert refused.headers["www-authenticate"].startswith("Bearer")
+            with pytest.raises(InvalidStatus) as denied, connect(stream):
+                pass
+            assert denied.value.response.status_code == 401
+            assert model.requests == []
+            right = {"authorization": f"Bearer {authority.token('alice')}"}
+            assert post(service.url, json=HELLO, headers=right).status_code == 200
+            assert "final-response" in post(service.url + "/sse", json=HELLO, headers=right).text
+            with connect(stream, additional_headers=right) as socket:
+                socket.send(json.dumps(HELLO))
+                assert "".join(map(str, socket))
+
+
 def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
     """A gateway's word is not lent to them by a browser, unless the config names them."""
     config = CHAT + "  cors_origins: [https://app.example.com]\n"
@@ -242,8 +272,12 @@ def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
     with served(write(tmp_path, CHAT), slow) as (service, model):
         for path in ("", "/sse"):
             model.clear()
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(service.url + path, json=HELLO, timeout=httpx.Timeout(60, read=0.3))
+            address = httpx.URL(service.url)
+            client = http.client.HTTPConnection(address.host, address.port)
+            sent = {"content-type": "application/json"}
+            client.request("POST", address.path + path, json.dumps(HELLO), sent)
+            _until(lambda: len(model.requests) == 1)
+            client.close()
             _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
 
 

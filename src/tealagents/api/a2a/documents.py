@@ -8,7 +8,7 @@ from typing import Any
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
 
-from tealagents.api.decisions import pending
+from tealagents.api.decisions import asked, pending
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
@@ -38,11 +38,10 @@ def status(record: RequestRecord, status: str, text: str = "") -> Json:
 
 def paused(pause: Approval) -> Json:
     """The status of a task that waits: for a decision, or for the user's authorization before it."""
-    links = [f"{each['server']}: {each['url']}" for each in pause.authorizations]
     waits_for: Json = {"data": pending(pause), "mediaType": "application/json"}
     return {
-        "state": "TASK_STATE_AUTH_REQUIRED" if links else "TASK_STATE_INPUT_REQUIRED",
-        "message": _said(pause, pause.approval_id, [{"text": "\n".join((pause.message, *links))}, waits_for]),
+        "state": "TASK_STATE_AUTH_REQUIRED" if pause.authorizations else "TASK_STATE_INPUT_REQUIRED",
+        "message": _said(pause, pause.approval_id, [{"text": asked(pause)}, waits_for]),
         "timestamp": _time(pause.created_at),
     }
 

@@ -11,9 +11,8 @@ from starlette.routing import Route
 
 from tealagents.api.ag_ui import inputs, runs
 from tealagents.api.applications import application
-from tealagents.api.bearer import www_authenticate
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.api.http import json_response, status_of
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import TealError
 
@@ -38,14 +37,9 @@ def build(exchange: Exchange, path: str) -> Served:
     return application(exchange, path, routes, _refuse, _plain, urls={"url": path})
 
 
-def _refuse(error: TealError, challenge: str) -> Response:
-    status = status_of(error)
-    headers = {"www-authenticate": www_authenticate(error, challenge)} if status in (401, 403) else {}
-    if (seconds := retry_after(error)) is not None:
-        headers["retry-after"] = seconds
-    return _plain(
-        status, error.code, " ".join(filter(None, (error.detail, _ADVICE.get(error.code)))), headers
-    )
+def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
+    text = " ".join(filter(None, (error.detail, _ADVICE.get(error.code))))
+    return _plain(status_of(error), error.code, text, headers)
 
 
 def _plain(status: int, code: str, message: str, headers: Mapping[str, str] | None) -> Response:

@@ -7,7 +7,7 @@ import msgspec
 
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.ag_ui.threads import call_id, documents, interrupt_id, message_id, result_id
-from tealagents.api.decisions import Answer
+from tealagents.api.decisions import Answer, asked, until
 from tealagents.domain import events
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Approval, Json, Message, ToolCall, Usage
@@ -41,13 +41,10 @@ def outcome_of(pause: Approval | None) -> Json:
     """How a run ends that has its answer, or waits: for decisions, or only for the page's own tools."""
     if pause is None:
         return {"type": "success"}
-    asked = [_interrupt(pause, n) for n, call in enumerate(pause.calls) if not call.by_client]
-    if asked:
-        return {"type": "interrupt", "interrupts": asked}
-    return {
-        "type": "success",
-        "pendingToolCallIds": [call_id(pause.request_id, call.id) for call in pause.calls],
-    }
+    if interrupts := [_interrupt(pause, n) for n, call in enumerate(pause.calls) if not call.by_client]:
+        return {"type": "interrupt", "interrupts": interrupts}
+    calls = [call_id(pause.request_id, call.id) for call in pause.calls]
+    return {"type": "success", "pendingToolCallIds": calls}
 
 
 def _interrupt(pause: Approval, n: int) -> Json:
@@ -56,10 +53,10 @@ def _interrupt(pause: Approval, n: int) -> Json:
     return {
         "id": interrupt_id(pause.approval_id, n),
         "reason": "tealagents:authorization" if links else "tool_call",
-        "message": "\n".join([pause.message, *(f"{link['server']}: {link['url']}" for link in links)]),
+        "message": asked(pause),
         "toolCallId": call_id(pause.request_id, pause.calls[n].id),
         "responseSchema": _ANSWER,
-        "expiresAt": pause.expires_at.isoformat().replace("+00:00", "Z"),
+        "expiresAt": until(pause),
         **({"metadata": {"tealagents": {"authorizations": links}}} if links else {}),
     }
 
@@ -170,10 +167,10 @@ class Fold:
         self._end_text()
         for call in list(self._steps):
             self._end_step(call)
-        if spent := used.total_tokens - self._used.total_tokens:
-            asked, said = used.prompt_tokens - self._used.prompt_tokens, used.completion_tokens
-            said -= self._used.completion_tokens
-            fields["usage"] = [{"inputTokens": asked, "outputTokens": said, "totalTokens": spent}]
+        spent = used - self._used
+        if total := spent.total_tokens:
+            shown = {"inputTokens": spent.prompt_tokens, "outputTokens": spent.completion_tokens}
+            fields["usage"] = [{**shown, "totalTokens": total}]
         self._frames.append(finished(self._given, outcome, **fields))
 
     def _error(self, code: str, message: str) -> None:

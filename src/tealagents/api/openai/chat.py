@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tealagents.api import bodies, stretches
+from tealagents.api.decisions import asked
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs, names, responses, sending
 from tealagents.api.openai.documents import About
 from tealagents.api.openai.fold import DONE, encode
-from tealagents.api.openai.inputs import Answer, Answered, CreateResponse, Entry, Input
+from tealagents.api.openai.inputs import CallAnswer, CallAnswered, CreateResponse, Entry, Input
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import (
     Canceled,
@@ -94,9 +95,9 @@ def _entries(each: Json, where: str) -> list[Entry]:
     role, calls = each.get("role"), each.get("tool_calls") or []
     if role == "tool":
         output = inputs.output_of(each.get("content"), f"{where}.content")
-        return [Answered(str(each.get("tool_call_id")), Answer(output=output), where)]
+        return [CallAnswered(str(each.get("tool_call_id")), CallAnswer(output=output), where)]
     said: list[Entry] = [] if calls and not each.get("content") else [inputs.message(each, where)]
-    for call in calls:
+    for call in calls if isinstance(calls, list) else [None]:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
             raise InvalidRequest(f"{where}.tool_calls", "must be calls of functions")
         said.append(inputs.made(str(call.get("id")), call["function"]))
@@ -179,9 +180,8 @@ class Chunks:
             for item in items
         ]
         if len(calls) < len(approval.calls):
-            links = [f"{each['server']}: {each['url']}" for each in approval.authorizations]
             self._said = False
-            self._say("\n".join([approval.message, *links]))
+            self._say(asked(approval))
         if calls:
             self._message["tool_calls"] = calls
             self._chunk({"tool_calls": [{"index": n, **each} for n, each in enumerate(calls)]})

@@ -22,7 +22,7 @@ from tealagents.domain.models import (
     Usage,
 )
 
-#: what the agent's config decides, and this API can neither tell nor change
+#: what the agent's config decides, and this API can neither show nor change
 _CONSTANT: Json = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -57,12 +57,7 @@ class About(Struct, frozen=True, kw_only=True):
 
     def spent(self, total: Usage) -> Usage:
         """What this response has used, of all that its request has."""
-        before = self.before.usage if self.before is not None else Usage()
-        return Usage(
-            total.prompt_tokens - before.prompt_tokens,
-            total.completion_tokens - before.completion_tokens,
-            total.total_tokens - before.total_tokens,
-        )
+        return total - self.before.usage if self.before is not None else total
 
     def response(
         self,

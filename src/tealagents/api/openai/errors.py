@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from tealagents.api.bearer import www_authenticate
-from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, retry_after, status_of
+from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of
 from tealagents.domain.errors import InvalidRequest, Refusal, TealError
 from tealagents.domain.models import Failure, Json
 
@@ -33,16 +32,11 @@ def of_failure(failure: Failure) -> Json:
     return _body(STATUSES[failure.code], failure.code, failure.detail)
 
 
-def respond(error: TealError, challenge: str) -> Response:
+def respond(error: TealError, headers: Mapping[str, str]) -> Response:
     """The response for an error. The SDKs may repeat what was refused for the moment, and nothing else."""
-    status, seconds = _status(error), retry_after(error)
-    repeat = seconds is not None and isinstance(error, Refusal)
-    headers = {"x-should-retry": "true" if repeat else "false"}
-    if seconds is not None:
-        headers["retry-after"] = seconds
-    if status in (401, 403):
-        headers["www-authenticate"] = www_authenticate(error, challenge)
-    return json_response(document(error), status=status, headers=headers)
+    repeat = "retry-after" in headers and isinstance(error, Refusal)
+    shown = {"x-should-retry": "true" if repeat else "false", **headers}
+    return json_response(document(error), status=_status(error), headers=shown)
 
 
 def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:

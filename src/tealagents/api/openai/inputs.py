@@ -33,7 +33,7 @@ Metadata = Annotated[
 Items = list[dict[str, Any]]
 
 
-class Accepted(BaseModel):
+class Incoming(BaseModel):
     """What comes in: no unknown parameters, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -64,7 +64,7 @@ class TextOptions(BaseModel):
     format: TextFormat | None = None
 
 
-class CreateResponse(Accepted):
+class CreateResponse(Incoming):
     """The body of a new response."""
 
     input: str | Items | None = None
@@ -84,20 +84,20 @@ class CreateResponse(Accepted):
         return given.id if isinstance(given, ConversationRef) else given
 
 
-class NewConversation(Accepted):
+class NewConversation(Incoming):
     items: Items | None = None
     metadata: Metadata | None = None
 
 
-class ChangedConversation(Accepted):
+class ChangedConversation(Incoming):
     metadata: Metadata | None
 
 
-class MoreItems(Accepted):
+class MoreItems(Incoming):
     items: Items = Field(min_length=1)
 
 
-class Answer(Struct, frozen=True):
+class CallAnswer(Struct, frozen=True):
     """What a client answers one call of a pause."""
 
     #: whether a call of ours may run; None where the client made the call
@@ -120,15 +120,15 @@ class Made(Struct, frozen=True):
     text: str = ""
 
 
-class Answered(Struct, frozen=True):
+class CallAnswered(Struct, frozen=True):
     """What came of a call, or may come of it."""
 
     call_id: str
-    answer: Answer
+    answer: CallAnswer
     where: str
 
 
-Entry = Earlier | Told | Made | Answered
+Entry = Earlier | Told | Made | CallAnswered
 
 
 class Input(Struct, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class Input(Struct, frozen=True, kw_only=True):
     instructions: tuple[str, ...] = ()
     #: the pause that is answered, and the answers by the places of its calls
     approval_id: str = ""
-    answers: Mapping[int, Answer] = {}
+    answers: Mapping[int, CallAnswer] = {}
 
 
 def create(value: Any) -> CreateResponse:
@@ -183,7 +183,7 @@ def combine(entries: Sequence[Entry], param: str) -> Input:
     split = spoken[-1] + 1 if spoken else 0
     instructions = tuple(each.text for each in entries if isinstance(each, Told))
     items = tuple(item for each in entries[split:] if isinstance(each, Earlier) for item in each.items)
-    answers = [each for each in entries[split:] if isinstance(each, Answered)]
+    answers = [each for each in entries[split:] if isinstance(each, CallAnswered)]
     if answers and items:
         raise InvalidRequest(param, "answers calls and adds a message: send the answers first, alone")
     if answers:
@@ -197,8 +197,8 @@ def _is_by(entry: Entry, role: str) -> bool:
     return isinstance(entry, Earlier) and entry.role == role
 
 
-def _answering(given: Sequence[Answered]) -> Input:
-    answers: dict[int, Answer] = {}
+def _answering(given: Sequence[CallAnswered]) -> Input:
+    answers: dict[int, CallAnswer] = {}
     pause = ""
     for each in given:
         try:
@@ -218,7 +218,7 @@ def _earlier(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
     for each in entries:
         if isinstance(each, Earlier) and each.items:
             said.append(each)
-        elif isinstance(each, Answered) and each.answer.output is not None:
+        elif isinstance(each, CallAnswered) and each.answer.output is not None:
             text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
             said.append(Earlier("assistant", (Item("text", text),)))
     return tuple(said)
@@ -250,13 +250,13 @@ def _entry(each: Json, where: str) -> Entry:
             return made(_str(each, "call_id", where), each)
         case "function_call_output":
             output = output_of(each.get("output"), f"{where}.output")
-            return Answered(_str(each, "call_id", where), Answer(output=output), where)
+            return CallAnswered(_str(each, "call_id", where), CallAnswer(output=output), where)
         case "mcp_approval_response":
             if not isinstance(each.get("approve"), bool):
                 raise InvalidRequest(f"{where}.approve", "must be true or false")
             reason = each.get("reason")
-            answer = Answer(approve=each["approve"], reason=reason if isinstance(reason, str) else None)
-            return Answered(_str(each, "approval_request_id", where), answer, where)
+            answer = CallAnswer(approve=each["approve"], reason=reason if isinstance(reason, str) else None)
+            return CallAnswered(_str(each, "approval_request_id", where), answer, where)
         case "mcp_call":
             text = f"{made('', each).text} returned: {each.get('output') or each.get('error')}"
             return Earlier("assistant", (Item("text", text),))

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from tealagents.api import requests, stretches
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.openai import names
-from tealagents.api.openai.inputs import Answer, CreateResponse, Input
+from tealagents.api.openai.inputs import CallAnswer, CreateResponse, Input
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, NotOwner, TaskBusy
 from tealagents.domain.models import ENDED, Approval, Caller
@@ -189,7 +189,7 @@ async def _decide(exchange: Exchange, caller: Caller, given: Input, *, streamed:
     return await stretches.cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
 
 
-def _decision(pause: Approval, n: int, answer: Answer) -> CallDecision:
+def _decision(pause: Approval, n: int, answer: CallAnswer) -> CallDecision:
     if n >= len(pause.calls):
         raise names.unknown("call", names.made("call", pause.approval_id, n))
     call = pause.calls[n]

@@ -7,17 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
-from fastapi.telemetry import TelemetryConfig
 from msgspec import Struct
 from pydantic import BaseModel
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
@@ -64,7 +63,8 @@ class Front(Struct, frozen=True, kw_only=True):
 class StatelessApp:
     """The application of one config of the earlier platform."""
 
-    def __init__(self, front: Front, lifespan: Lifespan) -> None:
+    def __init__(self, front: Front, lifespan: Lifespan, observed: Callable[[ASGIApp], ASGIApp]) -> None:
+        """`observed` is put around what answers."""
         self._front = front
         self._prefix = front.settings.prefix
         self._began = time.monotonic()
@@ -78,8 +78,7 @@ class StatelessApp:
             input_type=front.input_type,
             output_type=front.output_type,
         )
-        self._app = FastAPI(
-            openapi_url=None,
+        app = Starlette(
             routes=self._routes(),
             middleware=self._middleware(),
             exception_handlers={
@@ -88,9 +87,9 @@ class StatelessApp:
                 Exception: self._fault,
             },
             lifespan=lifespan,
-            redirect_slashes=False,
-            telemetry=_telemetry(front.settings),
         )
+        app.router.redirect_slashes = False
+        self._app = observed(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_local = self._front.settings.is_local
@@ -277,18 +276,6 @@ class StatelessApp:
             "openapi": f"{prefix}/openapi.json",
         }
         return json_response({"agents": [agent]})
-
-
-def _telemetry(settings: ApiSettings) -> TelemetryConfig:
-    """Spans that continue the caller's trace, and counts of requests, but for the probes."""
-    return TelemetryConfig(
-        tracing=settings.traced,
-        metrics=settings.metered,
-        logs=False,
-        operation_spans=False,
-        auto_configure=False,
-        exclude=lambda scope: scope.get("path", "").startswith(f"{settings.prefix}/health"),
-    )
 
 
 async def _left(receive: Receive) -> None:

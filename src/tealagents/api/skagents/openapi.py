@@ -9,6 +9,10 @@ from tealagents.domain.models import Json
 
 _COMPONENTS = "#/components/schemas/"
 _STRING = {"type": "string"}
+_EVENTS: Json = {
+    "description": "`intermediate-task-response`, `partial-response`, then `final-response` or `error`",
+    "content": {"text/event-stream": {"schema": _STRING}},
+}
 
 
 def document(
@@ -27,35 +31,24 @@ def document(
     body = {"required": True, "content": {"application/json": {"schema": _schema(input_type, schemas)}}}
     answer = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}Answer"}}}
     errors: Json = {"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}}
+
+    def call(summary: str, operation: str, answered: Json) -> Json:
+        return {
+            "post": {
+                "summary": summary,
+                "description": description,
+                "operationId": operation,
+                "requestBody": body,
+                "responses": {"200": answered, **errors},
+            }
+        }
+
     return {
         "openapi": "3.1.0",
         "info": {"title": name, "version": version, "description": description},
         "paths": {
-            prefix: {
-                "post": {
-                    "summary": name,
-                    "description": description,
-                    "operationId": "invoke",
-                    "requestBody": body,
-                    "responses": {"200": {"description": "The answer", "content": answer}, **errors},
-                }
-            },
-            f"{prefix}/sse": {
-                "post": {
-                    "summary": f"{name}, as server-sent events",
-                    "description": description,
-                    "operationId": "invoke_sse",
-                    "requestBody": body,
-                    "responses": {
-                        "200": {
-                            "description": "`intermediate-task-response`, `partial-response`, then "
-                            "`final-response` or `error`",
-                            "content": {"text/event-stream": {"schema": _STRING}},
-                        },
-                        **errors,
-                    },
-                }
-            },
+            prefix: call(name, "invoke", {"description": "The answer", "content": answer}),
+            f"{prefix}/sse": call(f"{name}, as server-sent events", "invoke_sse", _EVENTS),
         },
         "components": {"schemas": schemas},
     }

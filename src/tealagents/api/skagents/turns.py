@@ -21,21 +21,21 @@ from tealagents.domain.events import TextDelta
 from tealagents.domain.models import Caller, Failure, Item, Json, Message, RequestRecord, Usage
 from tealagents.domain.ports import Clock, Model
 from tealagents.engine.admission import Admission
-from tealagents.engine.agent import Agent
+from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.texts import storable
 from tealagents.engine.toolbox import CallContext
-from tealagents.engine.turn import Answer, Asked, TurnLoop, Waits, open_turn
+from tealagents.engine.turn import Asked, TurnDone, TurnLoop, Waits, open_turn
 from tealagents.limits import Limits
 from tealagents.state.memories import Memory
 from tealagents.threads.views import Part
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class TaskStep(Struct, frozen=True, kw_only=True):
     """One task of the config; or, without instructions, an agent that is given the conversation."""
 
-    agent: Agent
+    agent: AgentSpec
     name: str = ""
     task_no: int = 0
     instructions: Instructions | None = None
@@ -45,7 +45,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What a config says is done in a call."""
 
     source: str
-    steps: Sequence[Step]
+    steps: Sequence[TaskStep]
     limits: Limits
     #: what the answer of the last task is to be; None: text
     output_type: type[BaseModel] | None = None
@@ -61,7 +61,7 @@ class Piece(Struct, frozen=True):
 class StepDone(Struct, frozen=True):
     """A task has its answer; it is not the last."""
 
-    step: Step
+    step: TaskStep
     response: Json
 
 
@@ -71,7 +71,7 @@ class Done(Struct, frozen=True):
     response: Json
 
 
-class Given:
+class GivenConversation:
     """A conversation that came with its call (`engine.turn.Conversation`)."""
 
     remote_id: str | None = None
@@ -97,7 +97,7 @@ class Given:
         raise NotImplementedError("nothing is remembered")
 
 
-class Context(CallContext):
+class StepContext(CallContext):
     """A tool's view of a call; extra data is a list, in which a key may come twice."""
 
     def __init__(self, *, items: list[Json], **given: Any) -> None:
@@ -224,7 +224,7 @@ class _Call:
         yield Done(self._answer(text))
 
     async def _turn(
-        self, agent: Agent, history: Sequence[Message], recorder: Recorder, streamed: bool
+        self, agent: AgentSpec, history: Sequence[Message], recorder: Recorder, streamed: bool
     ) -> AsyncGenerator[TextDelta, None]:
         """The agent's answer to the last message, gathered in the recorder."""
         asked = Asked(
@@ -234,7 +234,7 @@ class _Call:
             owner=self._caller.user,
             said=recorder.messages,
         )
-        turn = await open_turn(agent, Given(agent.model, history[:-1]), asked)
+        turn = await open_turn(agent, GivenConversation(agent.model, history[:-1]), asked)
         loop = TurnLoop(
             agent, turn, recorder, self._context(agent), self._clock, streamed=streamed, remote_id=None
         )
@@ -247,13 +247,13 @@ class _Call:
                             yield event
                         elif isinstance(event, Waits):
                             resumption = self._rejected(event.needed)
-                        elif isinstance(event, Answer):
+                        elif isinstance(event, TurnDone):
                             return
         except ModelFailed as error:
             raise _explained(error, agent) from error
 
-    def _context(self, agent: Agent) -> Context:
-        return Context(
+    def _context(self, agent: AgentSpec) -> StepContext:
+        return StepContext(
             session_id=self._session_id,
             task_id=self._request_id,
             request_id=self._request_id,
@@ -272,7 +272,7 @@ class _Call:
         rejected = [tool_message(self._request_id, call, why, now, is_error=True) for call in needed.calls]
         return Resumption((), tuple(rejected))
 
-    def _filled(self, step: Step, instructions: Instructions, values: Json) -> str:
+    def _filled(self, step: TaskStep, instructions: Instructions, values: Json) -> str:
         try:
             return storable(instructions.render(values))
         except TemplateRefused as error:
@@ -316,7 +316,7 @@ def _typed(text: str, kind: type[BaseModel] | None) -> Any:
         raise ModelFailed(f"The model's answer is no {kind.__name__}: {reason}.") from None
 
 
-def _explained(error: ModelFailed, agent: Agent) -> ModelFailed:
+def _explained(error: ModelFailed, agent: AgentSpec) -> ModelFailed:
     """Says that a type was asked for, where the model service may have refused just that."""
     wanted = agent.response_format
     if wanted is None or not any(word in error.detail for word in ("response_format", "schema", "format")):

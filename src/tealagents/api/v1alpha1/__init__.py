@@ -5,7 +5,9 @@
 `context`     what every route works with
 `messages`    sending a message and deciding a pause; JSON, SSE, background
 `requests`    reading, following and canceling requests
-`sessions`    sessions       `tasks`   tasks and their views       `approvals`  the inbox
-`health`      probes         `schemas`, `documents`, `openapi`     what is said, and its description
+`tasks`       tasks; `task_views`: what they hold; `time_travel`: rollback, fork, export, import
+`sessions`    sessions       `approvals`   the inbox       `oauth`   the end of a consent
+`health`      probes         `discovery`   what anyone may know
+`schemas`, `documents`, `openapi`          what is said, and its description
 ============  ==========================================================================
 """

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,30 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, Response
 
 from tealagents.api import bodies
-from tealagents.api.bearer import WELL_KNOWN
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import json_response
 from tealagents.api.protocols import Served
-from tealagents.api.v1alpha1 import approvals, health, messages, openapi, problems, requests, sessions, tasks
+from tealagents.api.v1alpha1 import (
+    approvals,
+    discovery,
+    health,
+    messages,
+    oauth,
+    openapi,
+    problems,
+    requests,
+    sessions,
+    task_views,
+    tasks,
+    time_travel,
+)
 from tealagents.domain import ids
 from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
-from tealagents.domain.models import Json
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +63,23 @@ class AppV3:
             docs_url=None,  # FastAPI's own page loads its scripts from another host
             redoc_url=None,
             redirect_slashes=False,
-            telemetry=_telemetry(prefix, traced=settings.traced, metered=settings.metered),
+            # the host tells of requests, whatever the protocol
+            telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
-        for module in (messages, sessions, tasks, requests, approvals, health):
-            app.include_router(module.router(exchange), prefix=prefix)
-        self._add_discovery(app)
+        app.state.exchange = exchange
+        for module in (
+            messages,
+            sessions,
+            tasks,
+            task_views,
+            time_travel,
+            requests,
+            approvals,
+            health,
+            oauth,
+        ):
+            app.include_router(module.routes, prefix=prefix)
+        app.include_router(discovery.routes)
         self._add_docs(app)
         self._add_error_handlers(app)
         if settings.cors_origins:
@@ -86,50 +107,6 @@ class AppV3:
             return app.openapi_schema
 
         app.openapi = document  # type: ignore[method-assign]
-
-    def _add_discovery(self, app: FastAPI) -> None:
-        exchange = self._exchange
-        agent, resource = exchange.agent, exchange.resource(exchange.prefix)
-
-        @app.get("/", include_in_schema=False)
-        async def root(request: Request) -> Response:
-            others = {name: urls for name, urls in exchange.urls.items() if urls}
-            listed: Json = {
-                "name": agent.name,
-                "version": agent.version,
-                "description": exchange.settings.description,
-                "url": exchange.prefix,
-                "docs": f"{exchange.prefix}/docs",
-                "openapi": f"{exchange.prefix}/openapi.json",
-            }
-            if exchange.settings.console is not None:
-                listed["console"] = exchange.settings.console
-            listed["metadata"] = exchange.settings.metadata
-            return json_response({"agents": [listed | ({"protocols": others} if others else {})]})
-
-        @app.get(WELL_KNOWN, include_in_schema=False)
-        @app.get(WELL_KNOWN + "{path:path}", include_in_schema=False)
-        async def protected_resource(request: Request, path: str = "") -> Response:
-            return json_response(resource.document(request, path))
-
-        consents = exchange.settings.consents
-
-        @app.get(f"{exchange.prefix}/oauth/callback", include_in_schema=False)
-        async def oauth_callback(
-            request: Request, state: str = "", code: str = "", error: str = "", iss: str | None = None
-        ) -> Response:
-            if consents is None or not state or not (code or error):
-                raise NotFound("There is no authorization under way with this state.")
-            if not code:
-                await consents.refuse(state)
-                return PlainTextResponse(
-                    "Nothing was granted. Go back to the conversation and reject the request, or resume it "
-                    "for a new link."
-                )
-            server = await consents.complete(state, code, iss=iss)
-            return PlainTextResponse(
-                f"{server} is authorized. Go back to the conversation and approve the request."
-            )
 
     def _add_docs(self, app: FastAPI) -> None:
         """The page on which the API can be read and tried. All it needs comes from here: many a network has
@@ -202,23 +179,6 @@ _GIVEN_HEADERS = (
 )
 #: what a path may name that an error names as well
 _IDS = ("session_id", "task_id", "request_id")
-
-
-def _telemetry(prefix: str, *, traced: bool, metered: bool) -> TelemetryConfig:
-    """FastAPI's own spans and metrics, without the probes, and never with what clients sent."""
-
-    def probe(scope: MutableMapping[str, Any]) -> bool:
-        path: str = scope.get("path", "")
-        return path.startswith(f"{prefix}/health")
-
-    return TelemetryConfig(
-        tracing=traced,
-        metrics=metered,
-        logs=False,
-        operation_spans=False,
-        auto_configure=False,
-        exclude=probe,
-    )
 
 
 def _shortened(error: RequestValidationError) -> Any:

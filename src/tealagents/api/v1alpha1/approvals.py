@@ -6,46 +6,43 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import index_cursor
+from tealagents.api.v1alpha1.context import exchange_of, index_cursor
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit
 from tealagents.domain.models import Approval
 
+routes = APIRouter(prefix="/approvals", tags=["approvals"])
+
 ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 
 
-def router(exchange: Exchange) -> APIRouter:
-    routes = APIRouter(prefix="/approvals", tags=["approvals"])
-
-    @routes.get(
-        "",
-        operation_id="list_approvals",
-        summary="List the pauses you may decide",
-        description="Your own, newest first; with the approver role those of the whole tenant.",
-        response_model=Page[schemas.ApprovalDocument | schemas.DamagedRecord],
-        responses=openapi.problem_responses("invalid_request"),
-    )
-    async def list_approvals(
-        request: Request,
-        status: Annotated[ApprovalStatus | None, Query(description="Only those in this status")] = None,
-        limit: Limit = 50,
-        cursor: Cursor = None,
-    ) -> Response:
-        caller = await exchange.identify(request)
-        checked = index_cursor(cursor, inbox=caller.approver)
-        if caller.approver:
-            page = await exchange.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
-        else:
-            partition = exchange.service.records.partition(caller.user)
-            page = await exchange.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
-        items = [
-            documents.approval(item, exchange.prefix, caller.user)  # type: ignore[arg-type]
-            for item in page.items
-            if not (isinstance(item, Approval) and item.awaits_another(caller.user))
-        ]
-        return json_response(documents.page(items, page.cursor))
-
-    return routes
+@routes.get(
+    "",
+    operation_id="list_approvals",
+    summary="List the pauses you may decide",
+    description="Your own, newest first; with the approver role those of the whole tenant.",
+    response_model=Page[schemas.ApprovalDocument | schemas.DamagedRecord],
+    responses=openapi.problem_responses("invalid_request"),
+)
+async def list_approvals(
+    request: Request,
+    status: Annotated[ApprovalStatus | None, Query(description="Only those in this status")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    exchange = exchange_of(request)
+    caller = await exchange.identify(request)
+    checked = index_cursor(cursor, inbox=caller.approver)
+    if caller.approver:
+        page = await exchange.catalog.inbox(caller.user.tid, status=status, cursor=checked, limit=limit)
+    else:
+        partition = exchange.service.records.partition(caller.user)
+        page = await exchange.catalog.approvals(partition, status=status, cursor=checked, limit=limit)
+    items = [
+        documents.approval(item, exchange.prefix, caller.user)  # type: ignore[arg-type]
+        for item in page.items
+        if not (isinstance(item, Approval) and item.awaits_another(caller.user))
+    ]
+    return json_response(documents.page(items, page.cursor))

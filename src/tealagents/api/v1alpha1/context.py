@@ -1,21 +1,26 @@
 """What the routes read of a request: ids in the path, cursors, and where a record is."""
 
 import re
-from collections.abc import Awaitable
-from typing import TypeVar
 
 from starlette.requests import Request
 
 from tealagents.api.exchange import Exchange
 from tealagents.domain import ids
-from tealagents.domain.errors import CorruptState, InvalidRequest
+from tealagents.domain.errors import InvalidRequest
 from tealagents.state.owner_directory import Kind
 
 _INDEX_CURSOR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z/[0-9a-f-]{36}", re.ASCII)
 _INBOX = "inbox/"
 _NUMBER = re.compile(r"\d{1,12}", re.ASCII)
 
-T = TypeVar("T")
+#: what reading a record may be refused with
+READ_CODES = ("invalid_request", "not_owner", "not_found", "corrupt_state")
+
+
+def exchange_of(request: Request) -> Exchange:
+    """The exchange of the application that the request came to."""
+    exchange: Exchange = request.app.state.exchange
+    return exchange
 
 
 async def place(
@@ -25,15 +30,6 @@ async def place(
     caller = await exchange.identify(request)
     name = identifier(request, parameter)
     return await exchange.locate(caller, kind, name, reading=reading), name
-
-
-async def unless_deleted(exchange: Exchange, partition: str, task_id: str, reading: Awaitable[T]) -> T:
-    """What is read of a task's log; `NotFound` where the task was deleted meanwhile, which is no damage."""
-    try:
-        return await reading
-    except CorruptState:
-        await exchange.tasks.head(partition, task_id)
-        raise
 
 
 def identifier(request: Request, name: str) -> str:

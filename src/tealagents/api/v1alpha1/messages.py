@@ -13,7 +13,8 @@ from tealagents.api import bodies
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
-from tealagents.api.v1alpha1.context import identifier
+from tealagents.api.v1alpha1.context import exchange_of, identifier
+from tealagents.api.v1alpha1.direct import DirectRoute
 from tealagents.api.v1alpha1.fold import Frames, failed
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.domain import ids
@@ -29,6 +30,8 @@ LONGEST_KEY = 255
 _IDEMPOTENCY_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
 #: a preference of its own, not a parameter of another one (RFC 7240, section 2)
 _RESPOND_ASYNC = re.compile(r"(?:^|,)\s*respond-async\s*(?:$|[,;])", re.IGNORECASE)
+#: the value of a preference or parameter, which may hold what looks like another one
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 SEND = """Sends a message to the agent and returns its answer.
 
@@ -109,105 +112,100 @@ _PREFER_PARAMETER = {
     "description": "`respond-async`: answer 202 at once; other preferences are ignored (RFC 7240)",
     "example": "respond-async",
 }
-
-
-def router(exchange: Exchange) -> APIRouter:
-    routes = APIRouter(tags=["messages"])
-    links = openapi.links_of_answer()
-    answers: dict[int | str, dict[str, Any]] = {
-        200: {
-            "description": "The answer, or the pause",
-            "content": {"text/event-stream": openapi.event_content()},
-            "headers": {
-                "Idempotent-Replayed": openapi.header("`true`: the first outcome under this Idempotency-Key")
-            },
-            "links": links,
+_LINKS = openapi.links_of_answer()
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or the pause",
+        "content": {"text/event-stream": openapi.event_content()},
+        "headers": {
+            "Idempotent-Replayed": openapi.header("`true`: the first outcome under this Idempotency-Key")
         },
-        202: {
-            "description": "Taken; the answer is made in the background",
-            "model": schemas.AcceptedAnswer,
-            "headers": {
-                "Location": openapi.header("The request"),
-                "Preference-Applied": openapi.header("`respond-async`"),
-            },
-            "links": {"request": links["request"], "events": links["events"]},
+        "links": _LINKS,
+    },
+    202: {
+        "description": "Taken; the answer is made in the background",
+        "model": schemas.AcceptedAnswer,
+        "headers": {
+            "Location": openapi.header("The request"),
+            "Preference-Applied": openapi.header("`respond-async`"),
         },
-    }
+        "links": {"request": _LINKS["request"], "events": _LINKS["events"]},
+    },
+}
+_RESUME_BODY = openapi.json_body(
+    schemas.ResumeCommand,
+    approve={"action": "approve"},
+    reject={"action": "reject", "reason": "not on a Friday"},
+    edited={"decisions": [{"id": "call_1", "action": "approve", "arguments": {"path": "/data/x"}}]},
+)
+_APPROVAL_PARAMETER = {
+    "name": "approval_id",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string", **UUID},
+    "description": "Which pause; needed from a request's second pause on",
+}
 
-    # the same with a slash behind it: clients that join a base URL and an empty path put one there
-    @routes.post("/", include_in_schema=False)
-    @routes.post(
-        "",
-        operation_id="send_message",
-        summary="Send a message",
-        description=SEND,
-        response_model=schemas.Answer,
-        responses={**answers, **openapi.problem_responses(*_SEND_CODES)},
-        openapi_extra={
-            **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
-            "parameters": [_KEY_PARAMETER, _PREFER_PARAMETER],
-        },
-    )
-    async def send_message(request: Request) -> Response:
-        return await send(exchange, request, way_of(request))
-
-    @routes.post(
-        "/sse",
-        operation_id="stream_message",
-        summary="Send a message and take the answer as a stream",
-        description=SEND,
-        responses={
-            200: openapi.event_stream("Events; the last is final-response, approval-required or error"),
-            **openapi.problem_responses(*_SEND_CODES),
-        },
-        openapi_extra={
-            **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
-            "parameters": [_KEY_PARAMETER],
-        },
-    )
-    async def stream_message(request: Request) -> Response:
-        return await send(exchange, request, "sse")
-
-    _resume_routes(exchange, routes, "/requests/{request_id}/resume", "", answers)
-    _resume_routes(exchange, routes, "/tealagents/v1alpha1/resume/{request_id}", "_older", answers)
-    return routes
+routes = APIRouter(tags=["messages"], route_class=DirectRoute)
 
 
-def _resume_routes(
-    exchange: Exchange, routes: APIRouter, path: str, suffix: str, answers: dict[int | str, dict[str, Any]]
-) -> None:
-    body = openapi.json_body(
-        schemas.ResumeCommand,
-        approve={"action": "approve"},
-        reject={"action": "reject", "reason": "not on a Friday"},
-        edited={"decisions": [{"id": "call_1", "action": "approve", "arguments": {"path": "/data/x"}}]},
-    )
-    ids_in_query = {
-        "parameters": [
-            {
-                "name": "approval_id",
-                "in": "query",
-                "required": False,
-                "schema": {"type": "string", **UUID},
-                "description": "Which pause; needed from a request's second pause on",
-            }
-        ]
-    }
+# the same with a slash behind it: clients that join a base URL and an empty path put one there
+@routes.post("/", include_in_schema=False)
+@routes.post(
+    "",
+    operation_id="send_message",
+    summary="Send a message",
+    description=SEND,
+    response_model=schemas.Answer,
+    responses={**_ANSWERS, **openapi.problem_responses(*_SEND_CODES)},
+    openapi_extra={
+        **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
+        "parameters": [_KEY_PARAMETER, _PREFER_PARAMETER],
+    },
+)
+async def send_message(request: Request) -> Response:
+    return await send(exchange_of(request), request, way_of(request))
 
-    @routes.post(
+
+@routes.post(
+    "/sse",
+    operation_id="stream_message",
+    summary="Send a message and take the answer as a stream",
+    description=SEND,
+    responses={
+        200: openapi.event_stream("Events; the last is final-response, approval-required or error"),
+        **openapi.problem_responses(*_SEND_CODES),
+    },
+    openapi_extra={
+        **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
+        "parameters": [_KEY_PARAMETER],
+    },
+)
+async def stream_message(request: Request) -> Response:
+    return await send(exchange_of(request), request, "sse")
+
+
+async def resume_request(request: Request, request_id: RequestId) -> Response:
+    return await resume(exchange_of(request), request, way_of(request))
+
+
+async def resume_request_stream(request: Request, request_id: RequestId) -> Response:
+    return await resume(exchange_of(request), request, "sse")
+
+
+def _resume_at(path: str, suffix: str = "") -> None:
+    """The routes that decide a pause, at a path."""
+    routes.post(
         path,
         operation_id=f"resume_request{suffix}",
         summary="Decide a pause",
         description=RESUME,
         response_model=schemas.Answer,
-        responses={**answers, **openapi.problem_responses(*_RESUME_CODES)},
-        openapi_extra={**body, "parameters": [*ids_in_query["parameters"], _PREFER_PARAMETER]},
+        responses={**_ANSWERS, **openapi.problem_responses(*_RESUME_CODES)},
+        openapi_extra={**_RESUME_BODY, "parameters": [_APPROVAL_PARAMETER, _PREFER_PARAMETER]},
         deprecated=bool(suffix),
-    )
-    async def resume_request(request: Request, request_id: RequestId) -> Response:
-        return await resume(exchange, request, way_of(request))
-
-    @routes.post(
+    )(resume_request)
+    routes.post(
         path + "/sse",
         operation_id=f"resume_request_stream{suffix}",
         summary="Decide a pause and take the answer as a stream",
@@ -216,11 +214,13 @@ def _resume_routes(
             200: openapi.event_stream("Events from the decision on"),
             **openapi.problem_responses(*_RESUME_CODES),
         },
-        openapi_extra={**body, **ids_in_query},
+        openapi_extra={**_RESUME_BODY, "parameters": [_APPROVAL_PARAMETER]},
         deprecated=bool(suffix),
-    )
-    async def resume_request_stream(request: Request, request_id: RequestId) -> Response:
-        return await resume(exchange, request, "sse")
+    )(resume_request_stream)
+
+
+_resume_at("/requests/{request_id}/resume")
+_resume_at("/tealagents/v1alpha1/resume/{request_id}", "_older")
 
 
 # --- reading the request -------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def way_of(request: Request) -> Way:
     if "text/event-stream" in accept.lower() and _prefers_events(accept):
         return "sse"
     prefer = ",".join(request.headers.getlist("prefer"))
-    if _RESPOND_ASYNC.search(prefer):
+    if _RESPOND_ASYNC.search(_QUOTED.sub("", prefer)):
         return "background"
     return "json"
 

@@ -94,5 +94,5 @@ function Past({item}) {
 
 function whatBecame({status, decided_by}) {
   if (status === "decided") return `Decided by ${decided_by ? readable(decided_by.oid) : "the owner"}`;
-  return status === "expired" ? "Nobody decided in time: the request was canceled." : "The request was canceled.";
+  return status === "expired" ? "No one decided in time: the request was canceled." : "The request was canceled.";
 }

@@ -60,7 +60,7 @@ function Branch({name, side, shared}) {
     <section class="branch" aria-label=${`${name} branch`}>
       <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a></h3>
       ${own.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${side.task} />`)}
-      ${own.length === 0 && html`<p class="muted">It ends where the other goes on.</p>`}
+      ${own.length === 0 && html`<p class="muted">It ends where the other continues.</p>`}
     </section>
   `;
 }

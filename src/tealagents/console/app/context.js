@@ -9,5 +9,5 @@ export const App = createContext(null);
  */
 export const useApp = () => useContext(App);
 
-/** Whether a task is somebody else's, which an auditor may read and nobody may change. */
+/** Whether a task is another user's, which an auditor may read and not change. */
 export const isForeign = (task, me) => me !== null && (task.owner.oid !== me.oid || task.owner.tid !== me.tid);

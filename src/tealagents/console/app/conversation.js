@@ -105,7 +105,7 @@ function Running({live, user, task, foreign, reload}) {
           <${Icon} name="warn" />
           <div>
             <strong>The connection is lost</strong>
-            <p>The answer goes on without this page. Trying again by itself, attempt ${lost.attempt} …</p>
+            <p>The answer continues without this page. Retrying, attempt ${lost.attempt} …</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>

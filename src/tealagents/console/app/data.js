@@ -34,7 +34,7 @@ export function useRead(read, keys, everyMs) {
   return {...state, reload};
 }
 
-/** All items of a list, in pages of 200; `more(items)` is told after each page. */
+/** All items of a list, in pages of 200; `more(items)` is called after each page. */
 export async function all(list, signal, more) {
   const items = [];
   let cursor = null;

@@ -104,7 +104,7 @@ class Gathered {
     return this.#state.parts.find((part) => part.type === "call" && part.id === id);
   }
 
-  /** Where nobody looks there are no frames: then it is shown a little later. */
+  /** A hidden page has no frames: then it is shown a little later. */
   #soon() {
     if (this.#frame) return;
     const next = document.hidden ? (show) => setTimeout(show, 100) : requestAnimationFrame;

@@ -50,7 +50,7 @@ const NEVER_GIVEN_UP = {attempts: Infinity, longestDelayMs: 2000};
 
 const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
 
-/** The answer of a call; a token that is not taken is told, another user's things are not (`not_owner`). */
+/** The answer of a call; a token that is not accepted is reported, another user's things are not (`not_owner`). */
 async function watched(answer, onRefused) {
   const {status, headers} = await answer;
   if (status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "")) onRefused();

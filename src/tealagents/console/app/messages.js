@@ -63,7 +63,7 @@ async function pagesFrom(client, taskId, checkpointId, known, signal) {
 
 /**
  * Messages as turns, one a request: `{requestId, user: [message], parts}`, where parts are texts and calls with
- * their results, as a running request tells them.
+ * their results, as a running request reports them.
  */
 export function turnsOf(messages) {
   const turns = [];

@@ -105,7 +105,7 @@ function Decision({pause, onDecided}) {
       <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id] ?? {}}
         onChange=${(change) => choose(call.id, change)} />
     `)}
-    <label>Reason <span class="muted">(told to the model, kept in the trace)</span>
+    <label>Reason <span class="muted">(sent to the model, kept in the trace)</span>
       <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => setReason(event.target.value)}></textarea>
     </label>
     ${error && html`<${Problem} error=${error} />`}
@@ -158,7 +158,7 @@ function Outcome({outcome}) {
   const {status, content, problem} = outcome;
   return html`
     <div class="outcome-of" role="status">
-      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "It goes on …" : html`The request is <${Status} value=${status} />`}</p>
+      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "It continues …" : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
       ${problem && html`<${Problem} error=${problem} />`}
     </div>

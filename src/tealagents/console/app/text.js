@@ -1,5 +1,5 @@
 /**
- * Text that others wrote: users, models, tools, whoever writes metadata. It is only ever a text node.
+ * Text that others wrote: users, models, tools, authors of metadata. It is only ever a text node.
  *
  * Characters that change the order or hide others are shown as their code point, so that what is read is what
  * is there: an approver decides on what stands here.

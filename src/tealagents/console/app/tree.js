@@ -1,4 +1,4 @@
-/** The tree of a task's completed requests, from what the API tells: checkpoints, and the messages of each path. */
+/** The tree of a task's completed requests, from what the API shows: checkpoints, and the messages of each path. */
 import {all} from "./data.js";
 import {turnsOf} from "./messages.js";
 

@@ -62,11 +62,11 @@ export function Problem({error, onRetry, children}) {
 }
 
 const TITLES = {
-  already_decided: "Somebody has decided this already",
+  already_decided: "This has already been decided",
   approval_expired: "This decision came too late",
   approval_pending: "A decision is needed first",
   not_found: "It is not there",
-  not_owner: "This belongs to somebody else",
+  not_owner: "This belongs to another user",
   request_canceled: "It was canceled",
   task_busy: "The agent is still answering",
   unauthenticated: "You are not signed in any more",
@@ -79,7 +79,7 @@ export function inWords(error) {
   if (error.name === "ConnectionLost" || error instanceof TypeError)
     return {
       title: "The service cannot be reached",
-      detail: "Check that it runs and that you are online. What it was doing goes on without this page.",
+      detail: "Check that it runs and that you are online. Running requests continue without this page.",
     };
   return {title: "Something went wrong", detail: error.detail ?? error.message ?? String(error)};
 }

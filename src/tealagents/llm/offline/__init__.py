@@ -1,7 +1,7 @@
 """An OpenAI-compatible model service on loopback: deterministic, scripted, without a key.
 
 It speaks the real wire format, chat completions and responses, JSON and SSE, so that the real client path
-runs against it: in tests, in demos, in benchmarks, and for everybody who tries their own agent.
+runs against it: in tests, in demos, in benchmarks, and for trying an agent of one's own.
 docs/offline-model.md is its manual.
 
 What lives here, each using only what stands above it:

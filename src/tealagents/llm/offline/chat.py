@@ -125,7 +125,7 @@ def check_messages(messages: list[Any]) -> None:
 
 
 def _is_plain(message: Any) -> bool:
-    """Text by somebody, as most messages are: right without a closer look."""
+    """Text of one speaker, as most messages are: right without a closer look."""
     return (
         isinstance(message, dict)
         and message.get("role") in _SPEAKERS

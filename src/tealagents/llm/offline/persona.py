@@ -13,7 +13,7 @@ from tealagents.llm.offline.facts import Told, facts_in, known
 from tealagents.llm.offline.prompt import Image, Prompt
 from tealagents.llm.offline.shapes import fitting
 
-#: The longest part of what somebody else has said that is quoted.
+#: The longest part of another speaker's text that is quoted.
 _QUOTED = 200
 _RESULT_QUOTED = 1_000
 _MOST_PIECES = 100_000

@@ -1,6 +1,6 @@
 """What the model is asked, whichever API it came by: chat messages, as the chat completions API has them.
 
-Nothing is computed before somebody asks for it: most answers need the last message only, and a request
+Nothing is computed before it is asked for: most answers need the last message only, and a request
 with four hundred messages must not cost four hundred times as much.
 """
 

@@ -92,7 +92,7 @@ async def _sent(delivery: Delivery, client: Client, send: Send) -> bool:
 
 
 def _close(scope: Scope) -> bool:
-    """Whether the server could be told to. Others close the connection, and complain, when an answer is
+    """Whether the server could be asked to. Others close the connection, and complain, when an answer is
     left without its end."""
     close = (scope.get("extensions") or {}).get(CLOSE_EXTENSION)
     if close is not None:

@@ -1,0 +1,128 @@
+"""What a task holds, page by page: messages, trace, audit, checkpoints."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tealagents.api.exchange import Exchange
+from tealagents.api.http import json_response
+from tealagents.api.v1alpha1 import documents, openapi, schemas
+from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, number_cursor, place
+from tealagents.api.v1alpha1.paging import Page
+from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.models import Path, RequestRecord
+from tealagents.state import keys
+
+routes = APIRouter(prefix="/tasks", tags=["tasks"])
+
+
+@routes.get(
+    "/{task_id}/messages",
+    operation_id="list_messages",
+    summary="The interaction history",
+    description="Oldest first, on the current path, or on that of `checkpoint_id`.",
+    response_model=Page[schemas.MessageDocument],
+    responses=openapi.problem_responses(*READ_CODES),
+)
+async def list_messages(
+    request: Request,
+    task_id: TaskId,
+    checkpoint_id: OfCheckpoint = None,
+    limit: Limit = 50,
+    cursor: Position = None,
+) -> Response:
+    async with _reading(request) as (exchange, partition, name):
+        after = number_cursor(cursor)
+        path = await _path(exchange, partition, name, checkpoint_id)
+        found, more = await exchange.history.messages(partition, name, path, after=after, limit=limit)
+    return json_response(documents.page([documents.message(m) for m in found], more))
+
+
+@routes.get(
+    "/{task_id}/trace",
+    operation_id="list_steps",
+    summary="The execution trace",
+    description="Every step of every request, oldest first: model calls, tool calls, approvals, errors.",
+    response_model=Page[schemas.StepDocument],
+    responses=openapi.problem_responses(*READ_CODES),
+)
+async def list_steps(
+    request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
+) -> Response:
+    async with _reading(request) as (exchange, partition, name):
+        after = number_cursor(cursor)
+        tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+        found, more = await exchange.history.steps(partition, name, tail, after=after, limit=limit)
+    return json_response(documents.page([documents.step(s) for s in found], more))
+
+
+@routes.get(
+    "/{task_id}/audit",
+    operation_id="list_audit",
+    summary="The append-only record",
+    description="Who did what, when; each entry holds the hash of the one before. Oldest first.",
+    response_model=Page[schemas.AuditEntry],
+    responses=openapi.problem_responses(*READ_CODES),
+)
+async def list_audit(
+    request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
+) -> Response:
+    async with _reading(request) as (exchange, partition, name):
+        after = number_cursor(cursor)
+        tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+        found, more = await exchange.history.entries(partition, name, tail, after=after, limit=limit)
+    return json_response(documents.page([documents.entry(e) for e in found], more))
+
+
+@routes.get(
+    "/{task_id}/checkpoints",
+    operation_id="list_checkpoints",
+    summary="The checkpoints",
+    description="Each completed request makes one. Newest first, those off the current path included.",
+    response_model=Page[schemas.CheckpointDocument],
+    responses=openapi.problem_responses(*READ_CODES),
+)
+async def list_checkpoints(
+    request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
+) -> Response:
+    async with _reading(request) as (exchange, partition, name):
+        before = number_cursor(cursor) if cursor is not None else None
+        head = (await exchange.tasks.head(partition, name)).value
+        below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
+        found, more = await exchange.history.completions(
+            partition, name, head.tail_seq, before=below, limit=limit
+        )
+    items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
+    return json_response(documents.page(items, more))
+
+
+@asynccontextmanager
+async def _reading(request: Request) -> AsyncIterator[tuple[Exchange, str, str]]:
+    """Where the task is that a request reads: exchange, partition, id.
+
+    `NotFound` where it is deleted while its log is read, which is no damage.
+    """
+    exchange = exchange_of(request)
+    partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
+    try:
+        yield exchange, partition, name
+    except CorruptState:
+        await exchange.tasks.head(partition, name)
+        raise
+
+
+async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id: str | None) -> Path:
+    """The path of a checkpoint, or the current one."""
+    head = (await exchange.tasks.head(partition, task_id)).value
+    if checkpoint_id is None:
+        return lifecycle.current_path(head)
+    name = ids.canonical(checkpoint_id, "checkpoint_id")
+    found = await exchange.service.records.get(partition, keys.request(name), RequestRecord)
+    if found is None or found.value.task_id != task_id or found.value.status != "Completed":
+        raise NotFound(f"The task {task_id} has no checkpoint {name}.", task_id=task_id)
+    return found.value.path

@@ -1,0 +1,54 @@
+"""A whole task as one document."""
+
+import msgspec
+from msgspec.structs import replace
+
+from tealagents.domain.errors import CorruptState, InvalidRequest
+from tealagents.domain.models import Json, Path, RequestRecord
+from tealagents.state import keys
+from tealagents.state.history import Logged
+from tealagents.state.task_document import FORMAT, ExportedEntry, ExportedTask
+from tealagents.state.tasks import Tasks
+
+
+async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
+    """The whole task as one document. `InvalidRequest` while a request runs, waits or is paused."""
+    head = (await tasks.head(partition, task_id)).value
+    if head.running or head.pending or head.queue:
+        raise InvalidRequest(
+            "task_id", "has a request that has not ended; wait for it, decide it or cancel it first"
+        )
+    whole: Path = ((1, head.tail_seq),) if head.tail_seq else ()
+    entries = []
+    order: dict[str, None] = {}
+    async for logged in tasks.history.forwards(partition, task_id, whole):
+        entries.append(_exported(logged))
+        if logged.entry.request_id:
+            order.setdefault(logged.entry.request_id)
+    requests = []
+    for request_id in order:
+        found = await tasks.records.get(partition, keys.request(request_id), RequestRecord)
+        if found is None:
+            raise CorruptState(keys.request(request_id), "is missing", task_id=task_id)
+        requests.append(replace(found.value, idempotency=None))
+    document = ExportedTask(
+        format=FORMAT,
+        agent=tasks.records.agent,
+        task=replace(head, tail_hash="", tail_seal="", tail_key=0, log_id=""),
+        requests=tuple(requests),
+        entries=tuple(entries),
+    )
+    exported: Json = msgspec.to_builtins(document)
+    return exported
+
+
+def _exported(logged: Logged) -> ExportedEntry:
+    entry = logged.entry
+    return ExportedEntry(
+        seq=entry.seq,
+        at=str(entry.details.get("at", entry.at)) if entry.details.get("imported") else entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        request_id=entry.request_id,
+        body=logged.body,
+    )

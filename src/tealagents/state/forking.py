@@ -1,0 +1,242 @@
+"""Forks: new tasks with the history of another one up to a point."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.errors import Conflict, CorruptState, InvalidRequest, NotFound
+from tealagents.domain.models import (
+    Effects,
+    Head,
+    Json,
+    Message,
+    MessageBody,
+    Note,
+    Origin,
+    Path,
+    RequestEnd,
+    RequestRecord,
+    Session,
+    User,
+)
+from tealagents.state import keys
+from tealagents.state.audit_chain import draft
+from tealagents.state.copying import Copy
+from tealagents.state.history import History
+from tealagents.state.tasks import Tasks
+from tealagents.state.transitions import SERVICE
+
+
+async def fork(
+    tasks: Tasks,
+    partition: str,
+    task_id: str,
+    actor: User,
+    *,
+    checkpoint_id: str | None = None,
+    message_id: str | None = None,
+) -> Head:
+    """A new task with the history up to and including a point; costs what that history is long.
+
+    `NotFound` for an unknown point, `InvalidRequest` for one between a tool call and its result.
+    """
+    source = (await tasks.head(partition, task_id)).value
+    path, remote_id = await _path(tasks, partition, source, checkpoint_id, message_id)
+    point: Json = {"task_id": task_id}
+    if checkpoint_id or (source.checkpoint_id and not message_id):
+        point["checkpoint_id"] = checkpoint_id or source.checkpoint_id
+    if message_id:
+        point["message_id"] = message_id
+    now = tasks.records.clock.now()
+    head = Head(
+        task_id=ids.new_id(ids.owner_tag(source.owner.key)),
+        session_id=source.session_id,
+        owner=source.owner,
+        status="Completed",
+        created_at=now,
+        updated_at=now,
+        expires_at=source.expires_at,
+        metadata=source.metadata,
+        origin=point,
+        remote_id=remote_id,
+    )
+    copy = Copy(tasks.records, partition, head)
+    try:
+        return await _Fork(tasks, partition, source, path, message_id, copy).written(actor)
+    except CorruptState:
+        await copy.discard()
+        await tasks.head(partition, task_id)  # `NotFound` where it was deleted meanwhile: no damage
+        raise
+    except BaseException:
+        await copy.discard()
+        raise
+
+
+async def _path(
+    tasks: Tasks, partition: str, source: Head, checkpoint_id: str | None, message_id: str | None
+) -> tuple[Path, str | None]:
+    """What the fork may hold of the log, and the conversation that the model service keeps of it."""
+    if message_id is not None:
+        return lifecycle.current_path(source), None
+    wanted = checkpoint_id or source.checkpoint_id
+    if wanted is None:
+        return (), None
+    found = await tasks.records.get(partition, keys.request(wanted), RequestRecord)
+    if found is None or found.value.task_id != source.task_id or found.value.status != "Completed":
+        raise NotFound(f"The task {source.task_id} has no checkpoint {wanted}.", task_id=source.task_id)
+    return found.value.path, found.value.remote_id
+
+
+class _Fork(Struct, frozen=True):
+    """One fork while it is written."""
+
+    tasks: Tasks
+    partition: str
+    source: Head
+    path: Path
+    #: where to end on the path; None: at its end
+    message_id: str | None
+    copy: Copy
+
+    async def written(self, actor: User) -> Head:
+        source, copy, point = self.source, self.copy, self.copy.head.origin or {}
+        await copy.add(draft("task.forked", actor.key, None, Note("forked", point), **point))
+        last, end = await self._copy_rounds()
+        await copy.flush()
+        effects = tuple(
+            Effects(1, known.tools)
+            for known in source.effects
+            if any(first <= known.first_seq <= min(last_seq, end) for first, last_seq in self.path)
+        )
+        done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
+        session_id = source.session_id
+        session = await self.tasks.records.get(self.partition, keys.session(session_id), Session)
+        if session is None or session.value.erased:
+            raise NotFound(f"There is no session {session_id}.", session_id=session_id)
+        try:
+            return await copy.finish(done, session)
+        except Conflict:
+            raise NotFound(f"The session {session_id} was deleted.", session_id=session_id) from None
+
+    async def _copy_rounds(self) -> tuple[str | None, int]:
+        """Copies the requests of the path that completed, or up to the message.
+
+        Returns the last one's new id, and the number of the last entry that was looked at.
+        """
+        source, message_id = self.source, self.message_id
+        last: str | None = None
+        end = 0
+        context: Json | None = None
+        rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
+        async for request_id, messages, complete, end in rounds:
+            ends = message_id is not None and any(m.message_id == message_id for m in messages)
+            if not complete and not ends:
+                continue
+            kept = _up_to(messages, message_id) if message_id is not None and ends else messages
+            whole = complete and len(kept) == len(messages)
+            record = await self._copied(request_id, kept, whole=whole)
+            # what is remembered as of the end of a request is not yet so in its middle
+            context = record.context if whole else context
+            await self.copy.add_request(replace(record, parent=last, context=context))
+            last = record.request_id
+            if ends:
+                return last, end
+        if message_id is not None:
+            raise NotFound(
+                f"The task {source.task_id} has no message {message_id} on its current path.",
+                task_id=source.task_id,
+            )
+        return last, self.path[-1][1] if self.path else 0
+
+    async def _copied(self, request_id: str, messages: Sequence[Message], *, whole: bool) -> RequestRecord:
+        """Adds a request's entries to the copy; returns its record, to be added as well."""
+        source, copy = self.source, self.copy
+        found = await self.tasks.records.get(self.partition, keys.request(request_id), RequestRecord)
+        if found is None:
+            raise CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
+        new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
+        for message in messages:
+            copied = replace(
+                message,
+                message_id=ids.random_id(),
+                request_id=new_id,
+                origin=Origin(source.task_id, message.message_id),
+            )
+            await copy.add(draft("message.copied", SERVICE, new_id, MessageBody(copied)))
+        record = replace(
+            _ended(found.value, messages[-1], whole=whole),
+            request_id=new_id,
+            task_id=copy.head.task_id,
+            source=self.tasks.source,
+            first_seq=first,
+            last_seq=copy.next_seq,
+            path=((1, copy.next_seq),),
+        )
+        end = RequestEnd(
+            request_id=new_id,
+            status="Completed",
+            first_seq=first,
+            ended_at=record.ended_at or messages[-1].created_at,
+            remote_id=record.remote_id,
+        )
+        await copy.add(draft("request.copied", SERVICE, new_id, end))
+        return record
+
+
+def _ended(old: RequestRecord, last: Message, *, whole: bool) -> RequestRecord:
+    """A request as a copy has it, which ends with a message of it: completed, whatever it was."""
+    return replace(
+        old,
+        status="Completed",
+        worker_id=None,
+        ended_at=old.ended_at or last.created_at,
+        remote_id=old.remote_id if whole else None,
+        output=old.output if whole else last.text,
+        finish_reason=old.finish_reason if whole else None,
+        extra_data=old.extra_data if whole else None,
+        error=None,
+        approvals=(),
+        idempotency=None,
+        last_event=2,
+    )
+
+
+async def _rounds(
+    history: History, partition: str, task_id: str, path: Path
+) -> AsyncIterator[tuple[str, list[Message], bool, int]]:
+    """The requests of a path, oldest first: id, messages, whether it completed, the last number read."""
+    current: str | None = None
+    messages: list[Message] = []
+    seq = 0
+    async for logged in history.forwards(partition, task_id, path):
+        body, seq = logged.body, logged.seq
+        if isinstance(body, MessageBody):
+            if current is not None and body.message.request_id != current:
+                yield current, messages, False, seq
+                messages = []
+            current = body.message.request_id
+            messages.append(body.message)
+        elif isinstance(body, RequestEnd) and current is not None:
+            yield current, messages, body.status == "Completed", seq
+            current, messages = None, []
+    if current is not None:
+        yield current, messages, False, seq
+
+
+def _up_to(messages: Sequence[Message], message_id: str) -> list[Message]:
+    """The messages up to and including one; `InvalidRequest` between a tool call and its result."""
+    kept: list[Message] = []
+    open_calls: set[str] = set()
+    for message in messages:
+        kept.append(message)
+        open_calls |= {call.id for call in message.tool_calls}
+        open_calls.discard(message.tool_call_id or "")
+        if message.message_id == message_id:
+            break
+    if open_calls:
+        raise InvalidRequest(
+            "message_id", "lies between a tool call and its result; fork before or after both"
+        )
+    return kept

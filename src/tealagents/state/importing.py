@@ -1,0 +1,270 @@
+"""Tasks from their documents."""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.errors import (
+    AlreadyExists,
+    Conflict,
+    NotFound,
+    NotOwner,
+    PersistenceUnavailable,
+)
+from tealagents.domain.models import (
+    Body,
+    Caller,
+    Effects,
+    Head,
+    Note,
+    Path,
+    RequestEnd,
+    RequestRecord,
+    Session,
+    StepBody,
+)
+from tealagents.state import keys
+from tealagents.state.audit_chain import canonical, draft
+from tealagents.state.copying import Copy
+from tealagents.state.records import Stored
+from tealagents.state.task_document import ExportedTask, read
+from tealagents.state.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+#: entries of an imported task before those of its document: that it was imported
+SHIFT = 1
+
+
+class Importing(Struct, frozen=True):
+    """`importing/{task_id}`: who is writing an imported task that no one can see yet."""
+
+    worker_id: str
+
+
+class TaskImporter:
+    """Imports tasks."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._records = tasks.records
+        self._tasks = tasks
+        #: the tasks that are being imported in this process
+        self._importing: set[str] = set()
+
+    async def import_(self, caller: Caller, value: Any) -> Head:
+        """A task from its document: ids, messages and times kept; trace and decisions marked."""
+        document = read(value, caller.user)
+        task_id = document.task.task_id
+        if task_id in self._importing:
+            raise _exists(task_id)
+        self._importing.add(task_id)
+        try:
+            return await self._import(caller, value, document)
+        except Conflict:
+            raise _exists(task_id) from None
+        finally:
+            self._importing.discard(task_id)
+
+    async def _import(self, caller: Caller, value: Any, document: ExportedTask) -> Head:
+        partition = self._records.partition(caller.user)
+        await self._tasks.directory.introduce(caller.user)
+        await self._check_new(caller, partition, document)
+        guard = await self._guarded(partition, document)
+        try:
+            if await self._is_there(partition, document):
+                raise _exists(document.task.task_id)
+            return await self._written(caller, value, document, partition, guard)
+        except Exception:
+            await self._give_up(partition, document, guard)
+            raise
+
+    async def _is_there(self, partition: str, document: ExportedTask) -> bool:
+        """Whether another import of the document has ended before this one took the right to write it."""
+        (head,) = await self._records.store.read(partition, [keys.task(document.task.task_id)])
+        return head is not None
+
+    async def _give_up(self, partition: str, document: ExportedTask, guard: Mapping[str, str | None]) -> None:
+        """Removes what a failed import has written, so that it can be tried anew, by any replica.
+
+        The guard is taken anew first: then the end of the import, should it still be on its way, fails.
+        """
+        (key,) = guard
+        try:
+            version = await self._records.commit(
+                partition, marker=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
+            )
+            if not await self._is_there(partition, document):
+                await self._clear(partition, document)
+            await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
+        except (Conflict, PersistenceUnavailable) as error:
+            # another process has continued it, or will, once this worker is gone
+            log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
+
+    async def _clear(self, partition: str, document: ExportedTask) -> None:
+        await self._records.erase_log(partition, document.task.task_id)
+        for request in document.requests:
+            await self._records.delete(partition, [keys.request(request.request_id)])
+
+    async def _written(
+        self,
+        caller: Caller,
+        value: Any,
+        document: ExportedTask,
+        partition: str,
+        guard: dict[str, str | None],
+    ) -> Head:
+        task = document.task
+        session = await self._session(caller, partition, task.session_id)
+        copy = Copy(self._records, partition, _blank(task), guard)
+        digest = hashlib.sha256(canonical(value)).hexdigest()
+        note = Note("imported", {"document_sha256": digest})
+        await copy.add(draft("task.imported", caller.user.key, None, note, document_sha256=digest))
+        for entry in document.entries:
+            body = _marked(entry.body)
+            await copy.add(
+                draft(entry.action, entry.actor, entry.request_id, body, imported=True, at=entry.at)
+            )
+        for request in document.requests:
+            await copy.add_request(_imported(request))
+        await copy.flush()
+        head = replace(
+            copy.head,
+            log_id=ids.operation_id(),
+            status=task.status,
+            checkpoint_id=task.checkpoint_id,
+            path=_shifted(task.path),
+            effects=_effects(document),
+        )
+        return await copy.finish(head, session)
+
+    async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
+        """Takes the right to write the task, and removes what an import that broke off has left of it."""
+        task_id = document.task.task_id
+        key = f"importing/{task_id}"
+        found = await self._records.get(partition, key, Importing)
+        lease = self._tasks.lease
+        await lease.ensure()
+        writer = found.value.worker_id if found else lease.worker_id
+        if writer != lease.worker_id and not await self._tasks.peers.dead(writer):
+            raise _exists(task_id)
+        version = await self._records.commit(
+            partition,
+            marker=key,
+            expect={key: found.version if found else None},
+            put={key: Importing(lease.worker_id)},
+        )
+        if found is not None:
+            await self._clear(partition, document)
+        return {key: version}
+
+    async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:
+        task_id = document.task.task_id
+        directory = self._tasks.directory
+        names = [(keys.task, task_id), *((keys.request, r.request_id) for r in document.requests)]
+        for kind, identifier in names:
+            if await self._taken(partition, kind(identifier), task_id):
+                raise AlreadyExists(
+                    f"The {_word(kind(identifier))} exists already. Delete its task to import it again.",
+                    task_id=task_id,
+                )
+            if ids.tag_of(identifier) != ids.owner_tag(caller.user.key):
+                owner = await directory.owner_of(identifier, kind(identifier))
+                if owner is not None:
+                    raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.")
+                await directory.claim(identifier, caller.user)
+
+    async def _taken(self, partition: str, key: str, task_id: str) -> bool:
+        """Whether a record exists; one that a broken import of the same task has left does not count."""
+        (record,) = await self._records.store.read(partition, [key])
+        if record is None:
+            return False
+        (begun,) = await self._records.store.read(partition, [f"importing/{task_id}"])
+        if begun is None or key == keys.task(task_id):
+            return True
+        left = await self._records.get(partition, key, RequestRecord)
+        return left is not None and left.value.task_id != task_id
+
+    async def _session(self, caller: Caller, partition: str, session_id: str) -> Stored[Session] | None:
+        found = await self._records.get(partition, keys.session(session_id), Session)
+        if found is None:
+            owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
+            if owner is not None and owner != caller.user:
+                raise NotOwner(f"The session {session_id} belongs to another user.")
+            await self._tasks.directory.claim(session_id, caller.user)
+        elif found.value.erased:
+            raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
+        return found
+
+
+def _exists(task_id: str) -> AlreadyExists:
+    return AlreadyExists(f"The task {task_id} exists already, or is just being imported.", task_id=task_id)
+
+
+def _blank(task: Head) -> Head:
+    """The head of an import before its first entry."""
+    return replace(
+        task,
+        tail_seq=0,
+        tail_hash="",
+        tail_key=0,
+        path=(),
+        checkpoint_id=None,
+        effects=(),
+        remote_id=None,  # the document may name another user's conversation
+    )
+
+
+def _effects(document: ExportedTask) -> tuple[Effects, ...]:
+    """What tools have done by the document."""
+    ends = [entry.body for entry in document.entries if isinstance(entry.body, RequestEnd)]
+    logged = {end.first_seq for end in ends}
+    effects: tuple[Effects, ...] = ()
+    # a fork has what it was told of its source's tools in its head alone
+    for known in document.task.effects:
+        if known.tools and known.first_seq not in logged:
+            effects = lifecycle.remembering(effects, Effects(known.first_seq + SHIFT, known.tools))
+    for end in ends:
+        if end.tools and end.status != "Completed":
+            effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))
+    return effects
+
+
+def _marked(body: Body) -> Body:
+    """An entry's body in the new log."""
+    if isinstance(body, StepBody):
+        return StepBody(replace(body.step, imported=True))
+    if isinstance(body, RequestEnd):
+        return replace(body, first_seq=body.first_seq + SHIFT, remote_id=None)
+    return body
+
+
+def _shifted(path: Path) -> Path:
+    return tuple((first + SHIFT, last + SHIFT) for first, last in path)
+
+
+def _imported(request: RequestRecord) -> RequestRecord:
+    return replace(
+        request,
+        first_seq=request.first_seq + SHIFT if request.first_seq else 0,
+        last_seq=request.last_seq + SHIFT,
+        path=_shifted(request.path),
+        remote_id=None,
+        worker_id=None,
+        approvals=(),
+        imported_pauses=len(request.approvals) + request.imported_pauses,
+        idempotency=None,
+        waiting=None,
+        last_event=max(2, request.last_event),
+        imported=True,
+    )
+
+
+def _word(key: str) -> str:
+    """A record as users name it."""
+    kind, _, identifier = key.partition("/")
+    return f"{kind} {identifier}"

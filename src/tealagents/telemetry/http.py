@@ -1,0 +1,85 @@
+"""A span and the metrics of each HTTP request, as OpenTelemetry's conventions for servers name them.
+
+A span continues the caller's trace. No label is what a client made up: of a path only the route is one. The
+query, in which an authorization comes back with its code, is nowhere.
+"""
+
+import time
+from typing import Any
+
+from opentelemetry import context, metrics, propagate, trace
+from opentelemetry.trace import SpanKind, StatusCode
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tealagents.telemetry.requests import route_of
+
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+#: seconds; as the conventions advise
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+
+
+class HttpRequests:
+    """ASGI middleware: tells of every request but the probes, whatever the protocol."""
+
+    def __init__(self, app: ASGIApp, *, probes: str, traced: bool) -> None:
+        self._app = app
+        #: the beginning of the paths that are asked again and again
+        self._probes = probes
+        self._tracer = trace.get_tracer("tealagents") if traced else None
+        meter = metrics.get_meter("tealagents")
+        self._duration = meter.create_histogram(
+            "http.server.request.duration",
+            "s",
+            "HTTP requests, a stream to its end.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )
+        self._active = meter.create_up_down_counter(
+            "http.server.active_requests", "{request}", "HTTP requests under way."
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(self._probes):
+            await self._app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
+        about: dict[str, str | int] = {
+            "http.request.method": method,
+            "url.scheme": scope.get("scheme", "http"),
+        }
+        under_way, began, status = dict(about), time.perf_counter(), 0
+
+        def noting(message: Message) -> Any:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            return send(message)
+
+        span, token = self._begun(scope, about)
+        self._active.add(1, under_way)
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            if (route := route_of(scope)) is not None:
+                about["http.route"] = route
+                span.update_name(f"{method} {route}")
+            if status:
+                about["http.response.status_code"] = status
+            if not status or status >= 500:
+                about["error.type"] = str(status or "no_response")
+                span.set_status(StatusCode.ERROR)
+            span.set_attributes(about)
+            self._duration.record(time.perf_counter() - began, about)
+            self._active.add(-1, under_way)
+            span.end()
+            if token is not None:
+                context.detach(token)
+
+    def _begun(self, scope: Scope, about: dict[str, str | int]) -> tuple[trace.Span, Any]:
+        """The span of a request, made the current one; one that is not recorded where there are no traces."""
+        if self._tracer is None:
+            return trace.INVALID_SPAN, None
+        parent = propagate.extract(Headers(scope=scope))
+        name, path = str(about["http.request.method"]), {"url.path": scope["path"]}
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes={**about, **path})
+        return span, context.attach(trace.set_span_in_context(span, parent))

@@ -1,0 +1,91 @@
+"""Every route of a service, found in its applications: what is generated from them forgets none."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from starlette.routing import BaseRoute, Route, Router
+from wire import NOBODYS
+
+from tealagents.testing.service import ServiceThread
+
+#: the protocols that are served beside v1alpha1
+PROTOCOLS = ("openai", "a2a", "ag-ui", "mcp")
+#: routes that anybody may call
+PUBLIC = frozenset(
+    {
+        "GET /",
+        "GET /docs",
+        "GET /docs/{name}",
+        "GET /openapi.json",
+        "GET /health",
+        "GET /health/live",
+        "GET /health/ready",
+        "GET /oauth/callback",
+        "GET /a2a/.well-known/agent-card.json",
+        "GET /.well-known/agent-card.json",
+        *(f"GET /.well-known/oauth-protected-resource{path}" for path in ("", "{path:path}")),
+        *(
+            f"GET /.well-known/oauth-protected-resource/{path}"
+            for path in ("openai/v1", "a2a", "ag-ui", "mcp")
+        ),
+    }
+)
+
+
+class Place(NamedTuple):
+    """A route: `POST /tasks/{task_id}/rollback`, and the path of the protocol that it belongs to."""
+
+    name: str
+    protocol: str
+
+    @property
+    def method(self) -> str:
+        return self.name.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        """Below the agent's prefix, with ids that nothing has."""
+        path = self.name.partition(" ")[2].replace("{path:path}", "")
+        for name in ("{model}", "{push_id}"):
+            path = path.replace(name, "x")
+        head, *rest = path.split("{")
+        return head + "".join(NOBODYS + part.partition("}")[2] for part in rest)
+
+
+def places(service: ServiceThread) -> list[Place]:
+    """The routes of every protocol, those of the root included."""
+    found = []
+    for served in (service.app.base, *service.app._others):
+        below = served.path.removeprefix(service.prefix)
+        for method, path in (*_of(served.app, served.path), *_listed(served.discovery, "")):
+            found.append(Place(f"{method} {path.replace(service.prefix, '', 1)}", below))
+    assert len(found) == len(set(found))
+    return sorted(found)
+
+
+def guarded_places(service: ServiceThread) -> list[Place]:
+    """The routes that ask for a token."""
+    return [place for place in places(service) if place.name not in PUBLIC]
+
+
+def _of(app: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """The routes of an application, whatever it is wrapped in."""
+    if hasattr(app, "routes"):
+        yield from _listed(app.routes, prefix)
+        router = app if isinstance(app, Router) else app.router
+        if router.default != router.not_found:
+            yield from _of(router.default, prefix)
+    elif inner := getattr(app, "app", None) or getattr(app, "_app", None):
+        yield from _of(inner, prefix)
+
+
+def _listed(routes: Sequence[BaseRoute], prefix: str) -> Iterator[tuple[str, str]]:
+    for route in routes:
+        if isinstance(route, Route):
+            # a route that takes every method is MCP's
+            for method in sorted(route.methods or {"GET", "POST", "DELETE"}):
+                if method != "HEAD":
+                    yield method, route.path
+        else:  # a router that FastAPI has included
+            for method, path in _listed(route.original_router.routes, prefix):  # type: ignore[attr-defined]
+                yield method, prefix + path

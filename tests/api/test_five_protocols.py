@@ -1,0 +1,224 @@
+"""One conversation over all five protocols: each asks for a call that needs approval, another one decides it.
+
+Each finds the pause by its own means, and reads what was said over the others.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import a2a_talk
+import httpx
+import mcp_talk
+import pytest
+from agui_talk import Page
+from openai import OpenAI
+from openai_talk import sdk
+from talk import approve, call, items, lines, paused, request, working_service
+from wire import Json
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread
+
+PROTOCOLS = ["openai", "a2a", "ag-ui", "mcp"]
+ADA, SERVICE = "mock.ada", "service"
+#: what the audit holds of a request that paused once: what was done, and by whom
+AUDITED = [
+    ("message.received", ADA),
+    ("model.called", SERVICE),
+    ("message.added", SERVICE),
+    ("approval.requested", SERVICE),
+    ("approval.decided", ADA),
+    ("tool.intent", ADA),
+    ("tool.called", SERVICE),
+    ("message.added", SERVICE),
+    ("model.called", SERVICE),
+    ("message.added", SERVICE),
+    ("request.completed", SERVICE),
+]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    with working_service(protocols=PROTOCOLS) as pair:
+        yield pair
+
+
+class Speaker(Protocol):
+    """A client of one protocol."""
+
+    def ask(self, words: str, task: str | None) -> str:
+        """Sends a message, which must pause, to a conversation or a new one; returns whose task it is."""
+
+    def decide(self, task: str) -> str:
+        """Approves what waits in a conversation; returns the answer."""
+
+
+class Own:
+    """v1alpha1: the task, and the inbox."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def ask(self, words: str, task: str | None) -> str:
+        return str(paused(self._client, words, **({"task_id": task} if task else {}))["task_id"])
+
+    def decide(self, task: str) -> str:
+        waiting = items(self._client, "/approvals", status="pending", limit=200)
+        (pause,) = [each for each in waiting if each["task_id"] == task]
+        return str(approve(self._client, pause)["content"]["output"])
+
+
+class OpenAi:
+    """OpenAI's SDK: the conversation, and its items."""
+
+    def __init__(self, client: OpenAI) -> None:
+        self._client = client
+
+    def ask(self, words: str, task: str | None) -> str:
+        known = {"conversation": f"conv_{task}"} if task else {}
+        response = self._client.responses.create(input=words, extra_body=known)
+        assert response.output[-1].type == "mcp_approval_request"
+        assert response.conversation is not None
+        return response.conversation.id.removeprefix("conv_")
+
+    def decide(self, task: str) -> str:
+        newest = next(iter(self._client.conversations.items.list(f"conv_{task}", order="desc")))
+        assert newest.type == "mcp_approval_request"
+        answer = {"type": "mcp_approval_response", "approval_request_id": newest.id, "approve": True}
+        return self._client.responses.create(input=[answer]).output_text  # type: ignore[list-item]
+
+
+class A2A:
+    """A2A: the context, and its task that needs input."""
+
+    def __init__(self, wire: a2a_talk.Wire) -> None:
+        self._wire = wire
+
+    def ask(self, words: str, task: str | None) -> str:
+        sent = self._wire.send(words, **({"contextId": task} if task else {}))
+        assert a2a_talk.state(sent) == "INPUT_REQUIRED"
+        return str(sent["contextId"])
+
+    def decide(self, task: str) -> str:
+        wanted = {"contextId": task, "status": "TASK_STATE_INPUT_REQUIRED"}
+        (waiting,) = self._wire.result("ListTasks", wanted)["tasks"]
+        decided = self._wire.result("SendMessage", {"message": a2a_talk.decision(waiting)})
+        return a2a_talk.answer(decided["task"])
+
+
+class AgUi:
+    """AG-UI: a page that joins the thread, and is shown its interrupt."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def ask(self, words: str, task: str | None) -> str:
+        page = Page(self._client, task)
+        if task is not None:
+            page.run()
+        assert page.say(words)[-1]["outcome"]["type"] == "interrupt"
+        return page.thread
+
+    def decide(self, task: str) -> str:
+        page = Page(self._client, task)
+        page.answer(page.run(), {"action": "approve"})
+        return str(page.said()[-1])
+
+
+class Mcp:
+    """MCP: a host that cannot ask its user, and is told what `decide` needs when it asks on."""
+
+    def __init__(self, service: ServiceThread) -> None:
+        self._service = service
+
+    def ask(self, words: str, task: str | None) -> str:
+        answer = asyncio.run(self._called("ask", message=words, **({"conversation": task} if task else {})))
+        assert answer["status"] == "Paused"
+        return str(answer["conversation"])
+
+    def decide(self, task: str) -> str:
+        refused = asyncio.run(self._called("ask", message="and now?", conversation=task))
+        assert mcp_talk.error(refused) == "approval_pending"
+        named = {name: refused[name] for name in ("request_id", "approval_id")}
+        return str(asyncio.run(self._called("decide", **named, action="approve"))["output"])
+
+    async def _called(self, tool: str, **arguments: str) -> Json:
+        async with mcp_talk.host(self._service, "2026-07-28") as client:
+            return mcp_talk.told(await client.call_tool(tool, arguments))
+
+
+@pytest.fixture(scope="module")
+def speakers(running: tuple[ServiceThread, OfflineModel]) -> Iterator[list[Speaker]]:
+    service = running[0]
+    with ExitStack() as stack:
+        ada = stack.enter_context(service.client("ada"))
+        rpc = stack.enter_context(a2a_talk.Wire(service, a2a_talk.RPC))
+        openai = stack.enter_context(sdk(service))
+        yield [Own(ada), OpenAi(openai), A2A(rpc), AgUi(ada), Mcp(service)]
+
+
+@pytest.mark.parametrize("shift", range(len(PROTOCOLS) + 1))
+def test_one_conversation_over_five_protocols_is_one_history(
+    speakers: list[Speaker], model: OfflineModel, ada: httpx.Client, tmp_path: Path, shift: int
+) -> None:
+    """Whoever begins it, asks and decides: what was said, done and decided stands once, in its order."""
+    file, task = tmp_path / "written", None
+    names = [f"{shift} {type(each).__name__}" for each in speakers]
+    said = [call("Work-write", file=str(file), line=name) for name in names]
+    answers = []
+    for n, words in enumerate(said):
+        task = speakers[(n + shift) % len(speakers)].ask(words, task)
+        answers.append(speakers[(n + 2 * shift) % len(speakers)].decide(task))
+    assert task is not None
+    assert lines(file) == names
+    assert all(name in answer for name, answer in zip(names, answers, strict=True))
+
+    told = items(ada, f"/tasks/{task}/messages")
+    assert [message["role"] for message in told] == ["user", "assistant", "tool", "assistant"] * len(said)
+    assert [message["items"][0]["content"] for message in told if message["role"] == "user"] == said
+    assert [message["items"][0]["content"] for message in told[3::4]] == answers
+    requests = [message["request_id"] for message in told[::4]]
+    assert [message["request_id"] for message in told] == [each for each in requests for _ in range(4)]
+    assert {request(ada, each)["status"] for each in requests} == {"Completed"}
+    # the model was sent every message that came before its last answer, and the system prompt
+    assert len(model.requests[-1]["body"]["messages"]) == len(told)
+
+    steps = items(ada, f"/tasks/{task}/trace")
+    kinds = ["model", "approval", "approval", "tool", "model"]
+    assert [(step["request_id"], step["kind"]) for step in steps] == list(itertools.product(requests, kinds))
+    decided = [step["output"]["decided_by"] for step in steps if step["name"] == "decided"]
+    assert decided == [{"tid": "mock", "oid": "ada"}] * len(said)
+
+    audit = items(ada, f"/tasks/{task}/audit", limit=200)
+    assert [entry["seq"] for entry in audit] == list(range(1, len(audit) + 1))
+    assert [entry["prev_hash"] for entry in audit[1:]] == [entry["hash"] for entry in audit[:-1]]
+    entries = [(entry["request_id"], entry["action"], entry["actor"]) for entry in audit]
+    assert entries == [(of, *each) for of in requests for each in AUDITED]
+
+
+def test_each_protocol_reads_what_was_said_over_the_others(
+    speakers: list[Speaker], running: tuple[ServiceThread, OfflineModel], ada: httpx.Client, tmp_path: Path
+) -> None:
+    """Items, a snapshot, and the tasks of a context say the same as v1alpha1's messages."""
+    task = None
+    for speaker in speakers:
+        task = speaker.ask(call("Work-write", file=str(tmp_path / "written"), line="x"), task)
+        speaker.decide(task)
+    assert task is not None
+    told = [message["items"][0]["content"] for message in items(ada, f"/tasks/{task}/messages")[::4]]
+
+    page = Page(ada, task)
+    page.run()
+    assert page.said("user") == told
+    with sdk(running[0]) as openai:
+        listed = openai.conversations.items.list(f"conv_{task}", order="asc", limit=100)
+        shown: list[Any] = [item.to_dict() for item in listed]
+    assert [each["content"][0]["text"] for each in shown if each.get("role") == "user"] == told
+    assert len([each for each in shown if each["type"] == "mcp_call"]) == len(speakers)
+    with a2a_talk.Wire(running[0], a2a_talk.REST) as rest:
+        tasks = rest.result("ListTasks", {"contextId": task, "historyLength": 10})["tasks"]
+    assert [each["history"][0]["parts"][0]["text"] for each in reversed(tasks)] == told

@@ -1,0 +1,119 @@
+"""Each request is one line of the log, one count of each metric and one span, whatever the protocol."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from a2a_talk import VERSION, message
+from agui_talk import run_input, user
+from collecting import Collector
+from mcp_talk import ACCEPT, asking, opened, post
+from prometheus_client.parser import text_string_to_metric_families
+from served_routes import PROTOCOLS
+from wire import text
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.forking import Nursery
+from tealagents.testing.service import agent_config, free_port
+
+PREFIX = "/Tester/0.1"
+#: protocol → its route for messages, below the agent's prefix, and a message over it
+MESSAGES: dict[str, tuple[str, Callable[[httpx.Client], httpx.Response]]] = {
+    "v1alpha1": ("", lambda client: client.post("", json=text("hello"))),
+    "openai": ("/openai/v1/responses", lambda c: c.post("/openai/v1/responses", json={"input": "hello"})),
+    "a2a": (
+        "/a2a/message:send",
+        lambda c: c.post("/a2a/message:send", json={"message": message()}, headers=VERSION),
+    ),
+    "ag-ui": ("/ag-ui", lambda client: client.post("/ag-ui", json=run_input("t", user("hello")))),
+    "mcp": ("/mcp", lambda client: post(client, asking("hello"))),
+}
+
+
+class Seen(NamedTuple):
+    """What a service has told of itself."""
+
+    lines: list[dict[str, Any]]
+    metrics: str
+    exported: bytes
+
+    def value(self, name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(self.metrics)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def of(self, route: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line.get("route") == route]
+
+
+@pytest.fixture(scope="module")
+def seen(nursery: Nursery) -> Iterator[Seen]:
+    """A service that was sent one message over each protocol, two within a session of MCP, and some reads."""
+    with ExitStack() as stack:
+        model, collector = stack.enter_context(OfflineModel()), stack.enter_context(Collector())
+        port = free_port()
+        env = {
+            "TA_AUTH": "mock",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_METRICS_PORT": str(port),
+            "TA_OTEL_ENDPOINT": collector.url,
+        }
+        service = stack.enter_context(nursery.service(agent_config(protocols=list(PROTOCOLS)), env))
+        with service.client() as ada, service.client("eve") as eve, service.client(None) as nobody:
+            for _, send in MESSAGES.values():
+                send(ada).raise_for_status()
+            in_session = {"accept": ACCEPT, "mcp-session-id": opened(eve)}
+            for n in (2, 3):
+                call = {"name": "ask", "arguments": {"message": "hello"}}
+                body = {"jsonrpc": "2.0", "id": n, "method": "tools/call", "params": call}
+                eve.post("/mcp", json=body, headers=in_session).raise_for_status()
+            (newest, *_) = ada.get("/tasks").json()["items"]
+            request = newest["checkpoint_id"]
+            ada.get(f"/openai/v1/responses/resp_{request}_1").raise_for_status()
+            ada.get(f"/a2a/tasks/{request}", headers=VERSION).raise_for_status()
+            nobody.get(f"/openai/v1/responses/resp_{request}_1")
+            metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        service.terminate()
+        lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
+        of_requests = [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]
+        yield Seen(of_requests, metrics, b"".join(collector.taken))
+
+
+#: how many of MCP's three messages came in a session, which is opened by two calls more
+IN_SESSION, OPENING = 2, 2
+
+
+@pytest.mark.parametrize("protocol", [*MESSAGES])
+def test_a_message_is_one_line_one_count_and_one_span(seen: Seen, protocol: str) -> None:
+    """With its ids, its route, and how it ended; within a session of MCP as well."""
+    route, sent = PREFIX + MESSAGES[protocol][0], 1 + IN_SESSION * (protocol == "mcp")
+    lines = seen.of(f"POST {route}")
+    completed = [line for line in lines if line["status"] == "Completed"]
+    assert len(lines) - len(completed) == OPENING * (protocol == "mcp")
+    assert len({line["request_id"] for line in completed}) == len(completed) == sent
+    for line in completed:
+        assert line["session_id"] != line["task_id"]
+        assert line["duration"] >= 0
+        assert line["completion_tokens"] > 0
+    labels = {"http_request_method": "POST", "http_route": route}
+    assert seen.value("http_server_request_duration_seconds_count", **labels) == len(lines)
+    assert f"POST {route}".encode() in seen.exported
+
+
+def test_a_read_is_told_with_the_id_of_what_is_read(seen: Seen) -> None:
+    """The route is named by its template, also where the call is refused."""
+    known = {line["request_id"] for line in seen.lines if line["status"] == "Completed"}
+    for route in ("/openai/v1/responses/{response_id}", "/a2a/tasks/{id}"):
+        lines = seen.of(f"GET {PREFIX}{route}")
+        assert lines[0]["status"] == 200
+        assert lines[0]["request_id"] in known
+        for status in {line["status"] for line in lines}:
+            labels = {"http_route": PREFIX + route, "http_response_status_code": str(status)}
+            assert seen.value("http_server_request_duration_seconds_count", **labels) == 1
+    refused = seen.of(f"GET {PREFIX}/openai/v1/responses/{{response_id}}")[-1]
+    assert (refused["status"], refused["code"]) == (401, "unauthenticated")
+    assert seen.value("tealagents_requests_total", status="Completed") == len(MESSAGES) + IN_SESSION

@@ -1,0 +1,66 @@
+"""What clients are told when the store refuses a write of their request."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from refusing_store import refusing
+from wire import Json, events, text
+
+from tealagents.domain.ports import Commit
+from tealagents.testing.service import offline_service
+
+#: what the store says of itself, in its log only
+PLACES = ("postgres.internal", "5432", "/var/lib", "read-only")
+
+
+@pytest.fixture
+def ada() -> Iterator[httpx.Client]:
+    env = {"TA_PLUGIN_MODULE": str(Path(__file__).parent / "custom_plugins.py")}
+    store = "refusing_store:RefusingStore"
+    agent = {"plugins": ["Shell"]}
+    with (
+        offline_service(None, env, persistence=store, agent=agent) as (service, _),
+        service.client("ada") as client,
+    ):
+        yield client
+
+
+def is_an_intent(partition: str, commit: Commit) -> bool:
+    """A commit in the midst of a turn: neither its beginning nor its end, which write the request, too."""
+    return {key.split("/")[0] for key in commit.put} == {"task", "log"}
+
+
+@pytest.mark.parametrize("path", ["", "/sse"])
+def test_a_request_that_failed_for_want_of_the_store_asks_for_a_new_key(ada: httpx.Client, path: str) -> None:
+    """Whoever sends it again, reads it or replays its events: it failed, the key will bring no other end, and
+    where the store is stays inside. covers: STATE-4"""
+    message, key = text('call Shell-look {"path": "a"}'), {"idempotency-key": f"key of {path or '/'}"}
+    with refusing(is_an_intent):
+        first = ada.post(path, json=message, headers=key)
+    answers = [first, *(ada.post(path, json=message, headers=key) for _ in range(2))]
+    found = [problem_of(answer) for answer in answers]
+    request = ada.get(f"/requests/{found[0]['request_id']}").json()
+    replay = ada.get(f"/requests/{found[0]['request_id']}/events")
+    assert request["status"] == "Failed"
+    for each in (*found, request["error"], problem_of(replay)):
+        assert each["code"] == "persistence_unavailable"
+        assert "failed" in each["detail"]
+        assert "under a new idempotency key" in each["detail"]
+    for answer in (*answers, replay):
+        assert not [place for place in PLACES if place in answer.text]
+    again = ada.post(
+        path, json={**message, "task_id": request["task_id"]}, headers={"idempotency-key": "new"}
+    )
+    assert again.status_code == 200
+
+
+def problem_of(answer: httpx.Response) -> Json:
+    """The problem that an answer, or the end of a stream, consists of."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        last = list(events(answer.text))[-1]
+        assert last.name == "error"
+        return last.data
+    found: Json = answer.json()
+    return found

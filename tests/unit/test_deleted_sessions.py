@@ -1,0 +1,292 @@
+"""A session's deletion at every await of it: what others see meanwhile, and what a crash there leaves."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from engine_setup import EVE, Faulty, Process, Scripted, calls, names, noting, process, says
+
+from tealagents.bootstrap import background
+from tealagents.domain.errors import NotFound, NotOwner
+from tealagents.domain.events import ModelEvent
+from tealagents.domain.ids import random_id
+from tealagents.domain.models import RequestRecord, ToolCall
+from tealagents.domain.ports import Commit, ModelCall, Record, Store
+from tealagents.state import erasing, keys
+from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import FakeClock
+
+#: of the awaits of a deletion, every so manieth is a crash; with `THOROUGH=1`, as in CI, every single one
+STRIDE = 1 if os.environ.get("THOROUGH") == "1" else 7
+
+
+class Killed(BaseException):
+    """The process is gone: no handler of its own runs to any effect."""
+
+
+class Watched(Faulty):
+    """Asks `there` after each of its calls: others get their turn, or the process dies."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.points = 0
+        self.there: Callable[[int], Awaitable[None]] = nothing
+
+    async def _passed(self) -> None:
+        self.points += 1
+        await self.there(self.points)
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        records = await super().read(partition, keys)
+        await self._passed()
+        return records
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        found = await super().scan(partition, prefix, **page)
+        await self._passed()
+        return found
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        await self._passed()
+
+    async def now(self) -> float:
+        time = await super().now()
+        await self._passed()
+        return time
+
+
+async def nothing(point: int) -> None: ...
+
+
+class Doomed(NamedTuple):
+    """A session that is about to be deleted: an answered task, another one, and one that is paused."""
+
+    session_id: str
+    requests: list[RequestRecord]
+    #: a task of another session, which stays
+    other: str
+
+    @property
+    def tasks(self) -> list[str]:
+        return [request.task_id for request in self.requests]
+
+
+class World:
+    """A store, the process that deletes, and one beside it that reads, writes and sweeps."""
+
+    def __init__(self, clock: FakeClock, watched: Watched, deleting: Process, beside: Process) -> None:
+        self.clock = clock
+        self.watched = watched
+        self.deleting = deleting
+        self.beside = beside
+        self.partition = beside.partition()
+        self._before: list[str] = []
+
+    async def prepared(self) -> Doomed:
+        ask, session = self.beside.ask, random_id()
+        other = (await ask("other")).task_id
+        self._before = await self._names(session)
+        requests = [await ask(text, session_id=session) for text in ("one", "two", "delete")]
+        assert [request.status for request in requests] == ["Completed", "Completed", "Paused"]
+        return Doomed(session, requests, other)
+
+    async def delete(self, session: Doomed) -> None:
+        self.watched.points = 0
+        await self.deleting.eraser.delete_session(self.partition, session.session_id)
+
+    async def killed(self, session: Doomed, at: int) -> bool:
+        """Deletes until the process dies at this await; False where the deletion has fewer."""
+
+        async def die(point: int) -> None:
+            if point >= at:
+                raise Killed
+
+        self.watched.there = die
+        try:
+            await self.delete(session)
+        except Killed:
+            return True
+        finally:
+            self.watched.there = nothing
+        return False
+
+    async def is_there(self, session: Doomed) -> bool:
+        """Whether the session is there, of which all readers are of one mind."""
+        here, partition = self.beside, self.partition
+        sessions = (await here.catalog.sessions(partition, cursor=None, limit=50)).items
+        seen = {
+            "session": await found(here.catalog.session(partition, session.session_id)),
+            "sessions": session.session_id in attributes(sessions, "session_id"),
+        }
+        for listed in (None, session.session_id):
+            tasks = await listed_tasks(here, listed)
+            seen |= {f"{task} in the tasks of {listed}": task in tasks for task in session.tasks}
+            assert (session.other in tasks) == (listed is None)
+        pauses = (await here.catalog.approvals(partition, status=None, cursor=None, limit=50)).items
+        seen["approval"] = session.tasks[-1] in attributes(pauses, "task_id")
+        for request in session.requests:
+            seen[f"task {request.task_id}"] = await found(here.tasks.head(partition, request.task_id))
+            seen[f"request of {request.task_id}"] = await found(here.request(request.request_id))
+        assert len(set(seen.values())) == 1, seen
+        return seen["session"]
+
+    async def takes(self, session: Doomed, words: str) -> bool:
+        """Whether messages to its tasks are answered; what was answered is in the history, whole."""
+        took = {await self._takes(task, f"{words}, {n}") for n, task in enumerate(session.tasks)}
+        assert len(took) == 1
+        return took.pop()
+
+    async def _takes(self, task_id: str, words: str) -> bool:
+        if not await found(self.beside.ask(words, task_id, supersede=True)):
+            return False
+        tasks = self.beside.tasks
+        head = (await tasks.head(self.partition, task_id)).value
+        history, _ = await tasks.history.messages(self.partition, task_id, head.path, limit=1000)
+        assert [message.text for message in history[-2:]] == [words, "hello"]
+        return True
+
+    async def swept(self) -> None:
+        """Some time passes for the process beside, in which it sweeps."""
+        self.clock.advance(erasing.SWEEP_SECONDS + 1)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+
+    async def assert_erased(self, session: Doomed) -> None:
+        """Nothing of it is left, neither records nor notes, and its id is anybody's."""
+        assert await self._names(session.session_id) == self._before
+
+    async def _names(self, session_id: str) -> list[str]:
+        store, agent = self.watched.store, self.beside.records.agent
+        places = (self.partition, keys.erasing(agent), keys.locators(agent, session_id))
+        return [name for place in places for name in await names(store, place)]
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock.monotonic)
+    watched = Watched(store)
+    model = Scripted(obeys)
+    async with (
+        process(watched, clock=clock, lease_seconds=3600) as deleting,
+        process(store, model, noting([], governed=True), clock=clock, lease_seconds=3600) as beside,
+        background(beside.eraser.sweep()),
+    ):
+        yield World(clock, watched, deleting, beside)
+
+
+async def obeys(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    """Says hello; asks for a tool that must be approved where the message says delete."""
+    answer = calls(ToolCall("c1", "Shell-delete", "{}")) if b"delete" in call.prompt[-1] else says("hello")
+    async for event in answer(call):
+        yield event
+
+
+async def listed_tasks(here: Process, session_id: str | None) -> list[str]:
+    page = await here.catalog.tasks(
+        here.partition(), session_id=session_id, status=None, cursor=None, limit=50
+    )
+    return attributes(page.items, "task_id")
+
+
+def attributes(items: Sequence[object], name: str) -> list[str]:
+    return [getattr(item, name) for item in items]
+
+
+async def found(reading: Awaitable[object]) -> bool:
+    try:
+        await reading
+    except NotFound:
+        return False
+    return True
+
+
+async def test_a_session_is_there_or_gone_for_all_who_look_while_it_is_deleted() -> None:
+    """At each await of the deletion readers and writers agree, and gone stays gone. covers: STATE-2"""
+    async with world() as here:
+        session = await here.prepared()
+        seen: list[bool] = []
+
+        async def look(point: int) -> None:
+            seen.append(await here.is_there(session))
+            assert await here.takes(session, f"at {point}") == seen[-1]
+
+        here.watched.there = look
+        await here.delete(session)
+        assert seen == sorted(seen, reverse=True)
+        assert set(seen) == {True, False}
+        await here.assert_erased(session)
+
+
+async def test_a_deletion_killed_at_any_await_is_finished_while_the_service_runs() -> None:
+    """Either nothing was deleted and all goes on, or the session is gone for all who look, takes no message,
+    and is erased without another restart. covers: STATE-2"""
+    at, outcomes = 1, set()
+    while True:
+        async with world() as here:
+            session = await here.prepared()
+            if not await here.killed(session, at):
+                break
+            there = await here.is_there(session)
+            assert await here.takes(session, "after the crash") == there
+            await here.swept()
+            if there:
+                assert await here.takes(session, "after the sweep")
+                await here.delete(session)
+            await here.assert_erased(session)
+            outcomes.add(there)
+        at += STRIDE
+    assert outcomes == {True, False}
+
+
+async def test_the_id_of_a_session_can_be_taken_again_as_soon_as_it_is_free() -> None:
+    """What is left to do of the deletion then does not touch the new session, nor whose it is."""
+    async with world() as here:
+        session = await here.prepared()
+        taken: list[RequestRecord] = []
+
+        async def take(point: int) -> None:
+            with suppress(NotFound):
+                if not taken and not await found(here.beside.tasks.head(here.partition, session.tasks[0])):
+                    taken.append(await here.beside.ask("again", session_id=session.session_id))
+
+        here.watched.there = take
+        await here.delete(session)
+        assert await listed_tasks(here.beside, session.session_id) == [taken[0].task_id]
+        with pytest.raises(NotOwner):
+            await here.beside.ask("mine", session_id=session.session_id, caller=EVE)
+
+
+async def test_a_list_that_is_read_while_a_session_is_deleted_has_all_of_its_tasks_or_none() -> None:
+    """Wherever the reader was when the deletion began, and however far it came. covers: STATE-2"""
+    for listed in (False, True):
+        at = 1
+        while await list_against_deletion(at, by_session=listed):
+            at += STRIDE
+
+
+async def list_against_deletion(at: int, *, by_session: bool) -> bool:
+    """The deletion comes to its await `at` at each await of a reader. False where it has fewer."""
+    for held in range(1, 10):
+        async with world() as here:
+            session = await here.prepared()
+            reader = Watched(here.watched.store)
+            came: list[bool] = []
+            reader.there = partial(dying, here, session, held, at, came)
+            beside = Process(reader, here.beside.model, clock=here.clock)
+            tasks = await listed_tasks(beside, session.session_id if by_session else None)
+            assert [task in tasks for task in session.tasks] in ([True] * 3, [False] * 3), (held, at)
+            if came != [True]:  # one of the two has fewer awaits
+                return not came
+    raise AssertionError("the reader has more awaits than were tried")
+
+
+async def dying(here: World, session: Doomed, held: int, at: int, came: list[bool], point: int) -> None:
+    """While the reader is held, the deletion goes on until it dies."""
+    if point == held:
+        came.append(await here.killed(session, at))
