@@ -1,6 +1,6 @@
 """The application of one protocol: its routes, its errors, its protected resource, and who may call."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,13 +15,29 @@ from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
+from tealagents.domain.models import Caller
 
 #: the response for an error; the headers say when to come back, and with which token
 Refuse = Callable[[TealError, Mapping[str, str]], Response]
 #: the response for what is no domain error: status, code, message, headers
 Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 
+#: what an authenticated request to a path is answered with
+Handler = Callable[[Exchange, Caller, Request], Awaitable[Response]]
+
 FAULT = "Internal error. Retry the request; if it persists, contact the operator."
+
+
+def routes(exchange: Exchange, path: str, table: Iterable[tuple[str, str, Handler]]) -> list[Route]:
+    """The routes of a table: method, path below the protocol's, and what answers an authenticated caller."""
+
+    def route(method: str, below: str, handler: Handler) -> Route:
+        async def endpoint(request: Request) -> Response:
+            return await handler(exchange, await exchange.identify(request), request)
+
+        return Route(path + below, endpoint, methods=[method])
+
+    return [route(*each) for each in table]
 
 
 def application(

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from typing_extensions import TypeVar
 
 from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
+from tealagents.domain.models import Item
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -227,6 +228,19 @@ def image_problem(content: str) -> str | None:
     except (binascii.Error, ValueError):
         return "is not valid base64 behind the comma"
     return None
+
+
+def image(uri: object, field: str) -> Item:
+    """An image that is sent along: nothing is fetched that a client names. `InvalidRequest`."""
+    if problem := image_problem(uri if isinstance(uri, str) else ""):
+        raise InvalidRequest(field, problem)
+    return Item("image", str(uri))
+
+
+def image_parts(item: Item) -> tuple[str, str]:
+    """The media type of an image, and its bytes in base64."""
+    media_type, _, encoded = item.content.removeprefix("data:").partition(";base64,")
+    return media_type, encoded
 
 
 def validated(kind: type[T], value: Any) -> T:

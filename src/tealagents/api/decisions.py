@@ -1,7 +1,9 @@
 """The document that decides a pause, as every protocol takes it: `{"action": "approve"}`, and its details."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies
@@ -54,6 +56,36 @@ def decision(value: Any) -> Command:
         reason=given.reason,
         decisions=tuple(CallDecision(**each.model_dump()) for each in given.decisions),
         approval_id=ids.canonical(approval_id, "approval_id") if approval_id is not None else None,
+    )
+
+
+class CallAnswer(Struct, frozen=True, kw_only=True):
+    """What is decided of one call by itself; `output` is what came of a call that the client made."""
+
+    action: Action | None = None
+    reason: str | None = None
+    arguments: Json | None = None
+    output: str | None = None
+    is_error: bool = False
+
+
+def answer(value: Any, field: str) -> CallAnswer:
+    """What was decided of one call, in the form of `Answer`. `InvalidRequest` names `field`."""
+    try:
+        return CallAnswer(**bodies.validated(Answer, value).model_dump())
+    except InvalidRequest as error:
+        raise InvalidRequest(field, error.detail) from None
+
+
+def of_calls(pause: Approval, answers: Mapping[int, CallAnswer]) -> Command:
+    """What was decided of the calls of a pause, by their places."""
+    return Command(
+        decisions=tuple(
+            CallDecision(pause.calls[n].id, each.action, each.arguments, each.output, each.is_error)
+            for n, each in answers.items()
+        ),
+        approval_id=pause.approval_id,
+        reason="; ".join(each.reason for each in answers.values() if each.reason) or None,
     )
 
 

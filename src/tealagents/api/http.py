@@ -75,6 +75,11 @@ def retry_after(error: TealError) -> str | None:
     return str(max(1, math.ceil(seconds)))
 
 
+def worded(error: TealError, advice: Mapping[str, str]) -> str:
+    """What happened, and what to do about it where the protocol has a way of its own: code → advice."""
+    return " ".join(filter(None, (error.detail, advice.get(error.code))))
+
+
 def json_response(
     body: object,
     *,

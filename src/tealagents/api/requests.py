@@ -1,20 +1,24 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import Receive
 
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
+from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, RequestInProgress
 from tealagents.domain.events import Event, Paused, Recorded
 from tealagents.domain.models import (
     ENDED,
     Approval,
     Caller,
+    ClientTool,
     Head,
     IdempotencyRecord,
     Message,
@@ -24,6 +28,11 @@ from tealagents.domain.models import (
 from tealagents.state import keys, latest
 from tealagents.state.history import Logged
 from tealagents.state.submission import Key, NewMessage
+
+#: requests of one task that are looked through
+MOST_REQUESTS = 50
+#: of the ids that clients' names stand for
+_NAMESPACE = uuid.UUID("5b0f7a4e-6a3c-4c53-9d5e-2f8f1f0c7a11")
 
 
 async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
@@ -56,14 +65,64 @@ async def placed(
     return replace(message, task_id=task_id)
 
 
+class Named(Struct, frozen=True):
+    """A task under the name that its owner's client gave it; `head` is None before its first request."""
+
+    exchange: Exchange
+    caller: Caller
+    task_id: str
+    partition: str
+    head: Head | None = None
+
+    async def pause(self, approval_id: str) -> Approval | None:
+        """A pause of this task."""
+        found = await find_pause(self.exchange, self.partition, approval_id)
+        return found if found is not None and found.task_id == self.task_id else None
+
+
+async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
+    """The caller's task of this name as it stands: a UUID is its id, any other text stands for one."""
+    try:
+        task_id = ids.canonical(name, "name")
+    except InvalidRequest:
+        task_id = str(uuid.uuid5(_NAMESPACE, f"{caller.user.key}\0{name}"))
+    found = Named(exchange, caller, task_id, exchange.service.records.partition(caller.user))
+    with suppress(NotFound):
+        return replace(found, head=(await exchange.tasks.head(found.partition, task_id)).value)
+    return found
+
+
 async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
     """One of the pauses of a request. `NotFound`."""
     if approval_id in view.record.approvals:
-        key = keys.approval(approval_id)
-        found = await exchange.service.records.get(view.partition, key, Approval)
+        found = await find_pause(exchange, view.partition, approval_id)
         if found is not None:
-            return found.value
+            return found
     raise NotFound(f"The request {view.record.request_id} has no such pause.")
+
+
+async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Approval | None:
+    """A pause of any request of the partition."""
+    found = await exchange.service.records.get(partition, keys.approval(approval_id), Approval)
+    return found.value if found is not None else None
+
+
+def client_tool(name: str, description: str, parameters: Any, field: str) -> ClientTool:
+    """A tool that its client runs; it takes no arguments where `parameters` say nothing. `InvalidRequest`."""
+    schema = parameters or {"type": "object", "properties": {}}
+    if not isinstance(schema, dict):
+        raise InvalidRequest(field, "must be a JSON Schema, an object")
+    return ClientTool(name, description, schema)
+
+
+async def submitted(
+    exchange: Exchange, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
+) -> RequestView:
+    """The request of a message, as `Exchange.submit`; sent again while it runs, it is the same request."""
+    try:
+        return await exchange.submit(caller, message, key, streamed=streamed)
+    except RequestInProgress as error:
+        return await own(exchange, caller, error.ids["request_id"])
 
 
 async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | None:
@@ -74,15 +133,18 @@ async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | N
 
 
 async def of_task(exchange: Exchange, partition: str, head: Head) -> AsyncGenerator[RequestRecord]:
-    """The requests of a task, newest first: those that wait, the one under way, and all that have ended."""
+    """The last requests of a task, newest first: those that wait, the one under way, and those that ended."""
     names = [each.request_id for each in reversed(head.queue)]
     names += [each.request_id for each in (head.running, head.pending) if each]
-    for name in names:
+    for name in names[:MOST_REQUESTS]:
         yield (await exchange.tasks.request(partition, name)).value
-    path = ((1, head.tail_seq),)
+    left, path = MOST_REQUESTS - len(names), ((1, head.tail_seq),)
     async with aclosing(exchange.history.backwards(partition, head.task_id, path, _start)) as entries:
         async for logged in entries:
+            if left <= 0:
+                return
             if isinstance(logged.body, RequestEnd):
+                left -= 1
                 yield (await exchange.tasks.request(partition, logged.body.request_id)).value
 
 

@@ -30,6 +30,11 @@ _TRANSPORT = "tealagents.transport"
 _encode = msgspec.json.Encoder().encode
 
 
+def data(document: object) -> bytes:
+    """An event that has no name; the document becomes one line of JSON."""
+    return b"data: %b\n\n" % _encode(document)
+
+
 def frame(event_id: int | None, name: str, data: object) -> bytes:
     """One event. `data` becomes one line of JSON. Without an id it is no part of the request's log."""
     identity = b"" if event_id is None else b"\nid: %d" % event_id

@@ -4,13 +4,17 @@ For protocols in which a pause ends what was asked for. What is sent live, and r
 recorded events; what is read later is made of the history as events of the same kinds, and never expires.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
+from starlette.responses import Response
 
+from tealagents.api import requests
+from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
-from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.errors import ApprovalPending, CorruptState, NotFound, TealError
 from tealagents.domain.events import (
     Event,
     Paused,
@@ -24,6 +28,7 @@ from tealagents.domain.events import (
 from tealagents.domain.models import (
     ENDED,
     Approval,
+    Caller,
     Message,
     MessageBody,
     RequestRecord,
@@ -56,11 +61,10 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
 async def pause(exchange: Exchange, partition: str, approval_id: str) -> Approval:
     """A pause of a request. `CorruptState` where a request names one that is gone."""
-    key = keys.approval(approval_id)
-    found = await exchange.service.records.get(partition, key, Approval)
+    found = await requests.find_pause(exchange, partition, approval_id)
     if found is None:
-        raise CorruptState(key, "is missing")
-    return found.value
+        raise CorruptState(keys.approval(approval_id), "is missing")
+    return found
 
 
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
@@ -77,6 +81,25 @@ async def cut(exchange: Exchange, view: RequestView, number: int | None = None) 
             return await cut(exchange, view, len(approvals))
         raise NotFound(f"The request {view.record.request_id} has no part {wanted}.")
     return Stretch(view=view, number=wanted, before=before, pause=after)
+
+
+async def decided(
+    exchange: Exchange,
+    caller: Caller,
+    pause: Approval,
+    answers: Mapping[int, CallAnswer],
+    *,
+    streamed: bool,
+) -> Stretch:
+    """Carries out what was decided of a pause, once; the stretch that begins with it.
+
+    `answers` are by the places of its calls: `ApprovalPending` where one is left out.
+    """
+    if len(answers) < len(pause.calls):
+        raise ApprovalPending(approval_id=pause.approval_id, request_id=pause.request_id)
+    command = of_calls(pause, answers)
+    view = await exchange.decide(caller, pause.request_id, command, streamed=streamed)
+    return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
 
 
 # --- what was recorded ---------------------------------------------------------------------------
@@ -103,6 +126,23 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequen
                 yield [*kept, Recorded(end.event_id, Paused(end))]
                 return
         yield kept
+
+
+class StretchFold(Protocol):
+    """What a protocol makes of the events of a stretch."""
+
+    def __call__(self, recorded: Recorded) -> bytes: ...
+
+    def failed(self, error: TealError) -> bytes:
+        """The end, where what happened cannot be reported."""
+
+
+def stream(
+    exchange: Exchange, stretch: Stretch, fold: StretchFold, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The events of a stretch as server-sent events."""
+    events = recorded(exchange, stretch)
+    return exchange.stream(stretch.view, fold, fold.failed, headers=headers, events=events)
 
 
 async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:

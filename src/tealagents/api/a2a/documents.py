@@ -8,6 +8,7 @@ from typing import Any
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
 
+from tealagents.api.bodies import image_parts
 from tealagents.api.decisions import asked, pending
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
@@ -59,8 +60,8 @@ def _said(of: RequestRecord | Approval, message_id: str, parts: list[Json], role
 def _part(item: Item) -> Json:
     if item.content_type == "text":
         return {"text": item.content}
-    head, _, encoded = item.content.partition(";base64,")
-    return {"raw": encoded, "mediaType": head.removeprefix("data:")}
+    media_type, encoded = image_parts(item)
+    return {"raw": encoded, "mediaType": media_type}
 
 
 def _time(at: datetime) -> str:

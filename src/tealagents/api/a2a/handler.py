@@ -19,7 +19,7 @@ from tealagents.api.a2a.fold import Updates, envelope, failed
 from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.gate import Call
-from tealagents.domain.errors import InvalidRequest, RequestInProgress, TealError
+from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import ENDED, Json, RequestRecord
 from tealagents.state.latest import changed_at
 from tealagents.state.submission import NewMessage
@@ -84,11 +84,8 @@ class Handler(RequestHandler):
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
         if message.context_id:
             new = await requests.placed(self._exchange, call.user, new, message.context_id, "contextId")
-        try:
-            key = key_of(f"a2a\n{message.message_id}", sent)
-            return await self._exchange.submit(call.user, new, key, streamed=streamed)
-        except RequestInProgress as error:
-            return await requests.own(self._exchange, call.user, error.ids["request_id"])
+        key = key_of(f"a2a\n{message.message_id}", sent)
+        return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 
     async def _decide(self, message: pb.Message, sent: Json, call: Call, *, streamed: bool) -> RequestView:
         record = (await requests.own(self._exchange, call.user, message.task_id)).record

@@ -3,9 +3,8 @@
 ===========  ==========================================================================
 `app`        the one route, and the errors
 `inputs`     what a client sends: what is new in it, and what answers a pause
-`threads`    the task that a thread is, and its messages as documents
 `runs`       carries an input out: continues, decides, replays, or shows what there is
-`fold`       recorded events as the events of one run
+`fold`       recorded events as the events of one run, and messages as documents
 ===========  ==========================================================================
 
 A request that paused is several runs here, one for each of its stretches.

@@ -5,14 +5,12 @@ The protocol asks for that: an input that is refused has no run, and so no strea
 
 from collections.abc import Mapping
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from tealagents.api.ag_ui import inputs, runs
-from tealagents.api.applications import application
+from tealagents.api.ag_ui import runs
+from tealagents.api.applications import application, routes
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import json_response, status_of
+from tealagents.api.http import json_response, status_of, worded
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import TealError
 
@@ -28,18 +26,12 @@ _ADVICE: Mapping[str, str] = {
 
 def build(exchange: Exchange, path: str) -> Served:
     """AG-UI over an exchange: clients take `path` as the URL of the agent."""
-
-    async def run(request: Request) -> Response:
-        caller = await exchange.identify(request)
-        return await runs.run(exchange, caller, inputs.read(await exchange.body(request)))
-
-    routes = [Route(each, run, methods=["POST"]) for each in (path, path + "/")]
-    return application(exchange, path, routes, _refuse, _plain, urls={"url": path})
+    table = [("POST", below, runs.run) for below in ("", "/")]
+    return application(exchange, path, routes(exchange, path, table), _refuse, _plain, urls={"url": path})
 
 
 def _refuse(error: TealError, headers: Mapping[str, str]) -> Response:
-    text = " ".join(filter(None, (error.detail, _ADVICE.get(error.code))))
-    return _plain(status_of(error), error.code, text, headers)
+    return _plain(status_of(error), error.code, worded(error, _ADVICE), headers)
 
 
 def _plain(status: int, code: str, message: str, headers: Mapping[str, str] | None) -> Response:

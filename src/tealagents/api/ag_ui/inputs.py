@@ -8,43 +8,42 @@ from ag_ui import core
 from msgspec import Struct
 
 from tealagents.api import bodies
-from tealagents.api.decisions import Answer
+from tealagents.api.decisions import CallAnswer, answer
+from tealagents.api.names import parsed
+from tealagents.api.requests import client_tool
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import ClientTool, Item
+from tealagents.domain.models import Item
 from tealagents.state.audit_chain import canonical
-from tealagents.state.submission import MOST_EARLIER, Earlier
+from tealagents.state.submission import MOST_EARLIER, Earlier, NewMessage
 
 #: characters of the ids that a client makes up
 LONGEST_ID = 255
 _TALK = core.UserMessage | core.AssistantMessage | core.ToolMessage
 
 
-class Said(Struct, frozen=True):
-    """A user's message. `mark` is the same for the same message sent again."""
-
-    items: tuple[Item, ...]
-    mark: str
-
-
 class Given(Struct, frozen=True, kw_only=True):
     """One input."""
 
-    thread_id: str
-    run_id: str
-    parent_run_id: str | None
-    #: the user's messages at its end, which may be new
-    last: tuple[Said, ...]
-    #: what frontend tools returned, and whether they failed, by call; of the tool messages at its end
-    outputs: Mapping[str, tuple[str, bool]]
-    #: what was said before these
-    earlier: tuple[Earlier, ...]
-    #: the ids of the assistant's messages, oldest first
-    shown: tuple[str, ...]
+    body: core.RunAgentInput
+    #: the user's messages at its end, which may be new, by marks: the same for the same message sent again
+    last: Mapping[str, tuple[Item, ...]]
+    #: what goes with them, and what was said before
+    message: NewMessage
+    #: what frontend tools returned, by call; of the tool messages at its end
+    outputs: Mapping[str, CallAnswer]
     #: answers to interrupts by their ids; None cancels
-    resume: Mapping[str, Answer | None]
-    instructions: str
-    context: dict[str, str]
-    tools: tuple[ClientTool, ...]
+    resume: Mapping[str, CallAnswer | None]
+    #: the request and the place that each of the assistant's messages shows, oldest first
+    shown: tuple[tuple[str | None, str], ...]
+
+    @property
+    def run(self) -> dict[str, str]:
+        return {"threadId": self.body.thread_id, "runId": self.body.run_id}
+
+    @property
+    def seen(self) -> str | None:
+        """The request whose answer the client has seen last."""
+        return self.shown[-1][0] if self.shown else None
 
 
 def read(value: Any) -> Given:
@@ -57,21 +56,29 @@ def read(value: Any) -> Given:
     talk = [m for m in body.messages if isinstance(m, _TALK)]
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
     before, end = talk[:start], talk[start:]
+    last = {_mark(m): _items(m) for m in end if isinstance(m, core.UserMessage)}
+    earlier = [(m.role, _items(m)) for m in before if not isinstance(m, core.ToolMessage)]
     context: dict[str, str] = {}
     for each in body.context or ():
         context[each.description] = "\n".join(filter(None, (context.get(each.description), each.value)))
-    return Given(
-        thread_id=body.thread_id,
-        run_id=body.run_id,
-        parent_run_id=body.parent_run_id,
-        last=tuple(Said(_items(m), _mark(m)) for m in end if isinstance(m, core.UserMessage)),
-        outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
-        earlier=tuple(filter(None, map(_earlier, before)))[-MOST_EARLIER:],
-        shown=tuple(m.id for m in before if isinstance(m, core.AssistantMessage)),
-        resume=_resume(body),
+    message = NewMessage(
+        items=(),
+        earlier=tuple(Earlier(role, items) for role, items in earlier if items)[-MOST_EARLIER:],
         instructions="\n\n".join(m.content for m in told if m.content),
-        context=context,
-        tools=tuple(_tool(n, tool) for n, tool in enumerate(body.tools or ())),
+        user_context=context,
+        client_tools=tuple(
+            client_tool(tool.name, tool.description, tool.parameters, f"tools.{n}.parameters")
+            for n, tool in enumerate(body.tools or ())
+        ),
+        client={"messages": list(last)},
+    )
+    return Given(
+        body=body,
+        last=last,
+        message=message,
+        outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
+        resume=_resume(body),
+        shown=tuple(parsed(m.id, "msg") for m in before if isinstance(m, core.AssistantMessage)),
     )
 
 
@@ -85,17 +92,14 @@ def _items(message: Any) -> tuple[Item, ...]:
 
 
 def _item(part: core.ContentPart) -> Item | None:
-    if isinstance(part, core.TextPart):
-        return Item("text", part.text)
-    source = part.source
-    uri = source.value if isinstance(source, core.UrlSource) else ""
-    if isinstance(source, core.DataSource):
-        uri = f"data:{source.mime_type};base64,{source.value}"
-    if not isinstance(part, core.ImagePart) or not uri.startswith("data:"):
-        return None
-    if problem := bodies.image_problem(uri):
-        raise InvalidRequest("messages.content.source", problem)
-    return Item("image", uri)
+    match part:
+        case core.TextPart():
+            return Item("text", part.text)
+        case core.ImagePart(source=core.DataSource() as source):
+            return bodies.image(f"data:{source.mime_type};base64,{source.value}", "messages.content.source")
+        case core.ImagePart(source=core.UrlSource() as source) if source.value.startswith("data:"):
+            return bodies.image(source.value, "messages.content.source")
+    return None
 
 
 def _mark(message: core.UserMessage) -> str:
@@ -103,31 +107,17 @@ def _mark(message: core.UserMessage) -> str:
     return hashlib.sha256(canonical(said)).hexdigest()[:32]
 
 
-def _output(message: core.ToolMessage) -> tuple[str, bool]:
+def _output(message: core.ToolMessage) -> CallAnswer:
     text = "".join(item.content for item in _items(message) if item.content_type == "text")
-    return "\n".join(filter(None, (text, message.error))), message.error is not None
+    told = "\n".join(filter(None, (text, message.error)))
+    return CallAnswer(output=told, is_error=message.error is not None)
 
 
-def _earlier(message: Any) -> Earlier | None:
-    items = () if isinstance(message, core.ToolMessage) else _items(message)
-    return Earlier(message.role, items) if items else None
-
-
-def _resume(body: core.RunAgentInput) -> dict[str, Answer | None]:
-    found: dict[str, Answer | None] = {}
+def _resume(body: core.RunAgentInput) -> dict[str, CallAnswer | None]:
+    found: dict[str, CallAnswer | None] = {}
     for n, entry in enumerate(body.resume or ()):
         if entry.interrupt_id in found:
             raise InvalidRequest(f"resume.{n}.interruptId", "is answered twice")
-        try:
-            answer = bodies.validated(Answer, entry.payload) if entry.status == "resolved" else None
-        except InvalidRequest as error:
-            raise InvalidRequest(f"resume.{n}.payload", error.detail) from None
-        found[entry.interrupt_id] = answer
+        resolved = entry.status == "resolved"
+        found[entry.interrupt_id] = answer(entry.payload, f"resume.{n}.payload") if resolved else None
     return found
-
-
-def _tool(n: int, tool: core.Tool) -> ClientTool:
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    if not isinstance(parameters, dict):
-        raise InvalidRequest(f"tools.{n}.parameters", "must be a JSON Schema, an object")
-    return ClientTool(tool.name, tool.description, parameters)

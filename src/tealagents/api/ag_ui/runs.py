@@ -1,181 +1,128 @@
 """Carries an input out: decides a pause, continues the thread, replays a run, or shows what there is."""
 
-import re
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 
+from msgspec.structs import replace
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tealagents.api import requests, stretches, transcripts
-from tealagents.api.ag_ui import fold, threads
-from tealagents.api.ag_ui.inputs import Given, Said
-from tealagents.api.ag_ui.threads import Thread
-from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.domain.errors import (
-    AlreadyExists,
-    ApprovalPending,
-    IdempotencyKeyReused,
-    InvalidRequest,
-    NotFound,
-    RequestInProgress,
-)
+from tealagents.api.ag_ui import fold, inputs
+from tealagents.api.ag_ui.inputs import Given
+from tealagents.api.decisions import CallAnswer
+from tealagents.api.exchange import Exchange, key_of
+from tealagents.api.names import made, parsed
+from tealagents.api.requests import Named
+from tealagents.api.stretches import Stretch
+from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest, NotFound
 from tealagents.domain.models import ENDED, Approval, Caller
-from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
-from tealagents.state.submission import Key, NewMessage
-
-#: requests that are looked through for a message, where a client has missed so many
-MOST_MISSED = 50
-_INTERRUPT = re.compile(r"int_([0-9a-f-]{36})_\d+", re.ASCII)
+from tealagents.state.submission import Key
 
 
-async def run(exchange: Exchange, caller: Caller, given: Given) -> Response:
+async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     """One run of a thread."""
-    thread = await threads.find(exchange, caller, given.thread_id)
+    given = inputs.read(await exchange.body(request))
+    thread = await requests.named(exchange, caller, given.body.thread_id)
     fresh = await _fresh(thread, given)
     pause = await _answered(thread, given)
     if pause is not None and (pause.status == "pending" or not fresh):
-        view = await exchange.decide(caller, pause.request_id, _command(pause, given), streamed=True)
+        stretch = await stretches.decided(exchange, caller, pause, _answers(pause, given), streamed=True)
         if not fresh:
-            return await _stream(thread, given, view, view.record.approvals.index(pause.approval_id) + 2)
-        await requests.settled(exchange, view)  # the answers come first, and then what was said besides
-        thread = await threads.find(exchange, caller, given.thread_id)
-    key = key_of(f"ag-ui\0{given.thread_id}\0{given.run_id}", [said.mark for said in given.last])
-    if (first := await _first(thread, given, key)) is not None:
-        return await _stream(thread, given, first, 1)
-    return await (_send(thread, given, fresh, key) if fresh else _join(thread, given))
+            return await _stream(exchange, given, stretch)
+        await requests.settled(exchange, stretch.view)  # the answers first, then what was said besides
+        thread = await requests.named(exchange, caller, given.body.thread_id)
+    key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
+    first = await requests.under(exchange, caller, key)
+    if first is None:
+        return await (_send(thread, given, fresh, key) if fresh else _join(thread, given))
+    if not given.last.keys() <= set(first.record.client.get("messages", ())):
+        raise IdempotencyKeyReused(**first.record.ids)
+    return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
 
 
-async def _fresh(thread: Thread, given: Given) -> Sequence[Said]:
+async def _fresh(thread: Named, given: Given) -> Sequence[str]:
     """The messages that are new; or the last one once more, where its request ended without an answer."""
-    head, marks = thread.head, [said.mark for said in given.last]
-    if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == _seen(given)):
-        return given.last
+    head, marks = thread.head, list(given.last)
+    if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == given.seen):
+        return marks
     known: dict[str, bool] = {}
-    left = MOST_MISSED
     async with aclosing(requests.of_task(thread.exchange, thread.partition, head)) as newest_first:
         async for record in newest_first:
-            left -= 1
-            if record.request_id == _seen(given) or known.keys() >= set(marks) or not left:
+            if record.request_id == given.seen or known.keys() >= set(marks):
                 break
             unanswered = record.status in ("Failed", "Canceled")
             known = {**dict.fromkeys(record.client.get("messages", ()), unanswered), **known}
-    fresh = [said for said in given.last if said.mark not in known]
-    return given.last[-1:] if not fresh and marks and known[marks[-1]] else fresh
+    fresh = [mark for mark in marks if mark not in known]
+    return marks[-1:] if not fresh and marks and known[marks[-1]] else fresh
 
 
-def _seen(given: Given) -> str | None:
-    """The request whose answer the client has seen last."""
-    return threads.request_of(given.shown[-1])[0] if given.shown else None
-
-
-# --- pauses --------------------------------------------------------------------------------------
-
-
-async def _answered(thread: Thread, given: Given) -> Approval | None:
+async def _answered(thread: Named, given: Given) -> Approval | None:
     """The pause that an input answers: the pending one, or one that it answered before.
 
     Answers to what this thread never asked are passed over, as the protocol wants it; so is a pause that is
     over, where all of it is canceled.
     """
-    named = [found[1] for each in given.resume if (found := _INTERRUPT.fullmatch(each))]
-    pending = thread.head.pending if thread.head else None
-    for approval_id in [*([pending.approval_id] if pending else ()), *reversed(named)]:
+    interrupts = [parsed(each, "int") for each in given.resume]
+    named = [found for found, place in reversed(interrupts) if found is not None and place.isdecimal()]
+    pending = [thread.head.pending.approval_id] if thread.head and thread.head.pending else []
+    for approval_id in pending + named:
         pause = await thread.pause(approval_id)
         if pause is None:
             continue
         if approval_id in named and (pause.status in ("pending", "decided") or any(given.resume.values())):
             return pause
-        if pause.status == "pending" and _outputs(pause, given):
+        if pause.status == "pending" and _answers(pause, given):
             return pause
     return None
 
 
-def _outputs(pause: Approval, given: Given) -> list[CallDecision]:
-    """What the page's own tools have returned."""
-    found = ((call, given.outputs.get(threads.call_id(pause.request_id, call.id))) for call in pause.calls)
-    return [
-        CallDecision(call.id, output=of[0], is_error=of[1]) for call, of in found if of and call.by_client
-    ]
-
-
-def _command(pause: Approval, given: Given) -> Command:
-    """All that a pause waits for, decided; `ApprovalPending` where something is left out."""
-    decisions, reasons = _outputs(pause, given), []
+def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
+    """What answers the calls of a pause: outputs of the page's own tools, and decisions of the others."""
+    found: dict[int, CallAnswer] = {}
     for n, call in enumerate(pause.calls):
-        identity = threads.interrupt_id(pause.approval_id, n)
-        if not call.by_client and identity in given.resume:
-            answer = given.resume[identity]
-            action, arguments = (answer.action, answer.arguments) if answer else ("reject", None)
-            decisions.append(CallDecision(call.id, action, arguments))
-            reasons += [answer.reason] if answer and answer.reason else []
-    if len(decisions) < len(pause.calls):
-        raise ApprovalPending(approval_id=pause.approval_id, request_id=pause.request_id)
-    reason = "; ".join(reasons) or None
-    return Command(decisions=tuple(decisions), approval_id=pause.approval_id, reason=reason)
+        if call.by_client and (output := given.outputs.get(made("call", pause.request_id, call.id))):
+            found[n] = output
+        elif not call.by_client and (name := made("int", pause.approval_id, n)) in given.resume:
+            found[n] = given.resume[name] or CallAnswer(action="reject")
+    return found
 
 
-# --- messages ------------------------------------------------------------------------------------
-
-
-async def _first(thread: Thread, given: Given, key: Key) -> RequestView | None:
-    """The request that the same runId began before."""
-    view = await requests.under(thread.exchange, thread.caller, key)
-    if view is None:
-        return None
-    if not {said.mark for said in given.last} <= set(view.record.client.get("messages", ())):
-        raise IdempotencyKeyReused(**view.record.ids)
-    return view
-
-
-async def _send(thread: Thread, given: Given, fresh: Sequence[Said], key: Key) -> Response:
+async def _send(thread: Named, given: Given, fresh: Sequence[str], key: Key) -> Response:
     """Continues the thread with what is new, or begins it with all that is there."""
-    exchange, new = thread.exchange, thread.head is None
-    items = tuple(item for said in fresh for item in said.items)
+    exchange, message = thread.exchange, given.message
+    items = tuple(item for mark in fresh for item in given.last[mark])
     if not items:
         raise InvalidRequest("messages", "must end in a text or an image of the user")
-    message = NewMessage(
-        items=items,
-        task_id=None if new else thread.task_id,
-        new_task_id=thread.task_id if new else None,
-        earlier=given.earlier if new else (),
-        instructions=given.instructions,
-        user_context=given.context,
-        client_tools=given.tools,
-        client={"messages": [said.mark for said in given.last], "seeded": new and bool(given.earlier)},
-    )
+    if thread.head is None:
+        client = {**message.client, "seeded": bool(message.earlier)}
+        message = replace(message, items=items, new_task_id=thread.task_id, client=client)
+    else:
+        message = replace(message, items=items, task_id=thread.task_id, earlier=())
     try:
-        view = await exchange.submit(thread.caller, message, key, streamed=True)
-    except RequestInProgress as error:
-        view = await exchange.request(thread.caller, error.ids["request_id"])
+        view = await requests.submitted(exchange, thread.caller, message, key, streamed=True)
     except AlreadyExists:  # another run of the new thread was quicker
-        thread = await threads.find(exchange, thread.caller, given.thread_id)
+        thread = await requests.named(exchange, thread.caller, given.body.thread_id)
         if thread.head is None:
             raise NotFound("The thread has expired. Begin another.", task_id=thread.task_id) from None
         return await _send(thread, given, fresh, key)
-    return await _stream(thread, given, view, 1)
+    return await _stream(exchange, given, await stretches.cut(exchange, view, 1))
 
 
-# --- answering -----------------------------------------------------------------------------------
-
-
-async def _stream(
-    thread: Thread, given: Given, view: RequestView, number: int, *, joins: bool = False
-) -> Response:
+async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: bool = False) -> Response:
     """The events of a stretch; behind the messages that it goes on from, where the client has others."""
-    exchange, record = thread.exchange, view.record
-    stretch = await stretches.cut(exchange, view, number)
-    ours = [place for owner, place in map(threads.request_of, given.shown) if owner == record.request_id]
+    record, first = stretch.record, stretch.number == 1
+    ours = [place for owner, place in given.shown if owner == record.request_id]
     partly = any(not place.isdecimal() or int(place) > stretch.after for place in ours)
-    before = record.request_id if number > 1 else None if record.client.get("seeded") else record.parent
-    unseen = number == 1 and bool(given.resume or given.outputs)  # what came of the answers
-    behind = joins or partly or unseen or _seen(given) != before
+    before = record.request_id if not first else None if record.client.get("seeded") else record.parent
+    unseen = first and bool(given.resume or given.outputs)  # what came of the answers
+    behind = joins or partly or unseen or given.seen != before
     messages = await transcripts.before(exchange, stretch) if behind else None
-    folded = fold.Fold(given, record.ids, stretch.before, messages)
-    return exchange.stream(view, folded, folded.failed, events=stretches.recorded(exchange, stretch))
+    return stretches.stream(exchange, stretch, fold.Fold(given, record.ids, stretch.before, messages))
 
 
-async def _join(thread: Thread, given: Given) -> Response:
+async def _join(thread: Named, given: Given) -> Response:
     """What there is, for a page that has nothing to say: all messages, and the run under way."""
     exchange, head, caller = thread.exchange, thread.head, thread.caller
     if head is None:
@@ -185,9 +132,9 @@ async def _join(thread: Thread, given: Given) -> Response:
             raise InvalidRequest("messages", "must end in a message of the user: the thread is new")
     if head is not None and head.running is not None:
         view = await exchange.request(caller, head.running.request_id)
-        return await _stream(thread, given, view, len(view.record.approvals) + 1, joins=True)
+        return await _stream(exchange, given, await stretches.cut(exchange, view), joins=True)
     pause = await thread.pause(head.pending.approval_id) if head and head.pending else None
     messages = await transcripts.messages(exchange, thread.partition, head) if head else []
-    ids = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
-    body = fold.started(given, ids, messages) + fold.finished(given, fold.outcome_of(pause))
+    known = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
+    body = fold.started(given, known, messages) + fold.finished(given, fold.outcome_of(pause))
     return Response(body, media_type="text/event-stream", headers={"cache-control": "no-store"})

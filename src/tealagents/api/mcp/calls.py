@@ -14,7 +14,7 @@ from starlette.requests import Request
 from tealagents.api import gate, requests
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.mcp import documents, pauses, tools
-from tealagents.domain.errors import RequestInProgress, TealError
+from tealagents.domain.errors import TealError
 from tealagents.domain.events import Recorded, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
@@ -69,10 +69,7 @@ class _Call:
             request_id, command = tools.decided(arguments)
             return await self._decided(await self._own(request_id), command)
         message, key = tools.message(arguments)
-        try:
-            return await self._exchange.submit(self._caller, message, key, streamed=self._streamed)
-        except RequestInProgress as error:
-            return await self._own(error.ids["request_id"])
+        return await requests.submitted(self._exchange, self._caller, message, key, streamed=self._streamed)
 
     async def _answered(self, state: str) -> Result:
         """The call again, with the user's answers. Its state names what the caller may name anyway."""

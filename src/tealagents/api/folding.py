@@ -1,0 +1,102 @@
+"""The fold that protocols have in common: what each event means, for one that says what it shows of it.
+
+Pure: the same events give the same frames, live and replayed.
+"""
+
+from tealagents.domain.errors import TealError
+from tealagents.domain.events import (
+    Canceled,
+    Completed,
+    Event,
+    Failed,
+    Paused,
+    Recorded,
+    Started,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
+from tealagents.domain.models import Approval, Failure, Outcome, ToolCall
+
+
+class EventFold:
+    """Takes the events of a request, or of a part of it, in order; a protocol overrides what it shows.
+
+    A model that does not stream says its answer with the end: it comes as text before `completed`. What the
+    viewer may not see is passed over.
+    """
+
+    def __init__(self, *opening: bytes) -> None:
+        """`opening` comes before the frames of the first event."""
+        #: what is sent of the event under way, and its number
+        self.frames = list(opening)
+        self.event_id = 0
+        #: whether there was text since the last call of a tool
+        self.said = False
+
+    def __call__(self, recorded: Recorded) -> bytes:
+        """The frames of one event."""
+        self.event_id = recorded.id
+        self.take(recorded.event)
+        frames, self.frames = b"".join(self.frames), []
+        return frames
+
+    def failed(self, error: TealError) -> bytes:
+        """The frames of an error that is no part of what was recorded: the end cannot be reported."""
+        self.ended(Failure(error.code, error.detail), canceled=False)
+        return b"".join(self.frames)
+
+    def take(self, event: Event) -> None:
+        match event:
+            case TextDelta(text, refusal):
+                self.say(text, refusal=refusal)
+            case Started(status):
+                self.started(status)
+            case ToolCalled(call):
+                self.end_text()
+                self.called(call)
+            case ToolReturned():
+                self.returned(event)
+            case Paused(approval) if approval is not None:
+                self.end_text()
+                self.paused(approval)
+            case Completed(outcome) if outcome is not None:
+                if outcome.output and not self.said:
+                    self.say(outcome.output, refusal=outcome.finish_reason == "refusal")
+                self.completed(outcome)
+            case Failed(failure) | Canceled(failure):
+                self.ended(failure, canceled=isinstance(event, Canceled))
+
+    def say(self, text: str, *, refusal: bool = False) -> None:
+        self.text(text, refusal=refusal)
+        self.said = True
+
+    def end_text(self) -> None:
+        """Nothing follows on the text so far: calls, a pause or the end."""
+        if self.said:
+            self.said = False
+            self.text_ended()
+
+    def started(self, status: str) -> None:
+        """It has begun, or waits its turn (`Queued`)."""
+
+    def text(self, text: str, *, refusal: bool) -> None:
+        """Some text; `said` tells whether it continues what came before it."""
+
+    def text_ended(self) -> None:
+        """The text so far is whole."""
+
+    def called(self, call: ToolCall) -> None:
+        """A tool of the service is about to run."""
+
+    def returned(self, event: ToolReturned) -> None:
+        """A tool has run."""
+
+    def paused(self, approval: Approval) -> None:
+        """Decisions are waited for."""
+
+    def completed(self, outcome: Outcome) -> None:
+        """The answer is whole."""
+
+    def ended(self, failure: Failure, *, canceled: bool) -> None:
+        """There will be no answer."""
