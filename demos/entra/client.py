@@ -28,7 +28,7 @@ def attempt(who: str, bearer: str, task_id: str) -> None:
 alice = token("alice")
 with Client(url, token=alice) as agent:
     answer = agent.send("My name is Alice.")
-    print("alice is told:", answer.output)
+    print("alice reads:", answer.output)
 
 attempt("alice", alice, answer.task_id)
 attempt("bob", token("bob"), answer.task_id)

@@ -170,7 +170,7 @@ def _measured(store: Store) -> Store:
 
 
 def observer_of(config: ServiceConfig) -> Observer:
-    """What is told of requests, model calls and tool calls."""
+    """What observes requests, model calls and tool calls."""
     if not config.telemetry.metered:
         return LoggedRequests()
     from tealagents.telemetry.observing import OpenTelemetryObserver

@@ -151,7 +151,7 @@ def load(
     if file is None or auth is None:
         raise loading.refused()
     if auth.provider == GATEWAY:
-        message = "gateway is for skagents files only: tasks have owners, who are told apart by their tokens"
+        message = "gateway is for skagents files only: tasks have owners, who are identified by their tokens"
         problems.append(document.problem((*AUTH, "provider"), message))
     for name in ("types_module", "gateway_secret"):
         if getattr(loading.settings, name) is not None:

@@ -64,7 +64,7 @@ class RequestWatch:
 
 
 class Observer:
-    """Hears of requests, model calls and tool calls, and keeps the ids of the current one at hand."""
+    """Observes requests, model calls and tool calls, and keeps the ids of the current one at hand."""
 
     @contextmanager
     def request(self, request: RequestRecord) -> Iterator[RequestWatch]:

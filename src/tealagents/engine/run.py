@@ -275,7 +275,7 @@ class Run:
         await self._end("Failed", _stored(error), SERVICE, error)
 
     async def _end(self, status: Status, failure: Failure, actor: str, error: TealError) -> None:
-        """The request ends without an answer; `error` is what context providers hear of it."""
+        """The request ends without an answer; `error` is what context providers are given."""
         self._over = True
         if self._turn is not None:
             self._recorder.noted(await self._turn.failed(self._recorder.response, error))

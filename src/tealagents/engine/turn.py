@@ -36,7 +36,7 @@ from tealagents.state.memories import Memory
 from tealagents.threads.context import Gathered, Invocation, Providers
 from tealagents.threads.views import Part, Report, Upcoming
 
-#: seconds that context providers get, in all, to hear of a request that failed
+#: seconds that context providers get, in all, to handle a request that failed
 LAST_WORDS_SECONDS = 2.0
 
 

@@ -87,7 +87,7 @@ class _Wanted:
 
 
 class LinkedWatches(Watches):
-    """The watches of a store that hears of commits through a server.
+    """The watches of a store that is notified of commits by a server.
 
     `name` makes a topic's name on the wire, `channel` the channel that this name is sent to.
     """

@@ -20,7 +20,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0
 
 
 class HttpRequests:
-    """ASGI middleware: tells of every request but the probes, whatever the protocol."""
+    """ASGI middleware: observes every request except probes, whatever the protocol."""
 
     def __init__(self, app: ASGIApp, *, probes: str, traced: bool) -> None:
         self._app = app

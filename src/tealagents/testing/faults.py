@@ -2,7 +2,7 @@
 
     async with FaultProxy("127.0.0.1", 5432) as proxy:
         store = plain_store(proxy.url_for("postgresql://user@127.0.0.1:5432/db"))
-        proxy.faults = Faults(drop_replies=True)      # the server acts, and no client hears of it
+        proxy.faults = Faults(drop_replies=True)      # the server acts, and no client gets a reply
 
 `proxy.faults` holds for every connection, `connection.faults` for one of them, and both may be changed while
 bytes are passing. `proxy.chaos(seed=…, rate=…)` breaks chunks at random, the same way for the same seed and

@@ -63,7 +63,7 @@ class AppV3:
             docs_url=None,  # FastAPI's own page loads its scripts from another host
             redoc_url=None,
             redirect_slashes=False,
-            # the host tells of requests, whatever the protocol
+            # the host observes requests, whatever the protocol
             telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         )
         app.state.exchange = exchange

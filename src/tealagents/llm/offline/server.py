@@ -193,7 +193,7 @@ def _run(listener: _Listener, started: "Future[None]", ended: "Future[None]") ->
     try:
         with asyncio.Runner(loop_factory=listener.loop_factory()) as runner:
             runner.run(listener.serve(lambda: started.set_result(None)))
-    except BaseException as error:  # noqa: BLE001  who waits for the thread is told, whatever it was
+    except BaseException as error:  # noqa: BLE001  raised again in the thread that waits for this one
         (ended if started.done() else started).set_exception(error)
     else:
         ended.set_result(None)
