@@ -175,7 +175,10 @@ OWN: dict[str, list[Recipe]] = {
     ],
     "GET /tasks/{task_id}/trace": [_get(lambda e: f"/tasks/{e.task}/trace")],
     "GET /tasks/{task_id}/audit": [_get(lambda e: f"/tasks/{e.task}/audit")],
-    "GET /tasks/{task_id}/checkpoints": [_get(lambda e: f"/tasks/{e.task}/checkpoints")],
+    "GET /tasks/{task_id}/checkpoints": [
+        _get(lambda e: f"/tasks/{e.task}/checkpoints"),
+        _get(lambda e: f"/tasks/{e.task}/checkpoints", parents="true"),
+    ],
     "POST /tasks/{task_id}/rollback": [
         lambda e: Call("POST", f"/tasks/{e.task}/rollback", {"checkpoint_id": e.first})
     ],
@@ -189,6 +192,14 @@ OWN: dict[str, list[Recipe]] = {
     "GET /requests/{request_id}": [
         _get(lambda e: f"/requests/{e.last}"),
         _get(lambda e: f"/requests/{e.paused}"),
+    ],
+    "GET /requests/{request_id}/prompt": [
+        _get(lambda e: f"/requests/{e.last}/prompt"),
+        _get(lambda e: f"/requests/{e.paused}/prompt", limit="1"),
+    ],
+    "GET /requests/{request_id}/approvals/{approval_id}": [
+        _get(lambda e: f"/requests/{e.paused}/approvals/{e.approval}"),
+        _get(lambda e: f"/requests/{e.asked}/approvals/{e.asked_approval}"),
     ],
     "GET /requests/{request_id}/events": [
         _get(lambda e: f"/requests/{e.last}/events"),

@@ -150,6 +150,46 @@ def pauses() -> str:
 
 
 @scenario
+def insight() -> str:
+    with exchange(AGAIN, auth=PEOPLE) as (at, _):
+        at.note("what a pause asks for")
+        paused = pause(at, f"{LOOK} and {GOVERNED}", user_context={"city": "Oslo"})
+        request, task = paused["request_id"], paused["task_id"]
+        shown = f"/requests/{request}/approvals/{paused['approval_id']}"
+        for user in ("ada", "boss", "eye", "eve"):
+            at.get(shown, user=user)
+        at.get(f"/requests/{request}/approvals/{NOTHING}")
+        at.get(f"/requests/{NOTHING}/approvals/{paused['approval_id']}")
+        at.get(f"/requests/{request}/approvals/x")
+        at.note("what the model was sent")
+        at.post(f"/requests/{request}/resume", json={"action": "approve"})
+        first = at.quiet(f"/tasks/{task}/trace")["items"][0]["step_id"]
+        at.get(f"/requests/{request}/prompt")
+        at.get(f"/requests/{request}/prompt?step_id={first}&limit=1")
+        at.get(f"/requests/{request}/prompt?step_id={first}&limit=1&cursor=1", user="eye")
+        for query in (f"?step_id={NOTHING}", "?step_id=x", "?cursor=x"):
+            at.get(f"/requests/{request}/prompt{query}")
+        for user in ("boss", "eve"):
+            at.get(f"/requests/{request}/prompt", user=user)
+        at.note("the tree of checkpoints")
+        at.post("", json=text("and now?", task_id=task))
+        at.get(f"/tasks/{task}/checkpoints?parents=true")
+        at.get(f"/tasks/{task}/checkpoints?parents=perhaps")
+        at.note("who is asking, and the tasks of the tenant")
+        for user in ("ada", "boss", "eye"):
+            at.get("/me", user=user)
+        at.post("", json=text("hello", metadata={"team": "north"}), user="eve")
+        at.get("/tenant/tasks", user="eye")
+        at.get("/tenant/tasks?metadata=team:north", user="eye")
+        at.get("/tenant/tasks?oid=ada&status=Completed", user="eye")
+        for query in ("cursor=x", "metadata=team", "status=Done"):
+            at.get(f"/tenant/tasks?{query}", user="eye")
+        at.get("/tenant/tasks")
+        at.get("/tenant/tasks", user="boss")
+        return at.text
+
+
+@scenario
 def approvers() -> str:
     with exchange(AGAIN, auth=PEOPLE) as (at, _):
         paused = pause(at)

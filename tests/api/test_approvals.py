@@ -107,6 +107,33 @@ def test_a_governed_call_pauses_and_is_shown_whole(
     assert task["approval_id"] == content["approval_id"]
 
 
+def test_a_pause_is_read_with_the_schemas_of_its_tools(
+    ada: httpx.Client, boss: httpx.Client, file: Path
+) -> None:
+    """So that arguments can be edited in a form: by the owner, and by approvers."""
+    content = send(ada, call("Work-write", file=str(file), line="one"))["content"]
+    where = f"/requests/{content['request_id']}/approvals/{content['approval_id']}"
+    for client in (ada, boss):
+        document = client.get(where).raise_for_status().json()
+        [listed] = [
+            item
+            for item in client.get("/approvals").json()["items"]
+            if item["approval_id"] == content["approval_id"]
+        ]
+        [shown] = document["tool_calls"]
+        tool = {name: shown.pop(name) for name in ("description", "parameters")}
+        assert document == listed
+        assert tool["parameters"]["type"] == "object"
+        assert tool["parameters"]["required"] == ["file", "line"]
+        assert {name: of["type"] for name, of in tool["parameters"]["properties"].items()} == {
+            "file": "string",
+            "line": "string",
+        }
+    decide = f"/requests/{content['request_id']}/resume"
+    ada.post(decide, json={"action": "reject"}).raise_for_status()
+    assert ada.get(where).json()["status"] == "decided"
+
+
 def test_the_urls_of_a_pause_decide_it_as_they_stand(
     ada: httpx.Client, service: ServiceThread, file: Path
 ) -> None:

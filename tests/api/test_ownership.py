@@ -96,6 +96,8 @@ def town() -> Iterator[Town]:
 CASES = [(name, n) for name, recipes in RECIPES.items() for n in range(len(recipes))]
 #: those of v1alpha1, whose roles of auditor and approver are known nowhere else
 OWN_CASES = [case for case in CASES if case[0] in OWN]
+#: what an approver is shown of another's: the calls that wait for a decision
+SHOWN = {"GET /requests/{request_id}/approvals/{approval_id}"}
 #: routes that name nothing of anybody's: each caller sees what is theirs
 OWN_LISTS = {"GET /sessions", "GET /tasks", "GET /approvals", "GET /a2a/tasks"}
 #: routes that refuse every method but one, whoever calls
@@ -104,6 +106,9 @@ NAMELESS = (
     OWN_LISTS
     | NEVER
     | {
+        "GET /me",
+        # for auditors, which `test_an_auditor_finds_the_tasks_of_the_tenant` is about
+        "GET /tenant/tasks",
         "GET /openai/v1/models",
         "GET /openai/v1/models/{model}",
         "POST /openai/v1/conversations",
@@ -212,7 +217,7 @@ def test_an_auditor_reads_everything_of_the_tenant_and_changes_nothing(
     assert town.stored() == before
 
 
-@pytest.mark.parametrize(("route", "n"), OWN_CASES, ids=str)
+@pytest.mark.parametrize(("route", "n"), [case for case in OWN_CASES if case[0] not in SHOWN], ids=str)
 def test_an_approver_may_decide_and_nothing_else(town: Town, route: str, n: int) -> None:
     """A decision is answered with ids and status, never with content. covers: AUTH-3, HITL-1"""
     call = RECIPES[route][n](Estate.of(town.alice))
@@ -233,6 +238,64 @@ def test_an_approver_may_decide_and_nothing_else(town: Town, route: str, n: int)
     assert document.keys() == {"session_id", "task_id", "request_id", "status", "content"}
     assert document["status"] == "Completed"
     assert document["content"] is None
+
+
+@pytest.mark.parametrize(("route", "n"), [case for case in OWN_CASES if case[0] in SHOWN], ids=str)
+def test_an_approver_reads_the_calls_that_wait(town: Town, route: str, n: int) -> None:
+    """With their tools, and nothing else of the conversation."""
+    call = RECIPES[route][n](Estate.of(town.alice))
+    before = town.stored()
+    answer = call.by(town.approver)
+    assert answer.json() == call.by(town.alice).json()
+    (shown,) = answer.json().pop("tool_calls")
+    assert SECRET in shown["arguments"]
+    assert SECRET not in str({**answer.json(), "tool_calls": None})
+    assert town.stored() == before
+
+
+def test_an_auditor_finds_the_tasks_of_the_tenant(town: Town) -> None:
+    """Of all its owners, as each of them lists them, and of no other tenant; nobody else gets the list."""
+    # of others than the strangers, whose own lists other tests find empty
+    frank, namesake = town.client("frank"), town.client("frank", tid=OTHER_TENANT)
+    for client in (town.alice, frank, namesake):
+        Estate.of(client)
+    found: list[Json] = []
+    query = {"limit": "3"}
+    while True:
+        page = town.auditor.get("/tenant/tasks", params=query).raise_for_status().json()
+        assert len(page["items"]) <= 3
+        found += page["items"]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    owned = [
+        task
+        for client in (town.alice, frank)
+        for task in client.get("/tasks", params={"limit": "200"}).json()["items"]
+    ]
+    by_id = {str(task["task_id"]): task for task in found}
+    assert len(by_id) == len(found)
+    assert {str(task["task_id"]): task for task in owned}.items() <= by_id.items()
+    assert {task["owner"]["tid"] for task in found} == {TENANT}
+    for client in (town.alice, town.approver):
+        answer = client.get("/tenant/tasks")
+        problem(answer, 403, "insufficient_scope")
+        assert 'error="insufficient_scope"' in answer.headers["www-authenticate"]
+    elsewhere = town.foreign_auditor.get("/tenant/tasks").json()["items"]
+    assert {task["owner"]["tid"] for task in elsewhere} == {OTHER_TENANT}
+
+
+def test_each_caller_is_told_who_they_are(town: Town) -> None:
+    """By the ids that own what they make, and by the roles that the service grants."""
+    people = {
+        town.alice: ("alice", TENANT, []),
+        town.approver: ("carol", TENANT, ["approver"]),
+        town.auditor: ("dave", TENANT, ["auditor"]),
+        town.foreign_auditor: ("dave", OTHER_TENANT, ["auditor"]),
+    }
+    for client, (name, tid, roles) in people.items():
+        user = {"tid": tid, "oid": object_id(name)}
+        assert client.get("/me").json() == {"user": user, "roles": roles}
 
 
 @pytest.mark.parametrize("route", sorted(OWN_LISTS))

@@ -58,7 +58,7 @@ class World:
 
     def target(self, operation: str) -> Json:
         """What an operation is about: something of its own where it will not be there any more."""
-        if operation.startswith("resume_"):
+        if operation.startswith("resume_") or operation == "get_approval":
             if not self._paused or self._rng.random() < 0.5:
                 self._paused.append(self._new('call Shell-delete {"path": "/x"}'))
             return self._paused[-1]
@@ -82,7 +82,7 @@ class World:
         target = self.target(operation)
         for name, value in (case.path_parameters or {}).items():
             if _is_id(value):
-                case.path_parameters[name] = target[name]
+                case.path_parameters[name] = self._named(target, name)
         for name in ("session_id", "checkpoint_id", "approval_id"):
             if _is_id((case.query or {}).get(name)):
                 case.query[name] = self._named(target, name)
@@ -144,7 +144,8 @@ def service() -> Iterator[ServiceThread]:
         "TA_PLUGIN_MODULE": str(HERE / "custom_plugins.py"),
         "TA_PLUGIN_CATALOG_FILE": str(HERE / "catalogue.json"),
     }
-    with offline_service(env=tools, agent={"plugins": ["Shell"]}) as (running, _):
+    people = {"provider": "mock", "options": {"auditor_users": ["ada"]}}
+    with offline_service(env=tools, agent={"plugins": ["Shell"]}, auth=people) as (running, _):
         yield running
 
 

@@ -223,6 +223,34 @@ def test_editing_is_forking_before(ada: httpx.Client) -> None:
 # --- export and import ----------------------------------------------------------------------------
 
 
+def test_checkpoints_name_their_parents(ada: httpx.Client) -> None:
+    """So that they make a tree, whatever page they are on; also in a fork, and behind an import."""
+    task, (one, two, three) = introduced(ada, "Ada", "Eve", "Ida")
+    rollback(ada, task, one).raise_for_status()
+    four = say(ada, "My name is Uma.", task)["request_id"]
+    rollback(ada, task, two).raise_for_status()
+    five = say(ada, "My name is Zoe.", task)["request_id"]
+    tree = {one: None, two: one, three: two, four: one, five: two}
+    assert parents(ada, task) == tree
+    assert all("parent_id" not in each for each in checkpoints(ada, task))
+    moved(ada, task)
+    assert parents(ada, task) == tree
+    copied = parents(ada, fork(ada, task).json()["task_id"])
+    assert list(copied.values()) == [*list(copied)[1:], None]
+
+
+def parents(client: httpx.Client, task: str) -> dict[str, str | None]:
+    """The parent of each checkpoint, newest first, read one by one."""
+    found: dict[str, str | None] = {}
+    cursor: str | None = ""
+    while cursor is not None:
+        query = {"parents": "true", "limit": "1"} | ({"cursor": cursor} if cursor else {})
+        page = client.get(f"/tasks/{task}/checkpoints", params=query).raise_for_status().json()
+        found |= {each["checkpoint_id"]: each["parent_id"] for each in page["items"]}
+        cursor = page["next_cursor"]
+    return found
+
+
 def moved(ada: httpx.Client, task: str) -> tuple[Json, Json]:
     """A task's document, and that of the same task after it was deleted and imported again."""
     document = ada.get(f"/tasks/{task}/export").raise_for_status().json()

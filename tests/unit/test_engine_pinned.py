@@ -60,8 +60,11 @@ async def test_a_tool_that_changed_after_it_was_shown_is_asked_about_again(
         paused = await here.ask()
         shown = await approval_of(here, paused)
         assert [call.pinned for call in shown.calls] == [digest_of_tool(tool.spec)]
+        toolbox = here.service.agent.toolbox
+        assert toolbox.as_shown(shown.calls[0]) == tool.spec
         if not restarted:
             changes(tool)  # type: ignore[operator]
+            assert toolbox.as_shown(shown.calls[0]) is None
             again = await approve(here, paused)
             await check(here, again, ran)
     if restarted:

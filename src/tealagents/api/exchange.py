@@ -24,11 +24,12 @@ from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Recorded, redacted
-from tealagents.domain.models import Caller, ClientTool, Failure, Head, Json, RequestRecord
-from tealagents.domain.ports import Authenticator
+from tealagents.domain.models import Approval, Caller, ClientTool, Failure, Head, Json, RequestRecord
+from tealagents.domain.ports import Authenticator, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
+from tealagents.engine.reconstruction import Reconstruction, SentPrompt
 from tealagents.engine.service import Sent, Service
 from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import canonical
@@ -42,6 +43,7 @@ from tealagents.state.importing import TaskImporter
 from tealagents.state.owner_directory import Kind
 from tealagents.state.submission import Earlier, Key, NewMessage
 from tealagents.state.tasks import Tasks
+from tealagents.state.tenants import TenantTasks
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,13 @@ class RequestView(Struct, frozen=True, kw_only=True):
         return Failure(error.code, f"The request ended {self.record.status}. Its owner can read why.")
 
 
+class ShownApproval(Struct, frozen=True):
+    """A pause, and by the ids of its calls what is known of their tools: as they were when it was shown."""
+
+    approval: Approval
+    tools: Mapping[str, ToolSpec]
+
+
 class Exchange:
     """One agent, as protocols talk to it."""
 
@@ -103,6 +112,10 @@ class Exchange:
     @property
     def tasks(self) -> Tasks:
         return self.service.tasks
+
+    @property
+    def tenant_tasks(self) -> TenantTasks:
+        return TenantTasks(self.service.records, self.catalog)
 
     @property
     def history(self) -> History:
@@ -246,11 +259,27 @@ class Exchange:
 
     # --- reading ---------------------------------------------------------------------------------
 
+    async def approval(self, caller: Caller, request_id: str, approval_id: str) -> ShownApproval:
+        """A pause that the caller may read or decide, with the tools of its calls. `NotFound`, `NotOwner`."""
+        tasks = self.tasks
+        partition = await owner_directory.locate(
+            tasks.directory, tasks.records, caller, keys.request, request_id, reading=True, deciding=True
+        )
+        approval = await self.catalog.approval(partition, request_id, approval_id)
+        toolbox = self.agent.toolbox.of(approval.owner)
+        shown = {call.id: toolbox.as_shown(call) for call in approval.calls}
+        return ShownApproval(approval, {name: spec for name, spec in shown.items() if spec is not None})
+
     async def request(self, caller: Caller, request_id: str) -> RequestView:
         """A request that the caller may read. `NotFound`, `NotOwner`."""
         partition = await self.locate(caller, keys.request, request_id, reading=True)
         record = (await self.tasks.request(partition, request_id)).value
         return RequestView(record=record, partition=partition, caller=caller, own=True)
+
+    async def prompt(self, caller: Caller, request_id: str, step_id: str | None) -> SentPrompt:
+        """What a call of the model was sent, in a request that the caller may read."""
+        view = await self.request(caller, request_id)
+        return await Reconstruction(self.agent, self.tasks).prompt(view.partition, view.record, step_id)
 
     def replay(self, view: RequestView, *, after: int) -> RequestView | None:
         """The part of a request behind an event; None where it has ended before. `NotFound`: forgotten."""

@@ -10,6 +10,7 @@
 `loop`           model call, tool round, model call, … as one generator that persists nothing
 `toolbox`        the tools one agent has, and how one call is made safely
 `prompt`         what the model is sent
+`reconstruction` what a call of the model was sent, put together again from what is stored
 `approvals`      decisions on pauses
 `following`      the events of a request, from memory or from the log
 `admission`      how many requests at once, and draining

@@ -275,6 +275,12 @@ class Toolbox:
             return replace(call, pinned="")
         return replace(call, pinned=digest_of_tool(tool.spec))
 
+    def as_shown(self, call: ToolCall) -> ToolSpec | None:
+        """The tool of a call that was shown for approval; None where none is known that is the same still."""
+        tool = self.find(call.tool)
+        same = tool is not None and call.pinned and digest_of_tool(tool.spec) == call.pinned
+        return tool.spec if tool is not None and same else None
+
     def check(self, name: str, arguments: Json) -> None:
         """`ToolFailed` where the tool knows already that it would refuse these arguments."""
         tool = self.find(name)

@@ -21,6 +21,7 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `streams`      a request's stream events, kept for replay
 `memories`     what context providers remember of a user
 `catalog`      lists of sessions, tasks and approvals
+`tenants`      the tasks of a whole tenant, for its auditors
 `copying`      a task in the making, written head last; used by the next two
 `forking`      a new task with the history of another one
 `importing`    a task from its document; `exporting`: a task as its document

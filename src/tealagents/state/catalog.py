@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from tealagents.domain.errors import CorruptState, NotFound
-from tealagents.domain.models import Approval, Deleting, Head, Session, User
+from tealagents.domain.models import Approval, Deleting, Head, RequestRecord, Session, User
 from tealagents.domain.ports import Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
@@ -91,6 +91,18 @@ class Catalog:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         return found
 
+    async def parents(self, partition: str, task_id: str, names: Sequence[str]) -> dict[str, str | None]:
+        """The checkpoint that each of these completed requests of a task continued; None for a first one."""
+        found: dict[str, str | None] = {}
+        read = await self._read(partition, [*map(keys.request, names)])
+        for name, record in zip(names, read, strict=True):
+            key = keys.request(name)
+            stored = await self._records.whole(partition, key, _readable(record), RequestRecord)
+            if stored is None:
+                raise CorruptState(key, "is missing", task_id=task_id)
+            found[name] = stored.value.parent
+        return found
+
     async def approvals(
         self, partition: str, *, status: str | None, cursor: str | None, limit: int
     ) -> CatalogPage:
@@ -112,6 +124,16 @@ class Catalog:
             else:
                 pauses += await self._approvals(self._records.partition(owner), [name], status)
         return CatalogPage(pauses, found[limit - 1][0] if len(found) > limit else None)
+
+    async def approval(self, partition: str, request_id: str, approval_id: str) -> Approval:
+        """One pause of a request, as it stands."""
+        (record,) = await self._records.store.read(partition, [keys.approval(approval_id)])
+        found = await self._approval(partition, approval_id, record)
+        if found is None or found.request_id != request_id:
+            raise NotFound(
+                f"The request {request_id} has no pause {approval_id}. Check the ids.", request_id=request_id
+            )
+        return found
 
     async def _approvals(self, partition: str, names: Sequence[str], status: str | None) -> list[object]:
         found: list[object] = []

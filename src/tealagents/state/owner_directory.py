@@ -181,18 +181,20 @@ async def locate(
     identifier: str,
     *,
     reading: bool = False,
+    deciding: bool = False,
 ) -> str:
     """The partition that holds a record the caller may use.
 
     `kind` is the key function of the record (`keys.task`, …). With `reading`, an auditor may use records of
-    others in the tenant. Raises `NotOwner` for another's record and `NotFound` for one that is not there.
+    others in the tenant, with `deciding` an approver. Raises `NotOwner` for another's record and `NotFound`
+    for one that is not there.
     """
     own = records.partition(caller.user)
     key = kind(identifier)
     (record,) = await records.store.read(own, [key])
     if record is not None:
         return own
-    return await foreign(directory, records, caller, kind, identifier, reading=reading)
+    return await foreign(directory, records, caller, kind, identifier, reading=reading, deciding=deciding)
 
 
 async def foreign(
@@ -203,12 +205,14 @@ async def foreign(
     identifier: str,
     *,
     reading: bool = False,
+    deciding: bool = False,
 ) -> str:
     """As `locate`, for an id that is not in the caller's own partition."""
     owner = await directory.owner_of(identifier, kind(identifier))
     word = _WORDS[kind]
     if owner is None or owner == caller.user:
         raise NotFound(f"There is no {word} {identifier}. Check the id; it may have been deleted or expired.")
-    if reading and caller.auditor and owner.tid == caller.user.tid:
+    allowed = (reading and caller.auditor) or (deciding and caller.approver)
+    if allowed and owner.tid == caller.user.tid:
         return records.partition(owner)
     raise NotOwner(f"The {word} {identifier} belongs to another user.")

@@ -74,7 +74,7 @@ class Summarize:
                     upcoming.memory[self.name] = known
                     fresh = fresh[:cut]
         if known:
-            yield Part(standing=_SUMMARY + str(known["text"]))
+            yield Part(standing=standing_text(str(known["text"])))
         for part in fresh:
             yield part
 
@@ -134,6 +134,11 @@ class Summarize:
             )
         )
         return text or None
+
+
+def standing_text(summary: str) -> str:
+    """What the model is sent of a summary."""
+    return _SUMMARY + summary
 
 
 def _line(message: Message, most: int) -> str:

@@ -31,6 +31,7 @@ from tealagents.api.v1alpha1 import (
     sessions,
     task_views,
     tasks,
+    tenant,
     time_travel,
 )
 from tealagents.domain import ids
@@ -75,6 +76,7 @@ class AppV3:
             time_travel,
             requests,
             approvals,
+            tenant,
             health,
             oauth,
         ):

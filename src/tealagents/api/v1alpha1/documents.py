@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tealagents.api.exchange import ShownApproval
 from tealagents.api.v1alpha1 import problems
 from tealagents.domain.models import (
     ENDED,
@@ -22,6 +23,8 @@ from tealagents.domain.models import (
     Usage,
     User,
 )
+from tealagents.domain.ports import ToolSpec
+from tealagents.engine.reconstruction import SentPart, SentPrompt
 from tealagents.state.catalog import Damaged
 from tealagents.state.decisions import shown_calls
 
@@ -177,6 +180,36 @@ def checkpoint(end: RequestEnd, current: str | None) -> Json:
     }
 
 
+def sent(prompt: SentPrompt, items: list[Json], cursor: int | None) -> Json:
+    """A page of what a call of the model was sent."""
+    step = prompt.step
+    return {
+        "request_id": step.request_id,
+        "step_id": step.step_id,
+        "model": step.name,
+        "parts_sent": prompt.parts_sent,
+        "gaps": list(prompt.gaps),
+        **page(items, cursor),
+    }
+
+
+def sent_part(part: SentPart, *, withheld: bool) -> Json:
+    of = message(part.message) if part.message is not None else {}
+    text = [] if withheld or not part.text else [{"content_type": "text", "content": part.text}]
+    return {
+        "origin": part.origin,
+        "role": part.role,
+        "message_id": of.get("message_id"),
+        "request_id": of.get("request_id"),
+        "items": of.get("items", text),
+        "tool_calls": of.get("tool_calls", []),
+        "tool_call_id": of.get("tool_call_id"),
+        "tool": of.get("tool"),
+        "altered": part.altered,
+        "withheld": withheld,
+    }
+
+
 def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
     """A pause in the inbox of `reader`; where to give consent is the owner's to know."""
     if isinstance(record, Damaged):
@@ -195,6 +228,20 @@ def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
         "tool_calls": shown_calls(record.calls),
         "decided_at": record.decided_at,
         "decided_by": user(record.decided_by) if record.decided_by else None,
+    }
+
+
+def approval_with_tools(shown: ShownApproval, prefix: str, reader: User) -> Json:
+    """One pause; of each call what its tool says of itself, so that its arguments can be edited."""
+    document = approval(shown.approval, prefix, reader)
+    calls = [{**call, **_tool(shown.tools.get(call["id"]))} for call in document["tool_calls"]]
+    return {**document, "tool_calls": calls}
+
+
+def _tool(spec: ToolSpec | None) -> Json:
+    return {
+        "description": spec.description if spec is not None else None,
+        "parameters": spec.parameters if spec is not None else None,
     }
 
 

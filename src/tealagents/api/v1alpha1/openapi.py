@@ -205,6 +205,7 @@ _TAGS = {
     "tasks": "Stateful jobs: history, trace, checkpoints, audit; forked, rolled back, moved, deleted",
     "requests": "Single invocations: read, followed, canceled",
     "approvals": "Pauses that wait for a decision",
+    "tenant": "Who the caller is, and what auditors see",
     "health": "Probes; no token needed",
 }
 

@@ -15,8 +15,15 @@ SessionId = Annotated[str, Path(description="The session", json_schema_extra=UUI
 TaskId = Annotated[str, Path(description="The task", json_schema_extra=UUID, examples=[ids.EXAMPLE])]
 RequestId = Annotated[str, Path(description="The request", json_schema_extra=UUID, examples=[ids.EXAMPLE])]
 
+ApprovalId = Annotated[str, Path(description="The pause", json_schema_extra=UUID, examples=[ids.EXAMPLE])]
+
 OfSession = Annotated[str | None, Query(description="Only those of this session", json_schema_extra=UUID)]
 OfCheckpoint = Annotated[str | None, Query(description="The path of this checkpoint", json_schema_extra=UUID)]
+
+OfStep = Annotated[
+    str | None, Query(description="The model call; the last one when left out", json_schema_extra=UUID)
+]
+WithParents = Annotated[bool, Query(description="Name the checkpoint that each one continued")]
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"
 _CURSOR = "The `next_cursor` of the page before"

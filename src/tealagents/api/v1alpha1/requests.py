@@ -1,4 +1,4 @@
-"""Reading, following and canceling requests."""
+"""Reading, following and canceling requests; and what the model was sent in them."""
 
 import re
 
@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
-from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier
+from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, number_cursor
 from tealagents.api.v1alpha1.messages import stream
-from tealagents.api.v1alpha1.parameters import RequestId
+from tealagents.api.v1alpha1.parameters import ApprovalId, Limit, OfStep, Position, RequestId
+from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 
 routes = APIRouter(prefix="/requests", tags=["requests"])
@@ -73,6 +74,58 @@ async def follow_request(request: Request, request_id: RequestId) -> Response:
     name = identifier(request, "request_id")
     view = exchange.replay(await exchange.request(caller, name), after=_position(request))
     return stream(exchange, view, {}) if view is not None else Response(status_code=204)
+
+
+@routes.get(
+    "/{request_id}/prompt",
+    operation_id="get_prompt",
+    summary="What the model was sent",
+    description=(
+        "The parts of one model call's prompt, oldest first, put together again from what is stored: `gaps` "
+        "says in what they are known to differ from what was sent. The system prompt is that of the agent as "
+        "it is configured now; its text is withheld where the console is not served. What the model was sent "
+        "of its tools is left out."
+    ),
+    response_model=schemas.SentPrompt,
+    responses=openapi.problem_responses(*READ_CODES),
+)
+async def get_prompt(
+    request: Request,
+    request_id: RequestId,
+    step_id: OfStep = None,
+    limit: Limit = 50,
+    cursor: Position = None,
+) -> Response:
+    exchange = exchange_of(request)
+    caller = await exchange.identify(request)
+    name = identifier(request, "request_id")
+    step = ids.canonical(step_id, "step_id") if step_id is not None else None
+    first = number_cursor(cursor)
+    prompt = await exchange.prompt(caller, name, step)
+    shown = prompt.parts[first : first + limit]
+    hidden = exchange.settings.console is None
+    items = [documents.sent_part(part, withheld=hidden and part.origin == "system_prompt") for part in shown]
+    after = first + limit
+    return json_response(documents.sent(prompt, items, after if after < len(prompt.parts) else None))
+
+
+@routes.get(
+    "/{request_id}/approvals/{approval_id}",
+    operation_id="get_approval",
+    summary="Read a pause with the tools of its calls",
+    description=(
+        "Yours, or with the approver or the auditor role one of the tenant. Each call has the description "
+        "and the JSON Schema of its tool as they were when it was shown; null where it has changed since."
+    ),
+    response_model=schemas.ApprovalWithTools,
+    responses=openapi.problem_responses(*READ_CODES),
+)
+async def get_approval(request: Request, request_id: RequestId, approval_id: ApprovalId) -> Response:
+    exchange = exchange_of(request)
+    caller = await exchange.identify(request)
+    name, approval = identifier(request, "request_id"), identifier(request, "approval_id")
+    shown = await exchange.approval(caller, name, approval)
+    return json_response(documents.approval_with_tools(shown, exchange.prefix, caller.user))
 
 
 @routes.post(

@@ -261,6 +261,15 @@ class ShownCall(BaseModel):
     arguments: str = Field(description="JSON text, exactly as it would run")
 
 
+class ShownCallWithTool(ShownCall):
+    """A call that waits, with its tool as it was when the call was shown."""
+
+    description: str | None = Field(description="What the tool says of itself; null where it is not known")
+    parameters: dict[str, Any] | None = Field(
+        description="JSON Schema of the arguments; null where the tool is another by now, or not known"
+    )
+
+
 class ApprovalContent(BaseModel):
     """What a paused request shows."""
 
@@ -429,6 +438,9 @@ class CheckpointDocument(BaseModel):
     request_id: Uuid
     created_at: datetime
     current: bool
+    parent_id: Uuid | None = Field(
+        None, description="The checkpoint that it continued; null for a first one. With `parents` only"
+    )
 
 
 class ApprovalDocument(BaseModel):
@@ -448,6 +460,59 @@ class ApprovalDocument(BaseModel):
     tool_calls: list[ShownCall]
     decided_at: datetime | None
     decided_by: dict[str, str] | None
+
+
+class ApprovalWithTools(ApprovalDocument):
+    """A pause, with the tools of its calls."""
+
+    tool_calls: list[ShownCallWithTool]  # type: ignore[assignment]
+
+
+class SentPartDocument(BaseModel):
+    """A part of what the model was sent: a message, or a text in the place of one."""
+
+    origin: Literal["system_prompt", "summary", "note", "context", "history", "request"] = Field(
+        description="Where it comes from"
+    )
+    role: Literal["system", "user", "assistant", "tool"]
+    message_id: Uuid | None = Field(description="The stored message; null for a text")
+    request_id: Uuid | None = Field(description="The request that the message belongs to")
+    items: list[dict[str, str]]
+    tool_calls: list[ToolCallDocument]
+    tool_call_id: str | None
+    tool: str | None
+    altered: bool = Field(description="It was sent in another form than it is stored and shown in")
+    withheld: bool = Field(description="Its text is not shown: the system prompt, without the console")
+
+
+class SentPrompt(BaseModel):
+    """What a call of the model was sent, put together again from what is stored. A page of it."""
+
+    request_id: Uuid
+    step_id: Uuid = Field(description="The step of the trace that is the call")
+    model: str
+    parts_sent: int = Field(description="How many parts were sent, as the trace has recorded it")
+    gaps: list[Literal["altered", "agent", "path", "count"]] = Field(
+        description="In what the parts are known to differ from what was sent; empty where they are not"
+    )
+    items: list[SentPartDocument]
+    next_cursor: str | None = Field(description="Send it as `cursor` for the next page")
+
+
+class UserDocument(BaseModel):
+    """A user, by the ids of the tenant and of the user in it."""
+
+    tid: str
+    oid: str
+
+
+class Me(BaseModel):
+    """Who the service takes the caller for."""
+
+    user: UserDocument
+    roles: list[Literal["approver", "auditor"]] = Field(
+        description="Of this service: an approver decides for others of the tenant, an auditor reads"
+    )
 
 
 class AuditEntry(BaseModel):

@@ -12,7 +12,7 @@ from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, number_cursor, place
 from tealagents.api.v1alpha1.paging import Page
-from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId
+from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import CorruptState, NotFound
 from tealagents.domain.models import Path, RequestRecord
@@ -83,12 +83,19 @@ async def list_audit(
     "/{task_id}/checkpoints",
     operation_id="list_checkpoints",
     summary="The checkpoints",
-    description="Each completed request makes one. Newest first, those off the current path included.",
+    description=(
+        "Each completed request makes one. Newest first, those off the current path included; with `parents` "
+        "each names the one that it continued, so that they make a tree."
+    ),
     response_model=Page[schemas.CheckpointDocument],
     responses=openapi.problem_responses(*READ_CODES),
 )
 async def list_checkpoints(
-    request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
+    request: Request,
+    task_id: TaskId,
+    parents: WithParents = False,
+    limit: Limit = 50,
+    cursor: Position = None,
 ) -> Response:
     async with _reading(request) as (exchange, partition, name):
         before = number_cursor(cursor) if cursor is not None else None
@@ -97,7 +104,10 @@ async def list_checkpoints(
         found, more = await exchange.history.completions(
             partition, name, head.tail_seq, before=below, limit=limit
         )
-    items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
+        items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
+        if parents:
+            known = await exchange.catalog.parents(partition, name, [end.request_id for end in found])
+            items = [{**item, "parent_id": known[item["checkpoint_id"]]} for item in items]
     return json_response(documents.page(items, more))
 
 
