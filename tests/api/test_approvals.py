@@ -391,6 +391,12 @@ def test_the_same_decision_while_it_is_carried_out_says_running(ada: httpx.Clien
     assert lines(file) == ["one"]
 
 
+def tool_steps(client: httpx.Client, pause: Json) -> list[tuple[str, str]]:
+    """The names and outcomes of the tool calls in the trace of a paused request's task."""
+    trace = client.get(f"/tasks/{pause['task_id']}/trace").raise_for_status().json()["items"]
+    return [(step["name"], step["outcome"]) for step in trace if step["kind"] == "tool"]
+
+
 def test_an_approved_call_that_was_canceled_is_a_step_of_the_trace(ada: httpx.Client, file: Path) -> None:
     """It may have done what it was to do: the trace says so, and that its outcome is unknown."""
     pause = paused(ada, call("Work-linger", file=str(file), line="one", seconds=30))
@@ -400,9 +406,7 @@ def test_an_approved_call_that_was_canceled_is_a_step_of_the_trace(ada: httpx.Cl
             time.sleep(0.01)
         ada.post(f"/requests/{pause['request_id']}/cancel").raise_for_status()
         problem(first.result(), 409, "request_canceled")
-    trace = ada.get(f"/tasks/{pause['task_id']}/trace").raise_for_status().json()["items"]
-    [step] = [step for step in trace if step["kind"] == "tool"]
-    assert (step["name"], step["outcome"]) == ("Work-linger", "unknown")
+    assert tool_steps(ada, pause) == [("Work-linger", "unknown")]
 
 
 def second_pause(client: httpx.Client, file: Path) -> tuple[Json, Json]:
@@ -777,6 +781,7 @@ def test_a_tool_cut_off_by_a_crash_is_told_as_unknown_and_not_run_again(
             while (found := request(client, pause["request_id"]))["status"] == "Running":
                 time.sleep(0.05)
             assert (found["status"], found["error"]["code"]) == ("Failed", "interrupted")
+            assert ("Work-linger", "unknown") in tool_steps(client, pause)
             problem(decide(client, pause, action="approve"), 503, "interrupted")
             problem(decide(client, pause, action="reject"), 409, "already_decided")
             for _ in range(2):
