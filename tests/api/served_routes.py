@@ -57,7 +57,7 @@ def places(service: ServiceThread) -> list[Place]:
     found = []
     for served in (service.app.base, *service.app._others):
         below = served.path.removeprefix(service.prefix)
-        for method, path in (*_of(served.app, served.path), *_listed(served.discovery, "")):
+        for method, path in (*_of(served.app), *_listed(served.discovery)):
             found.append(Place(f"{method} {path.replace(service.prefix, '', 1)}", below))
     assert len(found) == len(set(found))
     return sorted(found)
@@ -68,24 +68,21 @@ def guarded_places(service: ServiceThread) -> list[Place]:
     return [place for place in places(service) if place.name not in PUBLIC]
 
 
-def _of(app: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def _of(app: Any) -> Iterator[tuple[str, str]]:
     """The routes of an application, whatever it is wrapped in."""
     if hasattr(app, "routes"):
-        yield from _listed(app.routes, prefix)
+        yield from _listed(app.routes)
         router = app if isinstance(app, Router) else app.router
         if router.default != router.not_found:
-            yield from _of(router.default, prefix)
+            yield from _of(router.default)
     elif inner := getattr(app, "app", None) or getattr(app, "_app", None):
-        yield from _of(inner, prefix)
+        yield from _of(inner)
 
 
-def _listed(routes: Sequence[BaseRoute], prefix: str) -> Iterator[tuple[str, str]]:
+def _listed(routes: Sequence[BaseRoute]) -> Iterator[tuple[str, str]]:
     for route in routes:
-        if isinstance(route, Route):
-            # a route that takes every method is MCP's
-            for method in sorted(route.methods or {"GET", "POST", "DELETE"}):
-                if method != "HEAD":
-                    yield method, route.path
-        else:  # a router that FastAPI has included
-            for method, path in _listed(route.original_router.routes, prefix):  # type: ignore[attr-defined]
-                yield method, prefix + path
+        assert isinstance(route, Route)
+        # a route that takes every method is MCP's
+        for method in sorted(route.methods or {"GET", "POST", "DELETE"}):
+            if method != "HEAD":
+                yield method, route.path

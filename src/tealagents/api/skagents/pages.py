@@ -1,10 +1,10 @@
 """The pages on which the API can be read; all they load comes from here."""
 
 from collections.abc import Awaitable, Callable
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -17,30 +17,43 @@ _DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js")
 
 def pages(prefix: str, title: str) -> list[BaseRoute]:
     """Their routes; `title` is the agent's name and version."""
-    docs = get_swagger_ui_html(
+    return [
+        Route(f"{prefix}/docs", _made_once(partial(_docs, prefix, title))),
+        Route(f"{prefix}/redoc", _made_once(partial(_redoc, prefix, title))),
+        Route(f"{prefix}/docs/{{name}}", _docs_file),
+    ]
+
+
+def _docs(prefix: str, title: str) -> Response:
+    from fastapi.openapi.docs import get_swagger_ui_html
+
+    return get_swagger_ui_html(
         title=title,
         openapi_url=f"{prefix}/openapi.json",
         swagger_js_url=f"{prefix}/docs/{_DOCS_FILES[0]}",
         swagger_css_url=f"{prefix}/docs/{_DOCS_FILES[1]}",
         swagger_favicon_url="data:,",
     )
-    redoc = get_redoc_html(
+
+
+def _redoc(prefix: str, title: str) -> Response:
+    from fastapi.openapi.docs import get_redoc_html
+
+    return get_redoc_html(
         title=title,
         openapi_url=f"{prefix}/openapi.json",
         redoc_js_url=f"{prefix}/docs/{_DOCS_FILES[2]}",
         redoc_favicon_url="data:,",
         with_google_fonts=False,
     )
-    return [
-        Route(f"{prefix}/docs", _always(docs)),
-        Route(f"{prefix}/redoc", _always(redoc)),
-        Route(f"{prefix}/docs/{{name}}", _docs_file),
-    ]
 
 
-def _always(page: Response) -> Callable[[Request], Awaitable[Response]]:
+def _made_once(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """A page that is made when it is first asked for."""
+    made = cache(make)
+
     async def shown(_: Request) -> Response:
-        return page
+        return made()
 
     return shown
 

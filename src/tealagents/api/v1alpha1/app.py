@@ -2,19 +2,19 @@
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from tealagents.api import bodies
 from tealagents.api.exchange import Exchange
@@ -34,6 +34,7 @@ from tealagents.api.v1alpha1 import (
     tenant,
     time_travel,
 )
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
 from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
 
@@ -45,6 +46,21 @@ def build(exchange: Exchange, path: str) -> Served:
     return Served(app=AppV3(exchange).build(), path=path)
 
 
+#: the parts of the API, in the order of the document
+_PARTS = (
+    messages.routes,
+    sessions.routes,
+    tasks.routes,
+    task_views.routes,
+    time_travel.routes,
+    requests.routes,
+    approvals.routes,
+    tenant.routes,
+    health.routes,
+    oauth.routes,
+)
+
+
 class AppV3:
     """Builds the ASGI application for one agent."""
 
@@ -53,117 +69,100 @@ class AppV3:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    def build(self) -> FastAPI:
-        exchange, prefix = self._exchange, self._exchange.prefix
-        agent, settings = exchange.agent, exchange.settings
-        app = FastAPI(
-            title=agent.name,
-            version=agent.version,
-            description=settings.description,
-            openapi_url=f"{prefix}/openapi.json",
-            docs_url=None,  # FastAPI's own page loads its scripts from another host
-            redoc_url=None,
-            redirect_slashes=False,
-            # the host observes requests, whatever the protocol
-            telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    def build(self) -> Starlette:
+        exchange = self._exchange
+        origins = list(exchange.settings.cors_origins)
+        elsewhere = Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=_TAKEN_HEADERS,
+            expose_headers=_GIVEN_HEADERS,
         )
+        app = Starlette(
+            routes=[
+                *(route for part in _PARTS for route in part.served(exchange.prefix)),
+                *discovery.routes.served(""),
+                *self._docs(),
+            ],
+            middleware=[elsewhere] if origins else [],
+        )
+        app.router.redirect_slashes = False
         app.state.exchange = exchange
-        for module in (
-            messages,
-            sessions,
-            tasks,
-            task_views,
-            time_travel,
-            requests,
-            approvals,
-            tenant,
-            health,
-            oauth,
-        ):
-            app.include_router(module.routes, prefix=prefix)
-        app.include_router(discovery.routes)
-        self._add_docs(app)
         self._add_error_handlers(app)
-        if settings.cors_origins:
-            app.add_middleware(
-                CORSMiddleware,
-                allow_origins=list(settings.cors_origins),
-                allow_methods=["*"],
-                allow_headers=_TAKEN_HEADERS,
-                expose_headers=_GIVEN_HEADERS,
-            )
-        self._describe(app)
         return app
 
-    def _describe(self, app: FastAPI) -> None:
-        def document() -> dict[str, Any]:
-            if app.openapi_schema is None:
-                made = get_openapi(
-                    title=app.title, version=app.version, description=app.description, routes=app.routes
-                )
-                app.openapi_schema = openapi.complete(
-                    made,
-                    max_items=self._exchange.settings.max_items,
-                    description=app.description,
-                )
-            return app.openapi_schema
+    def _docs(self) -> list[BaseRoute]:
+        """The OpenAPI document, and a page on which the API can be read and tried.
 
-        app.openapi = document  # type: ignore[method-assign]
+        All that the page needs comes from here: many a network has no way out, and a script from elsewhere
+        would see what is typed.
+        """
+        exchange = self._exchange
+        agent, settings = exchange.agent, exchange.settings
 
-    def _add_docs(self, app: FastAPI) -> None:
-        """The page on which the API can be read and tried. All it needs comes from here: many a network has
-        no way out, and a script from elsewhere would see what is typed."""
-        page = get_swagger_ui_html(
-            title=f"{app.title} {app.version}",
-            openapi_url="openapi.json",
-            swagger_js_url=f"docs/{_DOCS_FILES[0]}",
-            swagger_css_url=f"docs/{_DOCS_FILES[1]}",
-            swagger_favicon_url="data:,",
-        )
+        @cache
+        def described() -> dict[str, Any]:
+            return openapi.document(
+                _PARTS,
+                exchange.prefix,
+                title=agent.name,
+                version=agent.version,
+                description=settings.description,
+                max_items=settings.max_items,
+            )
 
-        @app.get(f"{self._exchange.prefix}/docs", include_in_schema=False)
-        async def docs() -> Response:
-            return page
+        @cache
+        def page() -> Response:
+            from fastapi.openapi.docs import get_swagger_ui_html
 
-        @app.get(f"{self._exchange.prefix}/docs/{{name}}", include_in_schema=False)
-        async def docs_file(name: str) -> Response:
+            return get_swagger_ui_html(
+                title=f"{agent.name} {agent.version}",
+                openapi_url="openapi.json",
+                swagger_js_url=f"docs/{_DOCS_FILES[0]}",
+                swagger_css_url=f"docs/{_DOCS_FILES[1]}",
+                swagger_favicon_url="data:,",
+            )
+
+        async def document(_: Request) -> Response:
+            return JSONResponse(described())
+
+        async def docs(_: Request) -> Response:
+            return page()
+
+        async def docs_file(request: Request) -> Response:
+            name = request.path_params["name"]
             if name not in _DOCS_FILES:
                 raise NotFound(f"There is no file {name} of the docs page.")
             folder = Path(str(files("fastapi_offline"))) / "static"
             return FileResponse(folder / name, headers={"cache-control": "public, max-age=86400"})
 
-    def _add_error_handlers(self, app: FastAPI) -> None:
+        pages = Routes(include_in_schema=False)
+        pages.get("/docs")(docs)
+        pages.get("/docs/{name}")(docs_file)
+        at = f"{exchange.prefix}/openapi.json"
+        return [Route(at, document, include_in_schema=False), *pages.served(exchange.prefix)]
+
+    def _add_error_handlers(self, app: Starlette) -> None:
         exchange = self._exchange
         resource = exchange.resource(exchange.prefix)
 
-        def refused(request: Request, error: TealError) -> Response:
+        async def refused(request: Request, error: Exception) -> Response:
+            assert isinstance(error, TealError)
+            error = error.with_ids(**_ids_of(request))
             exchange.refused(error)
             lacking = isinstance(error, Unauthenticated | InsufficientScope)
             return problems.respond(error, challenge=resource.challenge(request) if lacking else "Bearer")
 
-        async def teal_error(request: Request, error: Exception) -> Response:
-            assert isinstance(error, TealError)
-            return refused(request, error.with_ids(**_ids_of(request)))
-
-        async def invalid(request: Request, error: Exception) -> Response:
-            """What is wrong with a query is reported only to those who may call at all."""
-            assert isinstance(error, RequestValidationError)
-            try:
-                await exchange.identify(request)
-            except TealError as refusal:
-                return refused(request, refusal)
-            return refused(request, bodies.refusal(_shortened(error)))
-
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            return _no_route(request, error, app.openapi()["paths"], f"{exchange.prefix}/docs")
+            return _no_route(request, error, app.routes, f"{exchange.prefix}/docs")
 
         async def fault(_: Request, error: Exception) -> Response:
             detail = "Internal error. Retry the request; if it persists, contact the operator."
             return problems.problem_response(problems.problem("internal_error", detail))
 
-        app.add_exception_handler(TealError, teal_error)
-        app.add_exception_handler(RequestValidationError, invalid)
+        app.add_exception_handler(TealError, refused)
         app.add_exception_handler(HTTPException, http)
         app.add_exception_handler(Exception, fault)
 
@@ -183,11 +182,6 @@ _GIVEN_HEADERS = (
 _IDS = ("session_id", "task_id", "request_id")
 
 
-def _shortened(error: RequestValidationError) -> Any:
-    """FastAPI's errors without `query` and `path` in front of the field."""
-    return [{**e, "loc": tuple(e["loc"])[1:] or e["loc"]} for e in error.errors()]
-
-
 def _ids_of(request: Request) -> dict[str, str]:
     """The ids that the path of a request names."""
     named = {}
@@ -197,30 +191,26 @@ def _ids_of(request: Request) -> dict[str, str]:
     return named
 
 
-def _no_route(request: Request, error: HTTPException, paths: Mapping[str, Any], docs: str) -> Response:
+def _no_route(request: Request, error: HTTPException, routes: Sequence[BaseRoute], docs: str) -> Response:
     path = request.scope["path"]
     if error.status_code == 404:
         where = bodies.short(path)
         return problems.respond(NotFound(f"There is nothing at {where}. {docs} lists what there is."))
     if error.status_code == 405:
-        headers = dict(error.headers or {})
-        if methods := _methods_at(path, paths):
-            headers["Allow"] = ", ".join(sorted(methods))
-        allowed = headers.get("Allow") or headers.get("allow") or "another method"
+        named = (error.headers or {}).get("Allow", "GET").split(", ")
+        allowed = ", ".join(sorted(_methods_at(path, routes) or named))
         detail = f"{request.method} is not possible here: use {allowed}."
-        return problems.problem_response(problems.problem("method_not_allowed", detail), headers=headers)
+        problem = problems.problem("method_not_allowed", detail)
+        return problems.problem_response(problem, headers={"Allow": allowed})
     return problems.respond(InvalidRequest("", str(error.detail), malformed=True))
 
 
-def _methods_at(path: str, paths: Mapping[str, Any]) -> set[str]:
-    """All methods of a path: FastAPI's own error names those of the first of its routes only."""
-    if path in paths:
-        return {method.upper() for method in paths[path]}
-    parts = path.split("/")
-    return {
-        method.upper()
-        for template, operations in paths.items()
-        if len(segments := template.split("/")) == len(parts)
-        and all(wanted[:1] == "{" or wanted == part for wanted, part in zip(segments, parts, strict=True))
-        for method in operations
-    }
+def _methods_at(path: str, routes: Sequence[BaseRoute]) -> set[str]:
+    """All methods of a path in the document: Starlette's own error names those of the first of its routes."""
+    there = [
+        each
+        for each in routes
+        if isinstance(each, Route) and each.include_in_schema and each.path_regex.match(path)
+    ]
+    exact = [each for each in there if each.path == path]
+    return {method for each in exact or there for method in each.methods or ()}

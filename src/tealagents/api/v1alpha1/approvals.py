@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,9 +10,10 @@ from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import exchange_of, index_cursor
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit
+from tealagents.api.v1alpha1.routing import Parameter, Routes
 from tealagents.domain.models import Approval
 
-routes = APIRouter(prefix="/approvals", tags=["approvals"])
+routes = Routes(prefix="/approvals", tags=["approvals"])
 
 ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 
@@ -28,7 +28,7 @@ ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 )
 async def list_approvals(
     request: Request,
-    status: Annotated[ApprovalStatus | None, Query(description="Only those in this status")] = None,
+    status: Annotated[ApprovalStatus | None, Parameter("Only those in this status")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:

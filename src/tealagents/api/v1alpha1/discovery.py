@@ -1,15 +1,15 @@
 """What anyone may know: the agent that is served here, and how to be let in."""
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tealagents.api.bearer import WELL_KNOWN
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1.context import exchange_of
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.models import Json
 
-routes = APIRouter(include_in_schema=False)
+routes = Routes(include_in_schema=False)
 
 
 @routes.get("/")
@@ -32,6 +32,7 @@ async def root(request: Request) -> Response:
 
 @routes.get(WELL_KNOWN)
 @routes.get(WELL_KNOWN + "{path:path}")
-async def protected_resource(request: Request, path: str = "") -> Response:
+async def protected_resource(request: Request) -> Response:
     exchange = exchange_of(request)
+    path = request.path_params.get("path", "")
     return json_response(exchange.resource(exchange.prefix).document(request, path))

@@ -3,7 +3,6 @@
 import logging
 import time
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,13 +10,14 @@ from tealagents import __version__
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import schemas
 from tealagents.api.v1alpha1.context import exchange_of
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Json
 
 log = logging.getLogger(__name__)
 
 
-routes = APIRouter(prefix="/health", tags=["health"])
+routes = Routes(prefix="/health", tags=["health"])
 
 _PUBLIC: Json = {"security": []}
 _BEGAN = time.monotonic()

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fastapi import APIRouter
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,9 +13,9 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of, identifier
-from tealagents.api.v1alpha1.direct import DirectRoute
 from tealagents.api.v1alpha1.fold import Frames, failed
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
@@ -146,7 +145,7 @@ _APPROVAL_PARAMETER = {
     "description": "Which pause; needed from a request's second pause on",
 }
 
-routes = APIRouter(tags=["messages"], route_class=DirectRoute)
+routes = Routes(tags=["messages"])
 
 
 # the same with a slash behind it: clients that join a base URL and an empty path put one there

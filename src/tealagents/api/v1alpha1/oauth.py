@@ -1,21 +1,20 @@
 """Where an authorization server sends the browser of a user who was asked for consent."""
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tealagents.api.v1alpha1.context import exchange_of
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import NotFound
 
-routes = APIRouter(include_in_schema=False)
+routes = Routes(include_in_schema=False)
 
 
 @routes.get("/oauth/callback")
-async def oauth_callback(
-    request: Request, state: str = "", code: str = "", error: str = "", iss: str | None = None
-) -> Response:
-    consents = exchange_of(request).settings.consents
-    if consents is None or not state or not (code or error):
+async def oauth_callback(request: Request) -> Response:
+    consents, given = exchange_of(request).settings.consents, request.query_params
+    state, code = given.get("state"), given.get("code")
+    if consents is None or not state or not (code or given.get("error")):
         raise NotFound("There is no authorization under way with this state.")
     if not code:
         await consents.refuse(state)
@@ -23,5 +22,5 @@ async def oauth_callback(
             "Nothing was granted. Go back to the conversation and reject the request, or resume it "
             "for a new link."
         )
-    server = await consents.complete(state, code, iss=iss)
+    server = await consents.complete(state, code, iss=given.get("iss"))
     return PlainTextResponse(f"{server} is authorized. Go back to the conversation and approve the request.")

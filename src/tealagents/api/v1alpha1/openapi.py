@@ -1,7 +1,8 @@
 """What the OpenAPI document says besides what FastAPI knows: bodies, events, problems, links."""
 
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic import BaseModel
@@ -11,6 +12,9 @@ from tealagents.api.http import RETRY_AFTER, STATUSES
 from tealagents.api.v1alpha1 import problems, schemas
 from tealagents.domain.models import Json
 from tealagents.state.task_document import ExportedTask
+
+if TYPE_CHECKING:
+    from tealagents.api.v1alpha1.routing import Routes
 
 #: any call that needs a token may be answered so
 EVERYWHERE = (
@@ -167,8 +171,22 @@ def _link(operation: str, description: str, identifier: str) -> Json:
 # --- the whole document --------------------------------------------------------------------------
 
 
-def complete(document: dict[str, Any], *, max_items: int, description: str) -> dict[str, Any]:
-    """Adds what FastAPI was not told: the schemas of bodies, events and problems, and the bearer token.
+def document(
+    parts: Iterable["Routes"], prefix: str, *, title: str, version: str, description: str, max_items: int
+) -> dict[str, Any]:
+    """The OpenAPI document of the parts of the API below a prefix; FastAPI is imported for it."""
+    from fastapi import FastAPI
+    from fastapi.openapi.utils import get_openapi
+
+    app = FastAPI()
+    for part in parts:
+        app.include_router(part.described(), prefix=prefix)
+    made = get_openapi(title=title, version=version, description=description, routes=app.routes)
+    return _complete(made, max_items=max_items, description=description)
+
+
+def _complete(document: dict[str, Any], *, max_items: int, description: str) -> dict[str, Any]:
+    """Adds what FastAPI does not see: the schemas of bodies, events and problems, and the bearer token.
 
     `description` is the agent's own. It begins that of each route that takes messages: orchestrators choose
     among agents by that text alone.

@@ -2,7 +2,6 @@
 
 import re
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,10 +10,11 @@ from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, number_cursor
 from tealagents.api.v1alpha1.messages import stream
 from tealagents.api.v1alpha1.parameters import ApprovalId, Limit, OfStep, Position, RequestId
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 
-routes = APIRouter(prefix="/requests", tags=["requests"])
+routes = Routes(prefix="/requests", tags=["requests"])
 
 _INTEGER = re.compile(r"\d+", re.ASCII)
 #: behind every event there can be

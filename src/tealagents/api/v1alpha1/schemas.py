@@ -74,7 +74,13 @@ Moment = Annotated[
 ]
 
 
-class Accepted(BaseModel):
+class Schema(BaseModel):
+    """A model that is built when it is first used: most of them are only described."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Accepted(Schema):
     """What comes in: no unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -232,7 +238,7 @@ class ForkCommand(Accepted):
 # --- answers -------------------------------------------------------------------------------------
 
 
-class Usage(BaseModel):
+class Usage(Schema):
     """Tokens over all model calls of the request, as the model service counts them."""
 
     prompt_tokens: int
@@ -240,7 +246,7 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Content(BaseModel):
+class Content(Schema):
     """The answer of a completed request, or what there was of one."""
 
     session_id: Uuid
@@ -252,7 +258,7 @@ class Content(BaseModel):
     extra_data: dict[str, Any] | None = Field(description="What tools added to the answer")
 
 
-class ShownCall(BaseModel):
+class ShownCall(Schema):
     """A tool call that waits for a decision."""
 
     id: str
@@ -270,7 +276,7 @@ class ShownCallWithTool(ShownCall):
     )
 
 
-class ApprovalContent(BaseModel):
+class ApprovalContent(Schema):
     """What a paused request shows."""
 
     session_id: Uuid
@@ -285,7 +291,7 @@ class ApprovalContent(BaseModel):
     tool_calls: list[ShownCall]
 
 
-class Answer(BaseModel):
+class Answer(Schema):
     """What a message or a decision is answered with."""
 
     session_id: Uuid
@@ -295,7 +301,7 @@ class Answer(BaseModel):
     content: Content | ApprovalContent | None
 
 
-class AcceptedAnswer(BaseModel):
+class AcceptedAnswer(Schema):
     """What a background request is answered with."""
 
     session_id: Uuid
@@ -304,7 +310,7 @@ class AcceptedAnswer(BaseModel):
     status: Literal["Queued", "Running"]
 
 
-class RequestEvent(BaseModel):
+class RequestEvent(Schema):
     """`request`: always first."""
 
     session_id: Uuid
@@ -313,7 +319,7 @@ class RequestEvent(BaseModel):
     status: Literal["Queued", "Running"]
 
 
-class PieceEvent(BaseModel):
+class PieceEvent(Schema):
     """`partial-response`: a piece of the answer, as the model service sent it."""
 
     session_id: Uuid
@@ -323,7 +329,7 @@ class PieceEvent(BaseModel):
     output_partial: str
 
 
-class ToolCallEvent(BaseModel):
+class ToolCallEvent(Schema):
     """`tool-call`: a tool is about to run."""
 
     session_id: Uuid
@@ -334,7 +340,7 @@ class ToolCallEvent(BaseModel):
     arguments: str = Field(description="JSON text")
 
 
-class ToolResultEvent(BaseModel):
+class ToolResultEvent(Schema):
     """`tool-result`: what came of it."""
 
     session_id: Uuid
@@ -347,7 +353,7 @@ class ToolResultEvent(BaseModel):
     duration_ms: float
 
 
-class RequestDocument(BaseModel):
+class RequestDocument(Schema):
     """One invocation: its status, its answer or what there was of one, and its error."""
 
     session_id: Uuid
@@ -362,7 +368,7 @@ class RequestDocument(BaseModel):
     error: "Problem | None"
 
 
-class TaskDocument(BaseModel):
+class TaskDocument(Schema):
     """A task as it stands."""
 
     task_id: Uuid
@@ -380,7 +386,7 @@ class TaskDocument(BaseModel):
     origin: dict[str, Any] | None = Field(description="Where a forked or imported task came from")
 
 
-class SessionDocument(BaseModel):
+class SessionDocument(Schema):
     """A session."""
 
     session_id: Uuid
@@ -391,7 +397,7 @@ class SessionDocument(BaseModel):
     )
 
 
-class ToolCallDocument(BaseModel):
+class ToolCallDocument(Schema):
     """A tool call as the model asked for it."""
 
     id: str
@@ -399,7 +405,7 @@ class ToolCallDocument(BaseModel):
     arguments: str
 
 
-class MessageDocument(BaseModel):
+class MessageDocument(Schema):
     """One message of the interaction history."""
 
     message_id: Uuid
@@ -414,7 +420,7 @@ class MessageDocument(BaseModel):
     origin: dict[str, str] | None
 
 
-class StepDocument(BaseModel):
+class StepDocument(Schema):
     """One entry of the execution trace."""
 
     step_id: Uuid
@@ -431,7 +437,7 @@ class StepDocument(BaseModel):
     imported: bool
 
 
-class CheckpointDocument(BaseModel):
+class CheckpointDocument(Schema):
     """The state of a task after a completed request."""
 
     checkpoint_id: Uuid
@@ -443,7 +449,7 @@ class CheckpointDocument(BaseModel):
     )
 
 
-class ApprovalDocument(BaseModel):
+class ApprovalDocument(Schema):
     """A pause, and what was decided of it."""
 
     session_id: Uuid
@@ -468,7 +474,7 @@ class ApprovalWithTools(ApprovalDocument):
     tool_calls: list[ShownCallWithTool]  # type: ignore[assignment]
 
 
-class SentPartDocument(BaseModel):
+class SentPartDocument(Schema):
     """A part of what the model was sent: a message, or a text in the place of one."""
 
     origin: Literal["system_prompt", "summary", "note", "context", "history", "request"] = Field(
@@ -485,7 +491,7 @@ class SentPartDocument(BaseModel):
     withheld: bool = Field(description="Its text is not shown: the system prompt, without the console")
 
 
-class SentPrompt(BaseModel):
+class SentPrompt(Schema):
     """What a call of the model was sent, put together again from what is stored. A page of it."""
 
     request_id: Uuid
@@ -499,14 +505,14 @@ class SentPrompt(BaseModel):
     next_cursor: str | None = Field(description="Send it as `cursor` for the next page")
 
 
-class UserDocument(BaseModel):
+class UserDocument(Schema):
     """A user, by the ids of the tenant and of the user in it."""
 
     tid: str
     oid: str
 
 
-class Me(BaseModel):
+class Me(Schema):
     """Who the service takes the caller for."""
 
     user: UserDocument
@@ -515,7 +521,7 @@ class Me(BaseModel):
     )
 
 
-class AuditEntry(BaseModel):
+class AuditEntry(Schema):
     """One entry of the append-only record."""
 
     seq: int
@@ -528,7 +534,7 @@ class AuditEntry(BaseModel):
     hash: str
 
 
-class Problem(BaseModel):
+class Problem(Schema):
     """A problem document (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow")
@@ -545,7 +551,7 @@ class Problem(BaseModel):
     field: str | None = Field(None, description="Where input was wrong")
 
 
-class DamagedRecord(BaseModel):
+class DamagedRecord(Schema):
     """What stands in a list for a record that cannot be read: its id, and what is wrong with it."""
 
     task_id: Uuid | None = None
@@ -554,7 +560,7 @@ class DamagedRecord(BaseModel):
     error: Problem
 
 
-class Health(BaseModel):
+class Health(Schema):
     """How the process and what it depends on are."""
 
     status: Literal["ok", "degraded", "draining"]

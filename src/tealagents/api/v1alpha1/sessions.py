@@ -1,6 +1,5 @@
 """Sessions: listed, read with their tasks, deleted with their tasks."""
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,9 +8,10 @@ from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, index_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, SessionId
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.state import keys
 
-routes = APIRouter(prefix="/sessions", tags=["sessions"])
+routes = Routes(prefix="/sessions", tags=["sessions"])
 
 #: tasks shown with one session; the others are listed by `GET …/tasks?session_id=`
 TASKS_SHOWN = 200

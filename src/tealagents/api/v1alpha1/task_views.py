@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,12 +12,13 @@ from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, number_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import CorruptState, NotFound
 from tealagents.domain.models import Path, RequestRecord
 from tealagents.state import keys
 
-routes = APIRouter(prefix="/tasks", tags=["tasks"])
+routes = Routes(prefix="/tasks", tags=["tasks"])
 
 
 @routes.get(

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,15 +12,16 @@ from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, index_cursor, place
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit, OfSession, TaskId
+from tealagents.api.v1alpha1.routing import Parameter, Routes
 from tealagents.domain import ids
 from tealagents.state import keys
 from tealagents.state.changes import UNSET
 
-routes = APIRouter(prefix="/tasks", tags=["tasks"])
+routes = Routes(prefix="/tasks", tags=["tasks"])
 
 
 # no task is called `import`, so this is not about one
-@routes.api_route("/import", methods=["GET", "PATCH", "DELETE"], include_in_schema=False)
+@routes.add("/import", "GET", "PATCH", "DELETE", include_in_schema=False)
 async def only_posted(request: Request) -> Response:
     raise HTTPException(405)
 
@@ -37,7 +37,7 @@ async def only_posted(request: Request) -> Response:
 async def list_tasks(
     request: Request,
     session_id: OfSession = None,
-    status: Annotated[schemas.StatusName | None, Query(description="Only those in this status")] = None,
+    status: Annotated[schemas.StatusName | None, Parameter("Only those in this status")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:

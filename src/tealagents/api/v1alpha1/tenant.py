@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,12 +10,13 @@ from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit
+from tealagents.api.v1alpha1.routing import Parameter, Routes
 from tealagents.domain.errors import InsufficientScope, InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.catalog import Damaged
 from tealagents.state.tenants import CURSOR, TaskFilter
 
-routes = APIRouter(tags=["tenant"])
+routes = Routes(tags=["tenant"])
 
 
 @routes.get(
@@ -50,20 +50,20 @@ def _roles(caller: Caller) -> list[str]:
 )
 async def list_tenant_tasks(
     request: Request,
-    oid: Annotated[str | None, Query(description="Only those of this user", max_length=500)] = None,
-    status: Annotated[schemas.StatusName | None, Query(description="Only those in this status")] = None,
+    oid: Annotated[str | None, Parameter("Only those of this user", longest=500)] = None,
+    status: Annotated[schemas.StatusName | None, Parameter("Only those in this status")] = None,
     metadata: Annotated[
         str | None,
-        Query(
-            description="Only those with this value in their metadata",
-            json_schema_extra={"pattern": "^[^:]+:"},
+        Parameter(
+            "Only those with this value in their metadata",
+            schema={"pattern": "^[^:]+:"},
             examples=["team:north"],
         ),
     ] = None,
     limit: Limit = 50,
     cursor: Annotated[
         str | None,
-        Query(description="The `next_cursor` of the page before", json_schema_extra={"pattern": CURSOR}),
+        Parameter("The `next_cursor` of the page before", schema={"pattern": CURSOR}),
     ] = None,
 ) -> Response:
     exchange = exchange_of(request)

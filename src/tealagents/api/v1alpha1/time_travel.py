@@ -1,6 +1,5 @@
 """Tasks at another point, or in another place: rollback, fork, export, import."""
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,13 +9,14 @@ from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import READ_CODES, exchange_of, identifier, place
 from tealagents.api.v1alpha1.parameters import TaskId
+from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Head
 from tealagents.state import keys
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
 
-routes = APIRouter(prefix="/tasks", tags=["tasks"])
+routes = Routes(prefix="/tasks", tags=["tasks"])
 
 _MADE = {"description": "The task", "links": openapi.links_of_task()}
 _DOCUMENT = {"application/json": {"schema": openapi.ref("ExportedTask")}}

@@ -1,0 +1,191 @@
+"""Routes that Starlette serves, and that FastAPI describes once the OpenAPI document is asked for.
+
+FastAPI costs a third of the start of a process and a tenth of a turn, and this API reads its bodies itself.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
+from inspect import Parameter as Argument
+from inspect import Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tealagents.api import bodies
+from tealagents.api.v1alpha1.context import exchange_of
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+Endpoint = Callable[..., Awaitable[Response]]
+E = TypeVar("E", bound=Endpoint)
+
+
+class Parameter:
+    """What the document says of a parameter of a path or a query, and what a value has to keep to."""
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        at_least: int | None = None,
+        at_most: int | None = None,
+        longest: int | None = None,
+        schema: dict[str, Any] | None = None,
+        examples: list[str] | None = None,
+    ) -> None:
+        """`schema` is described and not checked: the endpoint does that."""
+        self.bounds: dict[str, Any] = {"ge": at_least, "le": at_most, "max_length": longest}
+        self.described: dict[str, Any] = {
+            "description": description,
+            "json_schema_extra": schema,
+            "examples": examples,
+            **self.bounds,
+        }
+
+
+class Query(NamedTuple):
+    """A parameter of the query of an endpoint."""
+
+    name: str
+    default: Any
+    adapter: TypeAdapter[Any]
+
+
+class Operation(NamedTuple):
+    """An endpoint at a path, for some methods."""
+
+    path: str
+    methods: tuple[str, ...]
+    endpoint: Endpoint
+    #: what FastAPI's decorator takes besides
+    options: dict[str, Any]
+
+
+class Routes:
+    """The operations of one part of the API, declared as with FastAPI's router.
+
+    An endpoint takes the request, the ids in the path, which are not checked, and parameters of the query.
+    """
+
+    def __init__(self, prefix: str = "", **options: Any) -> None:
+        """`options` are FastAPI's of a router: tags, and whether its routes are in the document."""
+        self._prefix = prefix
+        self._options = options
+        self._operations: list[Operation] = []
+
+    def add(self, path: str, *methods: str, **options: Any) -> Callable[[E], E]:
+        def declare(endpoint: E) -> E:
+            self._operations.append(Operation(path, methods, endpoint, options))
+            return endpoint
+
+        return declare
+
+    def get(self, path: str, **options: Any) -> Callable[[E], E]:
+        return self.add(path, "GET", **options)
+
+    def post(self, path: str, **options: Any) -> Callable[[E], E]:
+        return self.add(path, "POST", **options)
+
+    def patch(self, path: str, **options: Any) -> Callable[[E], E]:
+        return self.add(path, "PATCH", **options)
+
+    def delete(self, path: str, **options: Any) -> Callable[[E], E]:
+        return self.add(path, "DELETE", **options)
+
+    def served(self, prefix: str) -> list[Route]:
+        """The routes below a prefix, in the order of their declaration."""
+        return [self._served(prefix + self._prefix, each) for each in self._operations]
+
+    def _served(self, prefix: str, operation: Operation) -> Route:
+        shown = {**self._options, **operation.options}.get("include_in_schema", True)
+        answer = _answering(operation.endpoint)
+        route = Route(
+            prefix + operation.path, answer, methods=list(operation.methods), include_in_schema=shown
+        )
+        route.methods = set(operation.methods)  # without HEAD, which the host answers as GET
+        return route
+
+    def described(self) -> "APIRouter":
+        from fastapi import APIRouter
+
+        router = APIRouter(prefix=self._prefix, **self._options)
+        for path, methods, endpoint, options in self._operations:
+            router.add_api_route(path, _described(path, endpoint), methods=list(methods), **options)
+        return router
+
+
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """The endpoint with what it takes besides the request."""
+    if len(signature(endpoint).parameters) == 1:
+        return endpoint
+    taken = _Arguments(endpoint)
+
+    async def answer(request: Request) -> Response:
+        found, wrong = taken.of(request)
+        if wrong:
+            # what is wrong with a query is reported only to those who may call at all
+            await exchange_of(request).identify(request)
+            raise bodies.refusal(wrong)
+        return await endpoint(request, **found)
+
+    return answer
+
+
+class _Arguments:
+    """What an endpoint takes of the path and the query of a request."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    @cached_property
+    def _queries(self) -> Sequence[Query]:
+        """What has a default is of the query."""
+        return [
+            Query(name, argument.default, _adapter(argument.annotation))
+            for name, argument in signature(self._endpoint).parameters.items()
+            if argument.default is not Argument.empty
+        ]
+
+    def of(self, request: Request) -> tuple[dict[str, Any], list[ErrorDetails]]:
+        """The arguments, and what is wrong with them."""
+        found: dict[str, Any] = dict(request.path_params)
+        wrong: list[ErrorDetails] = []
+        for name, default, adapter in self._queries:
+            given = request.query_params.get(name)
+            try:
+                found[name] = default if given is None else adapter.validate_python(given)
+            except ValidationError as error:
+                for each in error.errors(include_url=False, include_input=False):
+                    each["loc"] = (name,)
+                    wrong.append(each)
+        return found, wrong
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    kind, parameter = hint.__origin__, hint.__metadata__[0]
+    return TypeAdapter(Annotated[kind, Field(**parameter.bounds)])  # type: ignore[arg-type]
+
+
+def _described(path: str, endpoint: Endpoint) -> Endpoint:
+    """The endpoint as FastAPI reads it: its name, and its parameters as FastAPI's own."""
+    from fastapi import Path
+    from fastapi import Query as InQuery
+
+    def parameter(argument: Argument) -> Argument:
+        if not hasattr(argument.annotation, "__metadata__"):
+            return argument
+        kind, described = argument.annotation.__origin__, argument.annotation.__metadata__[0].described
+        made = Path(**described) if f"{{{argument.name}}}" in path else InQuery(**described)
+        return argument.replace(annotation=Annotated[kind, made])
+
+    async def shown() -> None: ...
+
+    arguments = [parameter(each) for each in signature(endpoint).parameters.values()]
+    shown.__name__ = endpoint.__name__
+    vars(shown)["__signature__"] = Signature(arguments)
+    return shown  # type: ignore[return-value]
