@@ -34,7 +34,7 @@ from tealagents.api.v1alpha1 import (
     tenant,
     time_travel,
 )
-from tealagents.api.v1alpha1.routing import Routes
+from tealagents.api.v1alpha1.routing import InvalidQuery, Routes
 from tealagents.domain import ids
 from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
 
@@ -147,12 +147,23 @@ class AppV3:
         exchange = self._exchange
         resource = exchange.resource(exchange.prefix)
 
-        async def refused(request: Request, error: Exception) -> Response:
-            assert isinstance(error, TealError)
-            error = error.with_ids(**_ids_of(request))
+        def refused(request: Request, error: TealError) -> Response:
             exchange.refused(error)
             lacking = isinstance(error, Unauthenticated | InsufficientScope)
             return problems.respond(error, challenge=resource.challenge(request) if lacking else "Bearer")
+
+        async def teal_error(request: Request, error: Exception) -> Response:
+            assert isinstance(error, TealError)
+            return refused(request, error.with_ids(**_ids_of(request)))
+
+        async def invalid(request: Request, error: Exception) -> Response:
+            """What is wrong with a query is reported only to those who may call at all."""
+            assert isinstance(error, InvalidQuery)
+            try:
+                await exchange.identify(request)
+            except TealError as refusal:
+                return refused(request, refusal)
+            return refused(request, bodies.refusal(error.wrong))
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
@@ -162,7 +173,8 @@ class AppV3:
             detail = "Internal error. Retry the request; if it persists, contact the operator."
             return problems.problem_response(problems.problem("internal_error", detail))
 
-        app.add_exception_handler(TealError, refused)
+        app.add_exception_handler(TealError, teal_error)
+        app.add_exception_handler(InvalidQuery, invalid)
         app.add_exception_handler(HTTPException, http)
         app.add_exception_handler(Exception, fault)
 

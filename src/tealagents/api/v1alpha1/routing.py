@@ -15,14 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tealagents.api import bodies
-from tealagents.api.v1alpha1.context import exchange_of
-
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
 Endpoint = Callable[..., Awaitable[Response]]
 E = TypeVar("E", bound=Endpoint)
+
+
+class InvalidQuery(Exception):
+    """A query that an endpoint cannot be called with; `wrong` are pydantic's errors."""
+
+    def __init__(self, wrong: list[ErrorDetails]) -> None:
+        super().__init__(wrong)
+        self.wrong = wrong
 
 
 class Parameter:
@@ -128,9 +133,7 @@ def _answering(endpoint: Endpoint) -> Endpoint:
     async def answer(request: Request) -> Response:
         found, wrong = taken.of(request)
         if wrong:
-            # what is wrong with a query is reported only to those who may call at all
-            await exchange_of(request).identify(request)
-            raise bodies.refusal(wrong)
+            raise InvalidQuery(wrong)
         return await endpoint(request, **found)
 
     return answer
