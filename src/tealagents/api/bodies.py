@@ -1,13 +1,11 @@
 """Request bodies: their size, their JSON, and what no store could keep."""
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -17,7 +15,7 @@ from starlette.requests import Request
 from typing_extensions import TypeVar
 
 from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
-from tealagents.domain.models import Item
+from tealagents.domain.models import Json
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -215,34 +213,6 @@ def _check_text(text: str) -> None:
             raise _Unfit("holds a lone surrogate, which is no character") from None
 
 
-_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,(?=.)", re.IGNORECASE | re.ASCII)
-
-
-def image_problem(content: str) -> str | None:
-    """What is wrong with an image, which must come as a data URI; None: nothing."""
-    head = _DATA_URI.match(content[:REPEATED])
-    if head is None:
-        return "must be a data URI, data:image/png;base64,…, with the image in it"
-    try:
-        base64.b64decode(content[head.end() :], validate=True)
-    except (binascii.Error, ValueError):
-        return "is not valid base64 behind the comma"
-    return None
-
-
-def image(uri: object, field: str) -> Item:
-    """An image that is sent along: nothing is fetched that a client names. `InvalidRequest`."""
-    if problem := image_problem(uri if isinstance(uri, str) else ""):
-        raise InvalidRequest(field, problem)
-    return Item("image", str(uri))
-
-
-def image_parts(item: Item) -> tuple[str, str]:
-    """The media type of an image, and its bytes in base64."""
-    media_type, _, encoded = item.content.removeprefix("data:").partition(";base64,")
-    return media_type, encoded
-
-
 def validated(kind: type[T], value: Any) -> T:
     """`value` as a model, or `InvalidRequest` naming the first field that is wrong and all the others."""
     if not isinstance(value, dict):
@@ -251,6 +221,21 @@ def validated(kind: type[T], value: Any) -> T:
         return kind.model_validate(value)
     except ValidationError as error:
         raise refusal(error.errors(include_url=False, include_input=False)) from None
+
+
+def string(of: Json, name: str, where: str) -> str:
+    """A text that must be there. `InvalidRequest`."""
+    value = of.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where}.{name}", "must be a string")
+    return value
+
+
+def refuse_unless(value: Json, possible: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuses fields that ask for what this service does not do, by name; `possible` is what they may say."""
+    for name, taken in possible.items():
+        if value.get(name) not in taken:
+            raise InvalidRequest(name, "is not supported by this service")
 
 
 def refusal(errors: list[ErrorDetails]) -> InvalidRequest:

@@ -51,6 +51,10 @@ log = logging.getLogger(__name__)
 MOST_CLIENT_TOOLS = 128
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
+#: characters of the longest idempotency key
+LONGEST_KEY = 255
+_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
+
 #: where a connection keeps whose it is
 _USER = "tealagents.user"
 
@@ -380,6 +384,17 @@ def key_of(given: str, value: Any) -> Key:
     """The idempotency key `given` with a message whose JSON is `value`; 1.0 and 1e0 are one number."""
     digest = hashlib.sha256(canonical(_by_value(value))).hexdigest()
     return Key(hashlib.sha256(given.encode()).hexdigest(), digest)
+
+
+def key_in(request: Request, value: Any) -> Key | None:
+    """The key in the header `Idempotency-Key`, with a body whose JSON is `value`. `InvalidRequest`."""
+    given = request.headers.getlist("idempotency-key")
+    if not given:
+        return None
+    if len(given) > 1 or not _KEY.fullmatch(given[0]):
+        text = f"must be one text of 1 to {LONGEST_KEY} printable ASCII characters"
+        raise InvalidRequest("Idempotency-Key", text)
+    return key_of(given[0], value)
 
 
 def _by_value(value: Any) -> Any:

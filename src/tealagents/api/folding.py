@@ -49,7 +49,8 @@ class EventFold:
     def take(self, event: Event) -> None:
         match event:
             case TextDelta(text, refusal):
-                self.say(text, refusal=refusal)
+                self.text(text, refusal=refusal)
+                self.said = True
             case Started(status):
                 self.started(status)
             case ToolCalled(call):

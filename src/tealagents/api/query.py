@@ -1,9 +1,11 @@
 """What stands in the query of a request."""
 
 import re
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
+from tealagents.api.names import unknown
 from tealagents.domain.errors import InvalidRequest
 
 _INTEGER = re.compile(r"-?\d{1,15}", re.ASCII)
@@ -22,6 +24,24 @@ def flag(request: Request, name: str) -> bool:
     if given not in (None, "true", "false"):
         raise InvalidRequest(name, "must be true or false")
     return given == "true"
+
+
+def window(request: Request, names: Sequence[str]) -> tuple[range, bool]:
+    """The places in a list, oldest first, that `limit`, `after` and `order` ask for; and whether more follow.
+
+    The newest come first, unless `order` says otherwise. `NotFound` for an `after` that is none of the names.
+    """
+    limit = number(request, "limit", 20, lowest=1, highest=100)
+    after, order = once(request, "after"), once(request, "order") or "desc"
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order", "must be asc or desc")
+    places = range(len(names)) if order == "asc" else range(len(names))[::-1]
+    if after is not None:
+        start = next((n for n, place in enumerate(places, 1) if names[place] == after), None)
+        if start is None:
+            raise unknown("item", after)
+        places = places[start:]
+    return places[:limit], len(places) > limit
 
 
 def number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:

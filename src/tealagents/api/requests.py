@@ -92,6 +92,13 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     return found
 
 
+def added(message: NewMessage, task_id: str) -> NewMessage:
+    """The message for a task that is there. `InvalidRequest` where it brings a history of its own."""
+    if message.earlier:
+        raise InvalidRequest("input", "brings messages of the assistant; the conversation has its own")
+    return replace(message, task_id=task_id)
+
+
 async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
     """One of the pauses of a request. `NotFound`."""
     if approval_id in view.record.approvals:
@@ -204,3 +211,21 @@ async def page(
     found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
     views = [RequestView(record=each, partition=partition, caller=caller, own=True) for each in found.records]
     return views, str(found.last or ""), found.total
+
+
+async def forget(exchange: Exchange, view: RequestView) -> None:
+    """Erases the task of a request that was not to be stored, once the request has ended."""
+    record = await exchange.outcome(view)
+    if record.status in ENDED:
+        await exchange.eraser.delete_task(view.partition, record.task_id)
+
+
+async def then_forgotten(
+    exchange: Exchange, view: RequestView, events: AsyncIterator[Sequence[Recorded]]
+) -> AsyncIterator[Sequence[Recorded]]:
+    """The events of a request that is forgotten behind them, whether or not its client stays."""
+    try:
+        async for batch in events:
+            yield batch
+    finally:
+        exchange.in_background(forget(exchange, view))

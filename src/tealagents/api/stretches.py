@@ -5,16 +5,26 @@ recorded events; what is read later is made of the history as events of the same
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.responses import Response
+from starlette.types import Receive
 
 from tealagents.api import requests
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
-from tealagents.domain.errors import ApprovalPending, CorruptState, NotFound, TealError
+from tealagents.domain.errors import (
+    ApprovalPending,
+    CorruptState,
+    InvalidRequest,
+    NotFound,
+    TaskBusy,
+    TealError,
+)
 from tealagents.domain.events import (
     Event,
     Paused,
@@ -32,10 +42,12 @@ from tealagents.domain.models import (
     Message,
     MessageBody,
     RequestRecord,
+    Status,
     StepBody,
     ToolIntent,
 )
 from tealagents.state import keys
+from tealagents.state.submission import Key, NewMessage
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
@@ -52,6 +64,17 @@ class Stretch(Struct, frozen=True, kw_only=True):
     @property
     def record(self) -> RequestRecord:
         return self.view.record
+
+    @property
+    def status(self) -> Status:
+        """How it stands. A pause is its end, as good as an answer unless nobody can decide it any more."""
+        if self.pause is None:
+            return self.record.status
+        return "Canceled" if self.pause.status in ("canceled", "expired") else "Completed"
+
+    @property
+    def ended_at(self) -> datetime | None:
+        return self.pause.created_at if self.pause is not None else self.record.ended_at
 
     @property
     def after(self) -> int:
@@ -102,6 +125,52 @@ async def decided(
     return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
 
 
+async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> Stretch:
+    """The stretch as it ended; see `requests.settled`."""
+    return await cut(exchange, await requests.settled(exchange, stretch.view, receive), stretch.number)
+
+
+async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
+    """The stretch once its request is canceled, where that waits or is under way."""
+    pending = stretch.pause is not None and stretch.pause.status == "pending"
+    if stretch.status in ENDED and not pending:
+        return stretch
+    record = await exchange.cancel(stretch.view.caller, stretch.record.request_id)
+    return await cut(exchange, replace(stretch.view, record=record), stretch.number)
+
+
+async def continued(
+    exchange: Exchange, stretch: Stretch, message: NewMessage, key: Key | None, *, field: str, streamed: bool
+) -> RequestView:
+    """Goes on from a stretch: in its task where that is the last and idle, else in a branch of it.
+
+    A request that failed has added nothing: what follows it continues the one before. `ApprovalPending`,
+    `TaskBusy`, and `InvalidRequest`, which names `field`, where there is nothing to go on from.
+    """
+    record, pause, caller = stretch.record, stretch.pause, stretch.view.caller
+    if pause is not None and pause.status == "pending":
+        raise ApprovalPending(approval_id=pause.approval_id).with_ids(**record.ids)
+    if pause is not None and pause.status == "decided":
+        raise InvalidRequest(
+            field, "ended in calls that were answered: continue from the response to the answers"
+        )
+    if record.status not in ENDED:
+        raise TaskBusy("The response is in progress.", **record.ids)
+    checkpoint = record.request_id if record.status == "Completed" else record.parent
+    message = requests.added(message, record.task_id)
+    head = (await exchange.tasks.head(stretch.view.partition, record.task_id)).value
+    idle = head.running is None and head.pending is None and not head.queue
+    if idle and head.checkpoint_id == checkpoint and message.expires_at is None:
+        with suppress(TaskBusy):
+            at_tip = replace(message, at_checkpoint=checkpoint)
+            return await exchange.submit(caller, at_tip, key, streamed=streamed)
+    if checkpoint is None:
+        raise InvalidRequest(field, "failed at once, and there is nothing to branch from")
+    return await exchange.branch(
+        caller, record.task_id, message, key, checkpoint_id=checkpoint, streamed=streamed
+    )
+
+
 # --- what was recorded ---------------------------------------------------------------------------
 
 
@@ -138,10 +207,17 @@ class StretchFold(Protocol):
 
 
 def stream(
-    exchange: Exchange, stretch: Stretch, fold: StretchFold, headers: Mapping[str, str] | None = None
+    exchange: Exchange,
+    stretch: Stretch,
+    fold: StretchFold,
+    headers: Mapping[str, str] | None = None,
+    *,
+    forgets: bool = False,
 ) -> Response:
-    """The events of a stretch as server-sent events."""
+    """The events of a stretch as server-sent events; `forgets`: its task was not to be stored."""
     events = recorded(exchange, stretch)
+    if forgets:
+        events = requests.then_forgotten(exchange, stretch.view, events)
     return exchange.stream(stretch.view, fold, fold.failed, headers=headers, events=events)
 
 
@@ -168,6 +244,16 @@ async def told(exchange: Exchange, stretch: Stretch) -> list[Event]:
     if record.output and record.status != "Completed" and not isinstance(events[-1], TextDelta):
         events.append(TextDelta(record.output))
     return [*events, ending(record)]
+
+
+async def asked(exchange: Exchange, stretch: Stretch) -> Message | None:
+    """The user's message that a request began with; None where it waits its turn."""
+    record = stretch.record
+    path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
+    async for logged in exchange.history.forwards(stretch.view.partition, record.task_id, path):
+        if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
+            return logged.body.message
+    return None
 
 
 async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:

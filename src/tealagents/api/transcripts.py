@@ -1,10 +1,13 @@
 """The messages of a task, for pages that show a conversation as it stands, or as a stretch finds it."""
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from tealagents.api.exchange import Exchange
+from tealagents.api import stretches
+from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
-from tealagents.domain.models import Head, Message, MessageBody, Path, StepBody
+from tealagents.domain.models import Caller, Head, Message, MessageBody, Path, StepBody
+from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest
 MOST_MESSAGES = 1000
@@ -34,6 +37,30 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
             break
     path = tuple((low, min(high, first - 1)) for low, high in record.path or head.path if low < first)
     return [*await _newest(exchange, partition, record.task_id, path), *own]
+
+
+async def parts(
+    exchange: Exchange, caller: Caller, partition: str, head: Head
+) -> AsyncIterator[Round | Stretch]:
+    """A task on its current path, oldest first, and what runs or waits: requests that only spoke as rounds,
+    the others as their stretches.
+    """
+    occupant = head.running or head.pending
+    newest_first: list[Round | str] = [occupant.request_id] if occupant is not None else []
+    async with aclosing(exchange.history.rounds(partition, head.task_id, head.path)) as rounds:
+        async for each in rounds:
+            did = any(message.tool_calls or message.role == "tool" for message in each.messages)
+            newest_first.append(each.request_id if did or not each.messages else each)
+    for part in reversed(newest_first):
+        if isinstance(part, Round):
+            yield part
+            continue
+        record = (await exchange.tasks.request(partition, part)).value
+        view = RequestView(record=record, partition=partition, caller=caller, own=True)
+        last = await stretches.cut(exchange, view)
+        for number in range(1, last.number):
+            yield await stretches.cut(exchange, view, number)
+        yield last
 
 
 async def _newest(exchange: Exchange, partition: str, task_id: str, path: Path) -> list[Message]:

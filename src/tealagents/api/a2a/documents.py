@@ -8,8 +8,8 @@ from typing import Any
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
 
-from tealagents.api.bodies import image_parts
 from tealagents.api.decisions import asked, pending
+from tealagents.api.items import media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
 from tealagents.state.codec import encode_json
@@ -60,7 +60,7 @@ def _said(of: RequestRecord | Approval, message_id: str, parts: list[Json], role
 def _part(item: Item) -> Json:
     if item.content_type == "text":
         return {"text": item.content}
-    media_type, encoded = image_parts(item)
+    media_type, encoded = media(item)
     return {"raw": encoded, "mediaType": media_type}
 
 

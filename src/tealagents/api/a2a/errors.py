@@ -7,7 +7,7 @@ from a2a.utils.error_handlers import A2A_DOMAIN, ERROR_INFO_TYPE
 from starlette.responses import Response
 
 from tealagents.api.gate import Call
-from tealagents.api.http import json_response, status_of
+from tealagents.api.http import json_response, status_of, worded
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import Json
 
@@ -31,8 +31,8 @@ _OF_TRANSPORT = frozenset({401, 403, 413, 415, 429, 500, 503})
 #: how the ids of the domain are called here
 _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
 _ADVICE = {
-    "task_busy": " Wait for its task, or cancel it.",
-    "approval_pending": ' Send its taskId with a data part, {"action": "approve", "approval_id": "…"}.',
+    "task_busy": "Wait for its task, or cancel it.",
+    "approval_pending": 'Send its taskId with a data part, {"action": "approve", "approval_id": "…"}.',
 }
 
 
@@ -60,7 +60,7 @@ def document(error: TealError, call: Call) -> Json:
     status, code, name, reason = _kind(error)
     text, ids = _NOT_FOUND, {}
     if reason != "TASK_NOT_FOUND":
-        text = error.detail + _ADVICE.get(error.code, "")
+        text = worded(error, _ADVICE)
         ids = {_IDS[key]: value for key, value in error.ids.items() if key in _IDS}
     info = {"@type": ERROR_INFO_TYPE, "reason": reason, "domain": A2A_DOMAIN, "metadata": ids}
     if is_rpc(call):

@@ -7,7 +7,7 @@ Ids show the request's, since models use those of calls again and again: `msg_{r
 from collections.abc import Sequence
 from typing import Any
 
-from tealagents.api import bodies, sse
+from tealagents.api import items, sse
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import Answer, asked, until
 from tealagents.api.folding import EventFold
@@ -88,7 +88,7 @@ def _document(message: Message) -> Json:
 def _part(item: Item) -> Json:
     if item.content_type == "text":
         return {"type": "text", "text": item.content}
-    media_type, value = bodies.image_parts(item)
+    media_type, value = items.media(item)
     return {"type": "image", "source": {"type": "data", "value": value, "mimeType": media_type}}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ag_ui import core
 from msgspec import Struct
 
-from tealagents.api import bodies
+from tealagents.api import bodies, items
 from tealagents.api.decisions import CallAnswer, answer
 from tealagents.api.names import parsed
 from tealagents.api.requests import client_tool
@@ -18,6 +18,7 @@ from tealagents.state.submission import MOST_EARLIER, Earlier, NewMessage
 
 #: characters of the ids that a client makes up
 LONGEST_ID = 255
+_SOURCE = "messages.content.source"
 _TALK = core.UserMessage | core.AssistantMessage | core.ToolMessage
 
 
@@ -57,13 +58,13 @@ def read(value: Any) -> Given:
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
     before, end = talk[:start], talk[start:]
     last = {_mark(m): _items(m) for m in end if isinstance(m, core.UserMessage)}
-    earlier = [(m.role, _items(m)) for m in before if not isinstance(m, core.ToolMessage)]
+    said = [Earlier(m.role, _items(m)) for m in before if not isinstance(m, core.ToolMessage)]
     context: dict[str, str] = {}
     for each in body.context or ():
         context[each.description] = "\n".join(filter(None, (context.get(each.description), each.value)))
     message = NewMessage(
         items=(),
-        earlier=tuple(Earlier(role, items) for role, items in earlier if items)[-MOST_EARLIER:],
+        earlier=tuple(each for each in said if each.items)[-MOST_EARLIER:],
         instructions="\n\n".join(m.content for m in told if m.content),
         user_context=context,
         client_tools=tuple(
@@ -84,21 +85,17 @@ def read(value: Any) -> Given:
 
 def _items(message: Any) -> tuple[Item, ...]:
     """The parts that an agent can use; others are passed over, as the protocol asks. Nothing is fetched."""
-    content = message.content
-    if not isinstance(content, list):
-        return (Item("text", content),) if content else ()
-    found = (_item(part) for part in content)
-    return tuple(item for item in found if item is not None and item.content)
+    return items.read(message.content or "", "messages.content", _item)
 
 
-def _item(part: core.ContentPart) -> Item | None:
+def _item(part: core.ContentPart, _: str) -> Item | None:
     match part:
         case core.TextPart():
             return Item("text", part.text)
         case core.ImagePart(source=core.DataSource() as source):
-            return bodies.image(f"data:{source.mime_type};base64,{source.value}", "messages.content.source")
+            return items.image(f"data:{source.mime_type};base64,{source.value}", _SOURCE)
         case core.ImagePart(source=core.UrlSource() as source) if source.value.startswith("data:"):
-            return bodies.image(source.value, "messages.content.source")
+            return items.image(source.value, _SOURCE)
     return None
 
 

@@ -6,10 +6,9 @@
 `conversations`  tasks as conversations with items
 `chat`           Chat Completions, for front ends that know nothing else
 `inputs`         what clients send, as messages and decisions
-
+`sending`        what ids name, and carrying out what was sent
 `fold`           recorded events as the events and the output of one response
 `documents`      what is said, as plain JSON
-`names`          their ids, which show ours
 `errors`         domain errors in OpenAI's form
 ===============  =======================================================================
 

@@ -1,28 +1,20 @@
 """The routes of OpenAI's API; what each path does is a function of its own."""
 
-from collections.abc import Awaitable, Callable
-
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from tealagents.api.applications import application
+from tealagents.api.applications import Handler, application, routes
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
-from tealagents.api.openai import chat, conversations, errors, names, responses
+from tealagents.api.names import unknown
+from tealagents.api.openai import chat, conversations, errors, responses
 from tealagents.api.protocols import Served
 from tealagents.domain.models import Caller, Json
 
-Handler = Callable[[Exchange, Caller, Request], Awaitable[Response]]
-
 #: headers of answers that pages of other origins may see
 _SHOWN = (
-    "idempotent-replayed",
-    "retry-after",
-    "www-authenticate",
-    chat.HEADER,
-    "x-request-id",
-    "x-should-retry",
+    *("idempotent-replayed", "retry-after", "www-authenticate"),
+    *(chat.HEADER, "x-request-id", "x-should-retry"),
 )
 
 
@@ -33,7 +25,7 @@ async def _models(exchange: Exchange, caller: Caller, request: Request) -> Respo
     if wanted is None:
         return json_response({"object": "list", "data": [model]})
     if wanted != name:
-        raise names.unknown("model", wanted)
+        raise unknown("model", wanted)
     return json_response(model)
 
 
@@ -59,13 +51,5 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 def build(exchange: Exchange, path: str) -> Served:
     """OpenAI's API over an exchange, at `path`, which is what its clients take as `base_url`."""
-
-    def route(method: str, below: str, handler: Handler) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await handler(exchange, await exchange.identify(request), request)
-
-        return Route(path + below, endpoint, methods=[method])
-
-    routes = [route(*each) for each in _ROUTES]
-    urls = {"base_url": path}
-    return application(exchange, path, routes, errors.respond, errors.respond_plain, shown=_SHOWN, urls=urls)
+    found, urls = routes(exchange, path, _ROUTES), {"base_url": path}
+    return application(exchange, path, found, errors.respond, errors.respond_plain, shown=_SHOWN, urls=urls)

@@ -1,4 +1,4 @@
-"""What is said of responses, items, conversations and models, as plain JSON. Nothing is validated again."""
+"""What is said of responses, items and conversations, as plain JSON. Nothing is validated again."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -7,9 +7,8 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from tealagents.api import query
-from tealagents.api.openai import names
+from tealagents.api.names import made
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import (
     Approval,
     ClientTool,
@@ -69,19 +68,18 @@ class About(Struct, frozen=True, kw_only=True):
         cut_short: str | None = None,
     ) -> Json:
         """The response as it stands; `total` is what its request has used so far."""
-        previous = self.kept.get("previous")
-        if self.before is not None:
-            previous = names.made("resp", self.request_id, self.number - 1)
-        error = failure and {"code": "server_error", "message": failure.detail, "type": failure.code}
+        previous = (
+            made("resp", self.request_id, self.number - 1) if self.before else self.kept.get("previous")
+        )
         return {
-            "id": names.made("resp", self.request_id, self.number),
+            "id": made("resp", self.request_id, self.number),
             "object": "response",
             "created_at": int(self.created_at.timestamp()),
             "completed_at": None,
             "status": status,
             "background": self.kept.get("background", False),
-            "conversation": {"id": names.made("conv", self.task_id)},
-            "error": error,
+            "conversation": {"id": made("conv", self.task_id)},
+            "error": failure and {"code": "server_error", "message": failure.detail, "type": failure.code},
             "incomplete_details": {"reason": cut_short} if cut_short else None,
             "instructions": self.instructions or None,
             "metadata": self.kept.get("metadata", {}),
@@ -128,8 +126,12 @@ def _tool(of: ClientTool) -> Json:
 # --- items ---------------------------------------------------------------------------------------
 
 
+def item(kind: str, identifier: str, **fields: object) -> Json:
+    return {"id": identifier, "type": kind, **fields}
+
+
 def message(identifier: str, role: str, status: str, content: Sequence[Json] = ()) -> Json:
-    return {"id": identifier, "type": "message", "role": role, "status": status, "content": list(content)}
+    return item("message", identifier, role=role, status=status, content=list(content))
 
 
 def text_part(text: str, *, refusal: bool = False, annotations: Sequence[Json] = ()) -> Json:
@@ -138,79 +140,57 @@ def text_part(text: str, *, refusal: bool = False, annotations: Sequence[Json] =
     return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
 
 
-def server_call(identifier: str, call: ToolCall, agent: str, approval_request_id: str | None) -> Json:
-    """A call that the service makes."""
-    return {
-        **_call(identifier, "mcp_call", call, agent),
-        "status": "in_progress",
-        "approval_request_id": approval_request_id,
-        "output": None,
-        "error": None,
-    }
+def server_call(identifier: str, call: ToolCall, agent: str, asked: str | None) -> Json:
+    """A call that the service makes; `asked` is the request to approve it."""
+    begun = {"status": "in_progress", "approval_request_id": asked, "output": None, "error": None}
+    return item("mcp_call", identifier, **_of_service(call, agent), **begun)
 
 
-def approval_request(approval: Approval, n: int, agent: str) -> Json:
-    identifier = names.made("mcpr", approval.approval_id, n)
-    return _call(identifier, "mcp_approval_request", approval.calls[n], agent)
+def waiting(approval: Approval, n: int, agent: str) -> Json:
+    """A call of a pause: one for the client to make, or one that waits for approval."""
+    call, pause = approval.calls[n], approval.approval_id
+    if not call.by_client:
+        return item("mcp_approval_request", made("mcpr", pause, n), **_of_service(call, agent))
+    asked = {"name": call.tool, "arguments": call.arguments, "status": "completed"}
+    return item("function_call", made("fc", pause, n), call_id=made("call", pause, n), **asked)
 
 
-def _call(identifier: str, kind: str, call: ToolCall, agent: str) -> Json:
-    where = {"server_label": call.plugin_name or agent, "name": call.function_name}
-    return {"id": identifier, "type": kind, **where, "arguments": call.arguments}
+def _of_service(call: ToolCall, agent: str) -> Json:
+    label = call.plugin_name or agent
+    return {"server_label": label, "name": call.function_name, "arguments": call.arguments}
 
 
-def client_call(approval: Approval, n: int) -> Json:
-    """A call that the client makes."""
-    call = approval.calls[n]
-    return {
-        "id": names.made("fc", approval.approval_id, n),
-        "type": "function_call",
-        "call_id": names.made("call", approval.approval_id, n),
-        "name": call.tool,
-        "arguments": call.arguments,
-        "status": "completed",
-    }
+def answer(approval: Approval, n: int, decision: Decision) -> Json:
+    """What was decided of a call, or what came of it at the client, as an item of the input."""
+    pause = approval.approval_id
+    if approval.calls[n].by_client:
+        done = {"output": decision.output or "", "status": "completed"}
+        return item("function_call_output", made("fco", pause, n), call_id=made("call", pause, n), **done)
+    decided = {"approve": decision.action == "approve", "reason": approval.reason}
+    asked = made("mcpr", pause, n)
+    return item("mcp_approval_response", made("mcpa", pause, n), approval_request_id=asked, **decided)
 
 
 def said(of: Message) -> Json:
     """A message of the history, as an item of its own."""
     if of.role == "assistant":
-        return message(names.made("msg", of.message_id), "assistant", "completed", [text_part(of.text)])
-    content: list[Json] = [
-        {"type": "input_image", "image_url": item.content, "detail": "auto", "file_id": None}
-        if item.content_type == "image"
-        else {"type": "input_text", "text": item.content}
-        for item in of.items
-    ]
-    return message(names.made("msg", of.message_id), of.role, "completed", content)
-
-
-def answer(approval: Approval, n: int, decision: Decision) -> Json:
-    """What was decided of a call, or what came of it at the client, as an item of the input."""
-    if approval.calls[n].by_client:
-        return {
-            "id": names.made("fco", approval.approval_id, n),
-            "type": "function_call_output",
-            "call_id": names.made("call", approval.approval_id, n),
-            "output": decision.output or "",
-            "status": "completed",
-        }
-    return {
-        "id": names.made("mcpa", approval.approval_id, n),
-        "type": "mcp_approval_response",
-        "approval_request_id": names.made("mcpr", approval.approval_id, n),
-        "approve": decision.action == "approve",
-        "reason": approval.reason,
-    }
+        content = [text_part(of.text)]
+    else:
+        content = [
+            {"type": "input_image", "image_url": each.content, "detail": "auto", "file_id": None}
+            if each.content_type == "image"
+            else {"type": "input_text", "text": each.content}
+            for each in of.items
+        ]
+    return message(made("msg", of.message_id), of.role, "completed", content)
 
 
 # --- the rest ------------------------------------------------------------------------------------
 
 
 def conversation(head: Head) -> Json:
-    created_at = int(head.created_at.timestamp())
-    shown = {"created_at": created_at, "metadata": head.metadata}
-    return {"id": names.made("conv", head.task_id), "object": "conversation", **shown}
+    created_at, identifier = int(head.created_at.timestamp()), made("conv", head.task_id)
+    return {"id": identifier, "object": "conversation", "created_at": created_at, "metadata": head.metadata}
 
 
 def deleted(identifier: str, kind: str) -> Json:
@@ -218,22 +198,12 @@ def deleted(identifier: str, kind: str) -> Json:
 
 
 def listed(items: Sequence[Json], *, has_more: bool = False) -> Json:
-    ends = (
-        {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": "", "last_id": ""}
-    )
-    return {"object": "list", "data": list(items), **ends, "has_more": has_more}
+    first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
+    ends = {"first_id": first, "last_id": last, "has_more": has_more}
+    return {"object": "list", "data": list(items), **ends}
 
 
 def page(items: Sequence[Json], request: Request) -> Json:
-    """The part of a list that the query asks for; the newest first, unless it says otherwise."""
-    limit = query.number(request, "limit", 20, lowest=1, highest=100)
-    after, order = query.once(request, "after"), query.once(request, "order") or "desc"
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order", "must be asc or desc")
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    start = 0
-    if after is not None:
-        start = 1 + next((n for n, each in enumerate(ordered) if each["id"] == after), -1)
-        if not start:
-            raise names.unknown("item", after)
-    return listed(ordered[start : start + limit], has_more=start + limit < len(ordered))
+    """The part of a list that the query asks for."""
+    places, more = query.window(request, [each["id"] for each in items])
+    return listed([items[n] for n in places], has_more=more)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from starlette.responses import Response
 
-from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of
+from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, status_of, worded
 from tealagents.domain.errors import InvalidRequest, Refusal, TealError
 from tealagents.domain.models import Failure, Json
 
@@ -22,9 +22,8 @@ _ADVICE: Mapping[str, str] = {
 
 def document(error: TealError) -> Json:
     """The body of an error."""
-    message = " ".join(filter(None, (error.detail, _ADVICE.get(error.code))))
     param = error.field if isinstance(error, InvalidRequest) and error.field != "body" else None
-    return _body(_status(error), error.code, message, param or None)
+    return _body(_status(error), error.code, worded(error, _ADVICE), param or None)
 
 
 def of_failure(failure: Failure) -> Json:

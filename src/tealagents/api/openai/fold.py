@@ -7,21 +7,13 @@ number n.
 
 import msgspec
 
-from tealagents.api.openai import documents, names
+from tealagents.api import sse
+from tealagents.api.folding import EventFold
+from tealagents.api.names import made
+from tealagents.api.openai import documents
 from tealagents.api.openai.documents import About
 from tealagents.domain.errors import TealError
-from tealagents.domain.events import (
-    Canceled,
-    Completed,
-    Event,
-    Failed,
-    Paused,
-    Recorded,
-    Started,
-    TextDelta,
-    ToolCalled,
-    ToolReturned,
-)
+from tealagents.domain.events import Event, Started, ToolReturned
 from tealagents.domain.models import Approval, Failure, Json, Outcome, ToolCall
 
 DONE = b"data: [DONE]\n\n"
@@ -30,7 +22,7 @@ _CUT_SHORT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 #: an `after` behind every event: nothing is encoded, only `response` and `output` are made
 UNSEEN = 2**53
 
-encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
 
 class _Part:
@@ -45,68 +37,45 @@ class _Part:
         name = f"response.{self.kind}.delta"
         constant: Json = {"type": name, **place, **({} if refusal else {"logprobs": []})}
         #: a delta's frame around its number and its text, which are all that differs
-        self.frame = b"event: %b\ndata: %b" % (name.encode(), encode(constant)[:-1].replace(b"%", b"%%"))
+        self.frame = b"event: %b\ndata: %b" % (name.encode(), _encode(constant)[:-1].replace(b"%", b"%%"))
         self.frame += b',"sequence_number":%d,"delta":%b}\n\n'
 
 
-class Fold:
+class Fold(EventFold):
     """The fold of one response. `output` and `response` are what has come of it so far."""
 
     def __init__(self, about: About, *, after: int = -1) -> None:
+        super().__init__()
         self._about = about
         self._after = after
         self._next = 0
-        self._frames: list[bytes] = []
         self._queued = False
-        self._message: Json | None = None
+        #: what is being written of the message that is the last item
         self._part: _Part | None = None
-        #: the calls under way, by their ids
-        self._calls: dict[str, tuple[int, Json]] = {}
+        #: where the calls under way are, by their ids
+        self._calls: dict[str, Json] = {}
         self.output: list[Json] = []
         #: the last document of the response; None before the first event
         self.response: Json | None = None
 
-    def __call__(self, recorded: Recorded) -> bytes:
-        """The frames of one event; the marker of the end behind the last."""
-        self._frames = []
-        self.take(recorded.event)
-        return b"".join(self._frames)
-
     def take(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._open(event.status)
-            return
-        self._open("Running")
-        if self._queued:
+        self._open(event.status if isinstance(event, Started) else "Running")
+        if self._queued and not isinstance(event, Started):
             self._queued = False
             self._tell("response.in_progress", "in_progress")
-        match event:
-            case TextDelta(text, refusal):
-                self._delta(text, refusal=refusal)
-            case ToolCalled(call):
-                self._called(call)
-            case ToolReturned() if event.call_id in self._calls:
-                self._returned(event)
-            case Paused(approval) if approval is not None:
-                self._paused(approval)
-            case Completed(outcome) if outcome is not None:
-                self._completed(outcome)
-            case Failed(failure):
-                self._ended("failed", failure)
-            case Canceled():
-                self._ended("cancelled")
+        super().take(event)
 
     def failed(self, error: TealError) -> bytes:
         """The frame of an error that is no part of what was recorded."""
         data = {"type": "error", "code": error.code, "message": error.detail, "param": None}
-        return b"event: error\ndata: %b\n\n%b" % (encode({**data, "sequence_number": self._next}), DONE)
+        return sse.frame(None, "error", {**data, "sequence_number": self._next}) + DONE
 
     # --- frames ----------------------------------------------------------------------------------
 
     def _emit(self, kind: str, **fields: object) -> None:
         if self._next > self._after:
-            data = encode({"type": kind, "sequence_number": self._next, **fields})
-            self._frames.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            data = {"type": kind, "sequence_number": self._next, **fields}
+            self.frames.append(sse.frame(None, kind, data))
         self._next += 1
 
     def _tell(self, kind: str, status: str, **fields: object) -> None:
@@ -127,38 +96,42 @@ class Fold:
         self._emit("response.output_item.added", output_index=index, item={**item, **begun})
         return {"output_index": index, "item_id": item["id"]}
 
-    def _done(self, index: int) -> None:
+    def _done(self, place: Json) -> None:
+        index = place["output_index"]
         self._emit("response.output_item.done", output_index=index, item=self.output[index])
+
+    def _item_id(self, kind: str) -> str:
+        return made(kind, self._about.request_id, self._about.number, len(self.output))
 
     # --- text ------------------------------------------------------------------------------------
 
-    def _delta(self, text: str, *, refusal: bool = False) -> None:
+    def text(self, text: str, *, refusal: bool = False) -> None:
         part = self._part
         if part is None or part.refusal != refusal:
             part = self._open_part(refusal=refusal)
         part.text.append(text)
         if self._next > self._after:
-            self._frames.append(part.frame % (self._next, encode(text)))
+            self.frames.append(part.frame % (self._next, _encode(text)))
         self._next += 1
 
+    def text_ended(self) -> None:
+        self._close("completed")
+
     def _open_part(self, *, refusal: bool) -> _Part:
-        self._close_part()
-        if self._message is None:
-            self._message = documents.message(self._item_id("msg"), "assistant", "in_progress")
-            self._add(self._message)
-        index, content = len(self.output) - 1, self._message["content"]
-        place = {"item_id": self._message["id"], "output_index": index, "content_index": len(content)}
+        if self._part is None:
+            self._add(documents.message(self._item_id("msg"), "assistant", "in_progress"))
+        else:
+            self._close_part(self._part)
+        index, message = len(self.output) - 1, self.output[-1]
+        place = {"item_id": message["id"], "output_index": index, "content_index": len(message["content"])}
         self._part = _Part(place, refusal=refusal)
         self._emit("response.content_part.added", **place, part=documents.text_part("", refusal=refusal))
         return self._part
 
-    def _close_part(self) -> None:
-        part, self._part = self._part, None
-        if part is None or self._message is None:
-            return
+    def _close_part(self, part: _Part) -> None:
         text = "".join(part.text)
         shown = documents.text_part(text, refusal=part.refusal, annotations=part.annotations)
-        self._message["content"].append(shown)
+        self.output[-1]["content"].append(shown)
         for n, annotation in enumerate(part.annotations):
             kind = "response.output_text.annotation.added"
             self._emit(kind, **part.place, annotation_index=n, annotation=annotation)
@@ -166,100 +139,94 @@ class Fold:
         self._emit(f"response.{part.kind}.done", **part.place, **whole)
         self._emit("response.content_part.done", **part.place, part=shown)
 
-    def _close(self, status: str = "completed") -> None:
+    def _close(self, status: str) -> None:
         """The message is whole, or stays as it is."""
-        self._close_part()
-        message, self._message = self._message, None
-        if message is not None:
-            message["status"] = status
-            self._done(len(self.output) - 1)
+        if self._part is not None:
+            self._close_part(self._part)
+            self.output[-1]["status"] = status
+            self._done(self._part.place)
+            self._part = None
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def _called(self, call: ToolCall) -> None:
-        self._close()
-        about, before = self._about, self._about.before
-        shown = [each.id for each in before.calls] if before is not None else []
-        asked = None
-        if before is not None and call.id in shown:
-            asked = names.made("mcpr", before.approval_id, shown.index(call.id))
-        item = documents.server_call(self._item_id("mcp"), call, about.agent, asked)
-        place = self._add(item, arguments="")
-        self._calls[call.id] = place["output_index"], item
+    def called(self, call: ToolCall) -> None:
+        before, asked = self._about.before, None
+        shown = [each.id for each in before.calls] if before else []
+        if before and call.id in shown:
+            asked = made("mcpr", before.approval_id, shown.index(call.id))
+        item = documents.server_call(self._item_id("mcp"), call, self._about.agent, asked)
+        self._calls[call.id] = place = self._add(item, arguments="")
         self._emit("response.mcp_call.in_progress", **place)
-        self._emit("response.mcp_call_arguments.delta", **place, delta=call.arguments)
-        self._emit("response.mcp_call_arguments.done", **place, arguments=call.arguments)
+        self._arguments("response.mcp_call_arguments", place, call)
 
-    def _returned(self, event: ToolReturned) -> None:
-        index, item = self._calls.pop(event.call_id)
+    def _arguments(self, kind: str, place: Json, call: ToolCall) -> None:
+        self._emit(f"{kind}.delta", **place, delta=call.arguments)
+        self._emit(f"{kind}.done", **place, arguments=call.arguments)
+
+    def returned(self, event: ToolReturned) -> None:
+        place = self._calls.pop(event.call_id, None)
+        if place is None:
+            return
+        item = self.output[place["output_index"]]
         if event.is_error:
             content = [{"type": "text", "text": event.output}]
             item |= {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
         else:
             item |= {"status": "completed", "output": event.output}
-        self._emit(f"response.mcp_call.{item['status']}", output_index=index, item_id=item["id"])
-        self._done(index)
+        self._emit(f"response.mcp_call.{item['status']}", **place)
+        self._done(place)
 
     def _give_up_calls(self) -> None:
-        for index, item in self._calls.values():
-            item["status"] = "incomplete"
-            self._done(index)
+        for place in self._calls.values():
+            self.output[place["output_index"]]["status"] = "incomplete"
+            self._done(place)
         self._calls.clear()
 
     # --- ends ------------------------------------------------------------------------------------
 
-    def _paused(self, approval: Approval) -> None:
-        self._close()
+    def paused(self, approval: Approval) -> None:
         self._give_up_calls()
         if approval.authorizations:
             self._link(approval)
         for n, call in enumerate(approval.calls):
+            item = documents.waiting(approval, n, self._about.agent)
+            begun = {"arguments": "", "status": "in_progress"} if call.by_client else {}
+            place = self._add(item, **begun)
             if call.by_client:
-                item = documents.client_call(approval, n)
-                place = self._add(item, arguments="", status="in_progress")
-                kind = "response.function_call_arguments"
-                self._emit(f"{kind}.delta", **place, delta=call.arguments)
-                self._emit(f"{kind}.done", **place, arguments=call.arguments)
-            else:
-                place = self._add(documents.approval_request(approval, n, self._about.agent))
-            self._done(place["output_index"])
+                self._arguments("response.function_call_arguments", place, call)
+            self._done(place)
         if approval.status in ("canceled", "expired"):
-            self._finish("response.failed", "cancelled")
+            self._finish("failed", "cancelled")
         else:
-            self._finish("response.completed", "completed", total=approval.usage)
+            self._finish("completed", "completed", total=approval.usage)
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
-        part = self._open_part(refusal=False)
-        self._delta(approval.message)
-        end = len(approval.message)
+        part, end = self._open_part(refusal=False), len(approval.message)
+        self.text(approval.message)
         for each in approval.authorizations:
             title, url = str(each["server"]), str(each["url"])
             start = end + len(f"\n{title}: ")
             end = start + len(url)
-            self._delta(f"\n{title}: {url}")
+            self.text(f"\n{title}: {url}")
             cited = {"type": "url_citation", "url": url, "title": title}
             part.annotations.append({**cited, "start_index": start, "end_index": end})
-        self._close()
+        self._close("completed")
 
-    def _completed(self, outcome: Outcome) -> None:
-        if outcome.output and self._part is None:
-            self._delta(outcome.output, refusal=outcome.finish_reason == "refusal")
+    def completed(self, outcome: Outcome) -> None:
         cut_short = _CUT_SHORT.get(outcome.finish_reason or "")
         status = "incomplete" if cut_short else "completed"
-        self._close(status)
-        self._give_up_calls()
-        self._finish(f"response.{status}", status, total=outcome.usage, cut_short=cut_short)
+        self._finish(status, status, total=outcome.usage, cut_short=cut_short)
 
-    def _ended(self, status: str, failure: Failure | None = None) -> None:
-        self._close("incomplete")
-        self._give_up_calls()
+    def ended(self, failure: Failure, *, canceled: bool) -> None:
         # there is no event for a response that was cancelled: its status says it
-        self._finish("response.failed", status, failure=failure)
+        if canceled:
+            self._finish("failed", "cancelled")
+        else:
+            self._finish("failed", "failed", failure=failure)
 
-    def _finish(self, kind: str, status: str, **fields: object) -> None:
-        self._tell(kind, status, **fields)
-        self._frames.append(DONE)
-
-    def _item_id(self, kind: str) -> str:
-        return names.made(kind, self._about.request_id, self._about.number, len(self.output))
+    def _finish(self, event: str, status: str, **fields: object) -> None:
+        self._close("completed" if status == "completed" else "incomplete")
+        self._give_up_calls()
+        self._tell(f"response.{event}", status, **fields)
+        self.frames.append(DONE)

@@ -1,14 +1,15 @@
 """What clients of Responses and Conversations send, as messages and decisions of ours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
-from tealagents.api import bodies
-from tealagents.api.openai import names
-from tealagents.domain.errors import InvalidRequest, NotFound
+from tealagents.api import bodies, items, resent
+from tealagents.api.decisions import CallAnswer
+from tealagents.api.requests import client_tool
+from tealagents.api.resent import Answered, Entry, Made, Resent, Told
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import ClientTool, Item, Json
 from tealagents.state.submission import Earlier
 
@@ -48,8 +49,7 @@ class FunctionTool(BaseModel):
     parameters: dict[str, Any] | None = None
 
     def declared(self) -> ClientTool:
-        schema = self.parameters or {"type": "object", "properties": {}}
-        return ClientTool(self.name, self.description or "", schema)
+        return client_tool(self.name, self.description or "", self.parameters, "tools")
 
 
 class ConversationRef(BaseModel):
@@ -97,57 +97,10 @@ class MoreItems(Incoming):
     items: Items = Field(min_length=1)
 
 
-class CallAnswer(Struct, frozen=True):
-    """What a client answers one call of a pause."""
-
-    #: whether a call of ours may run; None where the client made the call
-    approve: bool | None = None
-    reason: str | None = None
-    output: str | None = None
-
-
-class Told(Struct, frozen=True):
-    """A system or developer message: for this response only."""
-
-    text: str
-
-
-class Made(Struct, frozen=True):
-    """Something of ours that comes again from clients that keep the history: a call, a request to approve."""
-
-    call_id: str = ""
-    #: the call, in words
-    text: str = ""
-
-
-class CallAnswered(Struct, frozen=True):
-    """What came of a call, or may come of it."""
-
-    call_id: str
-    answer: CallAnswer
-    where: str
-
-
-Entry = Earlier | Told | Made | CallAnswered
-
-
-class Input(Struct, frozen=True, kw_only=True):
-    """The input, taken apart."""
-
-    #: the message itself: what the user says last
-    items: tuple[Item, ...] = ()
-    #: what was said before it
-    earlier: tuple[Earlier, ...] = ()
-    instructions: tuple[str, ...] = ()
-    #: the pause that is answered, and the answers by the places of its calls
-    approval_id: str = ""
-    answers: Mapping[int, CallAnswer] = {}
-
-
 def create(value: Any) -> CreateResponse:
     """The body of a new response; `InvalidRequest` names the parameter that cannot be served."""
     if isinstance(value, dict):
-        check_only(value, _ONLY)
+        bodies.refuse_unless(value, _ONLY)
         value = {name: each for name, each in value.items() if name not in _IGNORED and name not in _ONLY}
     body = bodies.validated(CreateResponse, value)
     if body.store is False and body.background:
@@ -159,69 +112,11 @@ def create(value: Any) -> CreateResponse:
     return body
 
 
-def check_only(value: Json, only: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuses parameters that ask for what this service does not do, by name."""
-    for name, possible in only.items():
-        if value.get(name) not in possible:
-            raise InvalidRequest(name, "is not supported by this service")
-
-
-def read(given: str | list[dict[str, Any]] | None) -> Input:
+def read(given: str | Items | None) -> Resent:
     """The input of a response."""
     if given is None or isinstance(given, str):
         given = [{"role": "user", "content": given or ""}]
-    return combine([_entry(each, f"input.{n}") for n, each in enumerate(given)], "input")
-
-
-def combine(entries: Sequence[Entry], param: str) -> Input:
-    """What is new in an input: all behind the last thing that the assistant said or did.
-
-    That is either a message, or the answers to the calls of one pause. What comes before it is the history
-    of a client that keeps it.
-    """
-    spoken = [n for n, each in enumerate(entries) if isinstance(each, Made) or _is_by(each, "assistant")]
-    split = spoken[-1] + 1 if spoken else 0
-    instructions = tuple(each.text for each in entries if isinstance(each, Told))
-    items = tuple(item for each in entries[split:] if isinstance(each, Earlier) for item in each.items)
-    answers = [each for each in entries[split:] if isinstance(each, CallAnswered)]
-    if answers and items:
-        raise InvalidRequest(param, "answers calls and adds a message: send the answers first, alone")
-    if answers:
-        return _answering(answers)
-    if not items:
-        raise InvalidRequest(param, "needs a message of the user at its end")
-    return Input(items=items, earlier=_earlier(entries[:split]), instructions=instructions)
-
-
-def _is_by(entry: Entry, role: str) -> bool:
-    return isinstance(entry, Earlier) and entry.role == role
-
-
-def _answering(given: Sequence[CallAnswered]) -> Input:
-    answers: dict[int, CallAnswer] = {}
-    pause = ""
-    for each in given:
-        try:
-            named, place = names.read("call", each.call_id, *names.CALLS)
-        except NotFound as unknown:
-            raise InvalidRequest(each.where, unknown.detail) from None
-        if place in answers or pause not in ("", named):
-            raise InvalidRequest(each.where, "answers a call twice, or one of another response")
-        answers[place], pause = each.answer, named
-    return Input(approval_id=pause, answers=answers)
-
-
-def _earlier(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
-    """The history: calls are put into words."""
-    calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
-    said: list[Earlier] = []
-    for each in entries:
-        if isinstance(each, Earlier) and each.items:
-            said.append(each)
-        elif isinstance(each, CallAnswered) and each.answer.output is not None:
-            text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
-            said.append(Earlier("assistant", (Item("text", text),)))
-    return tuple(said)
+    return resent.taken_apart([_entry(each, f"input.{n}") for n, each in enumerate(given)], "input")
 
 
 def messages(given: Sequence[Json]) -> list[Earlier]:
@@ -242,39 +137,36 @@ _SILENT = ("mcp_approval_request", "mcp_list_tools", "reasoning")
 
 
 def _entry(each: Json, where: str) -> Entry:
-    kind = each.get("type") or "message"
-    match kind:
+    match each.get("type") or "message":
         case "message":
             return message(each, where)
         case "function_call":
-            return made(_str(each, "call_id", where), each)
+            return made(bodies.string(each, "call_id", where), each)
         case "function_call_output":
-            output = output_of(each.get("output"), f"{where}.output")
-            return CallAnswered(_str(each, "call_id", where), CallAnswer(output=output), where)
+            return returned(bodies.string(each, "call_id", where), each.get("output"), where, "output")
         case "mcp_approval_response":
-            if not isinstance(each.get("approve"), bool):
+            if not isinstance(approve := each.get("approve"), bool):
                 raise InvalidRequest(f"{where}.approve", "must be true or false")
-            reason = each.get("reason")
-            answer = CallAnswer(approve=each["approve"], reason=reason if isinstance(reason, str) else None)
-            return CallAnswered(_str(each, "approval_request_id", where), answer, where)
+            reason = each["reason"] if isinstance(each.get("reason"), str) else None
+            answer = CallAnswer(action="approve" if approve else "reject", reason=reason)
+            return Answered(bodies.string(each, "approval_request_id", where), answer, where)
         case "mcp_call":
             text = f"{made('', each).text} returned: {each.get('output') or each.get('error')}"
             return Earlier("assistant", (Item("text", text),))
-    if kind in _SILENT:
-        return Made()
-    raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is no input that this service takes")
+        case kind if kind in _SILENT:
+            return Made()
+        case kind:
+            unknown = f"{bodies.short(str(kind))} is no input that this service takes"
+            raise InvalidRequest(f"{where}.type", unknown)
 
 
 def message(each: Json, where: str) -> Earlier | Told:
     """A message in any role but a tool's."""
-    role = each.get("role")
-    items = _content(each.get("content"), f"{where}.content")
+    role, said = each.get("role"), items.read(each.get("content"), f"{where}.content", _part)
     if role in ("system", "developer"):
-        if any(item.content_type != "text" for item in items):
-            raise InvalidRequest(f"{where}.content", "must be text in this role")
-        return Told("".join(item.content for item in items))
+        return Told(items.text(said, f"{where}.content", "must be text in this role"))
     if role == "user" or role == "assistant":
-        return Earlier(role, items)
+        return Earlier(role, said)
     raise InvalidRequest(f"{where}.role", "must be user, assistant, system or developer")
 
 
@@ -283,48 +175,20 @@ def made(call_id: str, call: Json) -> Made:
     return Made(call_id, f"{call.get('name')}({call.get('arguments') or ''})")
 
 
-def _content(given: Any, where: str) -> tuple[Item, ...]:
-    if isinstance(given, str):
-        return (Item("text", given),) if given else ()
-    if not isinstance(given, list):
-        raise InvalidRequest(where, "must be a string or an array of parts")
-    parts = [_part(each, f"{where}.{n}") for n, each in enumerate(given)]
-    return tuple(part for part in parts if part.content)
+def returned(call_id: str, output: Any, where: str, name: str) -> Answered:
+    """What a client's tool returned, as text."""
+    field = f"{where}.{name}"
+    text = items.text(items.read(output, field, _part), field, "must be text")
+    return Answered(call_id, CallAnswer(output=text), where)
 
 
 def _part(each: Any, where: str) -> Item:
-    kind = each.get("type") if isinstance(each, dict) else None
-    match kind:
+    match each.get("type") if isinstance(each, dict) else None:
         case "input_text" | "output_text" | "text":
-            return Item("text", _str(each, "text", where))
+            return Item("text", bodies.string(each, "text", where))
         case "refusal":
-            return Item("text", _str(each, "refusal", where))
+            return Item("text", bodies.string(each, "refusal", where))
         case "input_image" | "image_url":
             given = each.get("image_url")
-            url = given.get("url") if isinstance(given, dict) else given
-            return Item("image", _image(url, f"{where}.image_url"))
+            return items.image(given.get("url") if isinstance(given, dict) else given, f"{where}.image_url")
     raise InvalidRequest(f"{where}.type", "must be a text, or an image as a data URI")
-
-
-def _image(url: Any, where: str) -> str:
-    """An image that is sent along: this service fetches nothing that a user's text names."""
-    if not isinstance(url, str):
-        raise InvalidRequest(where, "must be a data URI, data:image/png;base64,…, with the image in it")
-    if (problem := bodies.image_problem(url)) is not None:
-        raise InvalidRequest(where, problem)
-    return url
-
-
-def output_of(given: Any, where: str) -> str:
-    """What a client's tool returned, as text."""
-    items = _content(given, where)
-    if any(item.content_type != "text" for item in items):
-        raise InvalidRequest(where, "must be text")
-    return "".join(item.content for item in items)
-
-
-def _str(each: Json, name: str, where: str) -> str:
-    value = each.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where}.{name}", "must be a string")
-    return value

@@ -8,6 +8,7 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from tealagents.api import bodies
+from tealagents.api.items import image
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
 from tealagents.engine.prompt import context_note
@@ -86,13 +87,7 @@ def _item(item: Any, field: str) -> Item:
         raise InvalidRequest(field, "must have a content, which is a string")
     if item.get("content_type", "text") == "text":
         return Item("text", content)
-    return _image(content, field)
-
-
-def _image(uri: str, field: str) -> Item:
-    if problem := bodies.image_problem(uri):
-        raise InvalidRequest(field, problem)
-    return Item("image", uri)
+    return image(content, field)
 
 
 def _images(value: BaseModel) -> Iterator[Item]:
@@ -101,6 +96,6 @@ def _images(value: BaseModel) -> Iterator[Item]:
         field = getattr(value, name)
         for each in field if isinstance(field, list) else [field]:
             if isinstance(each, BaseModel) and type(each).model_fields.keys() == {"format", "data"}:
-                image: Any = each
-                media = image.format if "/" in image.format else f"image/{image.format}"
-                yield _image(f"data:{media};base64,{image.data}", name)
+                given: Any = each
+                media = given.format if "/" in given.format else f"image/{given.format}"
+                yield image(f"data:{media};base64,{given.data}", name)

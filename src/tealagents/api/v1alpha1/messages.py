@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies
-from tealagents.api.exchange import Exchange, RequestView, key_of
+from tealagents.api import bodies, query
+from tealagents.api.exchange import LONGEST_KEY, Exchange, RequestView, key_in
 from tealagents.api.http import json_response
 from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of, identifier
@@ -17,16 +17,12 @@ from tealagents.api.v1alpha1.fold import Frames, failed
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
 from tealagents.engine.approvals import CallDecision, Command
-from tealagents.state.submission import Key, NewMessage
+from tealagents.state.submission import NewMessage
 
 Way = Literal["json", "sse", "background"]
 
-#: characters of the longest idempotency key
-LONGEST_KEY = 255
-_IDEMPOTENCY_KEY = re.compile(rf"[!-~](?:[ -~]{{0,{LONGEST_KEY - 2}}}[!-~])?", re.ASCII)
 #: a preference of its own, not a parameter of another one (RFC 7240, section 2)
 _RESPOND_ASYNC = re.compile(r"(?:^|,)\s*respond-async\s*(?:$|[,;])", re.IGNORECASE)
 #: the value of a preference or parameter, which may hold what looks like another one
@@ -269,24 +265,6 @@ def _message(value: Any) -> NewMessage:
     )
 
 
-def _key(request: Request, value: Any) -> Key | None:
-    """The idempotency key of a request with this body, or None."""
-    given = request.headers.getlist("idempotency-key")
-    if not given:
-        return None
-    if len(given) > 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0]):
-        raise InvalidRequest(
-            "Idempotency-Key", f"must be one text of 1 to {LONGEST_KEY} printable ASCII characters"
-        )
-    return key_of(given[0], value)
-
-
-def _only(name: str, given: list[str]) -> str | None:
-    if len(given) > 1:
-        raise InvalidRequest(name, "is given twice")
-    return given[0] if given else None
-
-
 # --- answering -----------------------------------------------------------------------------------
 
 
@@ -294,7 +272,7 @@ async def send(exchange: Exchange, request: Request, way: Way) -> Response:
     caller = await exchange.identify(request)
     value = await exchange.body(request)
     message = _message(value)
-    view = await exchange.submit(caller, message, _key(request, value), streamed=way != "json")
+    view = await exchange.submit(caller, message, key_in(request, value), streamed=way != "json")
     headers = {"idempotent-replayed": "true"} if view.replayed else {}
     return await _answer(exchange, request, view, way, headers)
 
@@ -303,7 +281,7 @@ async def resume(exchange: Exchange, request: Request, way: Way) -> Response:
     caller = await exchange.identify(request)
     request_id = identifier(request, "request_id")
     decided = bodies.validated(schemas.ResumeCommand, await exchange.body(request))
-    approval_id = _only("approval_id", request.query_params.getlist("approval_id"))
+    approval_id = query.once(request, "approval_id")
     command = Command(
         action=decided.action,
         reason=decided.reason,

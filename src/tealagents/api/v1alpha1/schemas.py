@@ -20,7 +20,8 @@ from pydantic import (
     field_validator,
 )
 
-from tealagents.api.bodies import LARGEST_INTEGER, image_problem
+from tealagents.api.bodies import LARGEST_INTEGER
+from tealagents.api.items import image_problem
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 

@@ -1,0 +1,56 @@
+"""Items of messages, as clients send them: text, and images as data URIs."""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Item
+
+#: characters of a data URI in which its media type must stand
+LONGEST_HEAD = 200
+_DATA_URI = re.compile(r"data:image/[a-z0-9.+-]+;base64,(?=.)", re.IGNORECASE | re.ASCII)
+
+
+def image_problem(content: str) -> str | None:
+    """What is wrong with an image, which must come as a data URI; None: nothing."""
+    head = _DATA_URI.match(content[:LONGEST_HEAD])
+    if head is None:
+        return "must be a data URI, data:image/png;base64,…, with the image in it"
+    try:
+        base64.b64decode(content[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        return "is not valid base64 behind the comma"
+    return None
+
+
+def image(uri: object, field: str) -> Item:
+    """An image that is sent along: nothing is fetched that a client names. `InvalidRequest`."""
+    if problem := image_problem(uri if isinstance(uri, str) else ""):
+        raise InvalidRequest(field, problem)
+    return Item("image", str(uri))
+
+
+def media(item: Item) -> tuple[str, str]:
+    """The media type of an image, and its bytes in base64."""
+    media_type, _, encoded = item.content.removeprefix("data:").partition(";base64,")
+    return media_type, encoded
+
+
+def read(content: Any, field: str, part: Callable[[Any, str], Item | None]) -> tuple[Item, ...]:
+    """The items of a text, or of parts, each read by `part`; empty ones are left out. `InvalidRequest`."""
+    if isinstance(content, str):
+        return (Item("text", content),) if content else ()
+    if not isinstance(content, list):
+        raise InvalidRequest(field, "must be a string or an array of parts")
+    parts = [part(each, f"{field}.{n}") for n, each in enumerate(content)]
+    return tuple(each for each in parts if each is not None and each.content)
+
+
+def text(of: tuple[Item, ...], field: str, problem: str) -> str:
+    """Items that must all be text, as one. `InvalidRequest` with the problem."""
+    if any(each.content_type != "text" for each in of):
+        raise InvalidRequest(field, problem)
+    return "".join(each.content for each in of)

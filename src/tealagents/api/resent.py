@@ -1,0 +1,86 @@
+"""Histories that clients keep and send again, taken apart: what is new in one, and what was said before."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from tealagents.api.decisions import CallAnswer
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Item
+from tealagents.state.submission import Earlier
+
+
+class Told(Struct, frozen=True):
+    """A system or developer message: for this request only."""
+
+    text: str
+
+
+class Made(Struct, frozen=True):
+    """Something of ours that comes again: a call, a request to approve one."""
+
+    call_id: str = ""
+    #: the call, in words
+    text: str = ""
+
+
+class Answered(Struct, frozen=True):
+    """What came of a call, or may come of it."""
+
+    call_id: str
+    answer: CallAnswer
+    #: where it stands, for a refusal
+    where: str = ""
+
+
+Entry = Earlier | Told | Made | Answered
+
+
+class Resent(Struct, frozen=True):
+    """A history: what the assistant has answered already, and what comes behind that."""
+
+    before: Sequence[Entry]
+    new: Sequence[Entry]
+    #: what is told anywhere in it
+    instructions: str
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What the user says last."""
+        return tuple(item for each in self.new if isinstance(each, Earlier) for item in each.items)
+
+    @property
+    def answers(self) -> list[Answered]:
+        return [each for each in self.new if isinstance(each, Answered)]
+
+
+def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
+    """New is all behind the last thing that the assistant said or did: a message, or answers to calls.
+
+    `InvalidRequest`, naming `field`, where there is neither, or both.
+    """
+    split = max((n for n, each in enumerate(entries, 1) if _is_ours(each)), default=0)
+    told = (each.text for each in entries if isinstance(each, Told))
+    found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, told)))
+    if found.answers and found.items:
+        raise InvalidRequest(field, "answers calls and adds a message: send the answers first, alone")
+    if not found.answers and not found.items:
+        raise InvalidRequest(field, "needs a message of the user at its end")
+    return found
+
+
+def _is_ours(entry: Entry) -> bool:
+    return isinstance(entry, Made) or (isinstance(entry, Earlier) and entry.role == "assistant")
+
+
+def in_words(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
+    """What was said, for a new task; what came of calls is put into words."""
+    calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
+    said: list[Earlier] = []
+    for each in entries:
+        if isinstance(each, Earlier) and each.items:
+            said.append(each)
+        elif isinstance(each, Answered) and each.answer.output is not None:
+            text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
+            said.append(Earlier("assistant", (Item("text", text),)))
+    return tuple(said)
