@@ -47,10 +47,11 @@ class EventFold:
         return b"".join(self.frames)
 
     def take(self, event: Event) -> None:
+        if isinstance(event, TextDelta):  # most are
+            self.text(event.text, refusal=event.refusal)
+            self.said = True
+            return
         match event:
-            case TextDelta(text, refusal):
-                self.text(text, refusal=refusal)
-                self.said = True
             case Started(status):
                 self.started(status)
             case ToolCalled(call):

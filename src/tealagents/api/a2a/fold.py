@@ -1,7 +1,6 @@
 """Recorded events as the updates of an A2A stream."""
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from a2a.compat.v0_3.conversions import to_compat_stream_response
@@ -48,13 +47,15 @@ class Updates(EventFold):
     def __init__(self, record: RequestRecord, wrap: Callable[[Json], bytes]) -> None:
         super().__init__(wrap({"task": documents.task(record)}))
         self._record = record
+        self._ids = {"taskId": record.request_id, "contextId": record.task_id}
         self._wrap = wrap
 
     def started(self, status: str) -> None:
         self._status(documents.status(self._record, status))
 
     def text(self, text: str, *, refusal: bool) -> None:
-        self._update("artifactUpdate", artifact=documents.artifact(text), append=self.said)
+        piece = {"artifact": documents.artifact(text), "append": self.said}
+        self.frames.append(self._wrap({"artifactUpdate": self._ids | piece}))
 
     def paused(self, approval: Approval) -> None:
         self._status(documents.paused(approval))
@@ -69,8 +70,4 @@ class Updates(EventFold):
         self._status(documents.status(self._record, status, failure.detail))
 
     def _status(self, status: Json) -> None:
-        self._update("statusUpdate", status=status)
-
-    def _update(self, kind: str, **fields: Any) -> None:
-        ids = {"taskId": self._record.request_id, "contextId": self._record.task_id}
-        self.frames.append(self._wrap({kind: {**ids, **fields}}))
+        self.frames.append(self._wrap({"statusUpdate": {**self._ids, "status": status}}))

@@ -152,7 +152,7 @@ class Fold(EventFold):
             self._emit("RUN_ERROR", message=failure.detail, code=failure.code)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self.frames.append(frame(kind, **fields))
+        self.frames.append(sse.data({"type": kind, **fields}))
 
     def _message(self) -> str:
         """The assistant's message of this round; it begins with its first event."""

@@ -59,10 +59,8 @@ class Fold(EventFold):
         self.response: Json | None = None
 
     def take(self, event: Event) -> None:
-        self._open(event.status if isinstance(event, Started) else "Running")
-        if self._queued and not isinstance(event, Started):
-            self._queued = False
-            self._tell("response.in_progress", "in_progress")
+        if self.response is None or self._queued:
+            self._begin(event)
         super().take(event)
 
     def failed(self, error: TealError) -> bytes:
@@ -82,12 +80,16 @@ class Fold(EventFold):
         self.response = self._about.response(status, self.output, **fields)  # type: ignore[arg-type]
         self._emit(kind, response=self.response)
 
-    def _open(self, status: str) -> None:
+    def _begin(self, event: Event) -> None:
+        """The response is there with its first event, and under way with the first that is no start."""
         if self.response is None:
-            self._queued = status == "Queued"
+            self._queued = isinstance(event, Started) and event.status == "Queued"
             shown = "queued" if self._queued else "in_progress"
             self._tell("response.created", shown)
             self._tell(f"response.{shown}", shown)
+        if self._queued and not isinstance(event, Started):
+            self._queued = False
+            self._tell("response.in_progress", "in_progress")
 
     def _add(self, item: Json, **begun: object) -> Json:
         """A new item, shown as it begins; returns where it is."""
