@@ -113,10 +113,17 @@ def test_a_request_in_the_background_is_logged_when_it_ends(service: Logged) -> 
 def test_both_forms_of_the_log_have_it() -> None:
     """Readable for a person, fields for a machine."""
     facts = {"route": "POST /A/1", "status": "Failed", "code": "model_error", "duration": 0.5}
-    record = logging.LogRecord(
-        "requests", logging.INFO, __file__, 1, "%s %s %s", ("POST /A/1", "Failed", "code=model_error"), None
-    )
+    record = logging.LogRecord("requests", logging.INFO, __file__, 1, "%s %s", ("POST /A/1", "Failed"), None)
     record.__dict__.update(ids={"request_id": "r"}, facts=facts)
-    assert Readable(content=False).format(record).endswith("POST /A/1 Failed code=model_error  [r]")
-    line = json.loads(JsonLines(content=False).format(record))
-    assert {name: line[name] for name in facts} == facts
+    line = Readable(content=False).format(record)
+    assert line.endswith("INFO    POST /A/1 Failed code=model_error duration=0.5  [r]")
+    fields = json.loads(JsonLines(content=False).format(record))
+    assert {name: fields[name] for name in facts} == facts
+
+
+def test_a_line_holds_what_is_no_text() -> None:
+    """A name with half a surrogate pair, as of a file, and a value that JSON does not know."""
+    record = logging.LogRecord("files", logging.INFO, __file__, 1, "opened %s", ("a\udc80b",), None)
+    record.__dict__.update(facts={"route": Path("/x")})
+    fields = json.loads(JsonLines(content=False).format(record))
+    assert (fields["message"], fields["route"]) == ("opened a\udc80b", "/x")

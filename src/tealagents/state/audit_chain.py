@@ -104,5 +104,5 @@ def body_fault(entry: Entry, body: bytes | None) -> str | None:
 
 
 def timestamp(at: datetime) -> str:
-    """RFC 3339 in UTC with microseconds and `Z`."""
-    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    """RFC 3339 with microseconds and `Z`, of a time in UTC."""
+    return at.isoformat(timespec="microseconds")[:26] + "Z"

@@ -141,7 +141,7 @@ def memory(provider: str) -> str:
 
 def created(at: datetime) -> str:
     """A time as text of fixed width, so that keys order by it."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").replace("+", "-")
+    return at.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def task_by_creation(at: datetime, task_id: str) -> str:

@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from tealagents.domain.current import current_ids
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+_encoded = msgspec.json.Encoder(enc_hook=str).encode
+#: facts of a request that its message names
+_NAMED = ("route", "status")
 
 #: libraries whose debug output holds messages, headers or tokens
 _TALKATIVE = (
@@ -70,7 +74,10 @@ class JsonLines(_Lines):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _encode(line)
+        try:
+            return _encoded(line).decode()
+        except UnicodeEncodeError:  # a name that is no text, as of a file
+            return json.dumps(line, default=str)
 
 
 class Readable(_Lines):
@@ -84,7 +91,9 @@ class Readable(_Lines):
         ids = getattr(record, "ids", {})
         about = f"  [{ids['request_id']}]" if "request_id" in ids else ""
         at = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
-        line = f"{at} {record.levelname:<7} {_printable(self.said(record))}{about}"
+        facts = getattr(record, "facts", {}).items()
+        said = self.said(record) + "".join(f" {name}={value}" for name, value in facts if name not in _NAMED)
+        line = f"{at} {record.levelname:<7} {_printable(said)}{about}"
         if not record.exc_info:
             return line
         raised = self.formatException(record.exc_info).split("\n")

@@ -137,8 +137,6 @@ def _write(
     facts: dict[str, Any] = {"route": route, "status": status, "code": code}
     facts |= {"duration": round(time.perf_counter() - began, 4), **more}
     given = {name: value for name, value in facts.items() if value is not None}
-    text = f"{route or 'request'} {status} " + " ".join(
-        f"{name}={value}" for name, value in given.items() if name not in ("route", "status")
-    )
+    text = f"{route or 'request'} {status}"
     # made here rather than by `log.log`, which would look for the line of code that it is called from
     log.handle(log.makeRecord(log.name, level, "", 0, text, (), None, extra={"facts": given}))
