@@ -144,7 +144,7 @@ def stores() -> str:
 def draining() -> str:
     with (
         OfflineModel() as model,
-        ServiceProcess(config(limits={"drain_seconds": 1}), environment(model)) as service,
+        ServiceProcess(config(limits={"drain_seconds": 600}), environment(model)) as service,
     ):
         at = Recording(service)
         task = at.post("", json=text("hello")).json()["task_id"]
@@ -162,9 +162,10 @@ def draining() -> str:
         at.get(f"/tasks/{task}")
         at.get("/health/ready", user=None)
         at.get("/health/live", user=None)
+        service.process.terminate()  # a second time: it waits no longer
         first.result()
         second.result()
-        assert service.process.wait(30) == 0
+        assert service.process.wait(60) == 0
         at.close()
         return at.text
 

@@ -26,7 +26,7 @@ from tealagents.testing.service import RunningService
 Json = dict[str, Any]
 
 #: seconds that anything may take
-PATIENCE = 30.0
+PATIENCE = 60.0
 #: characters of a line of JSON, if it can be broken
 WIDTH = 116
 #: headers of the server rather than of the service, and of files: when those were installed

@@ -21,11 +21,12 @@ SCRIPT = {
     "rules": [
         {"when": {"text": "slowly"}, "reply": {"text": "a b c d e f", "headers_delay_ms": 600}},
         {"when": {"text": "dripping"}, "reply": {"text": "drip " * 300, "piece_delay_ms": 50}},
+        {"when": {"text": "when released"}, "reply": {"text": "at last", "headers_delay_ms": 600_000}},
         {"when": {"text": "for ever"}, "reply": {"text": "never", "headers_delay_ms": 600_000}},
     ]
 }
 #: seconds after which something that must happen has not
-LONG = 20.0
+LONG = 60.0
 
 
 class Replicas:
@@ -42,6 +43,15 @@ class Replicas:
     @property
     def second(self) -> ForkedService:
         return self.services[1]
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """While the model takes no time for what it is asked."""
+        self.model.release()
+        try:
+            yield
+        finally:
+            self.model.script(SCRIPT)
 
 
 @contextmanager

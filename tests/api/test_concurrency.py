@@ -13,6 +13,7 @@ from replicas import Replicas, background, ended, gather, replicas, said, until
 from wire import Event, events, problem, text
 
 from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.service import offline_service
 
 LEASE = 1.5
 PLUGINS = Path(__file__).parent / "custom_plugins.py"
@@ -43,7 +44,7 @@ class Listener:
 
     def result(self) -> list[Event]:
         """All events, once the stream has ended."""
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self.events
 
@@ -100,14 +101,15 @@ def test_turns_follow_the_stored_order_on_every_replica(queueing: Replicas) -> N
     """Messages that wait are answered in the order in which they were taken. covers: TASK-5"""
     with queueing.first.client() as first, queueing.second.client() as second:
         task = new_task(first)
-        sent = [background(first, "slowly 0", task_id=task)]
+        sent = [background(first, "0, when released", task_id=task)]
         assert sent[0]["status"] == "Running"
         for n in range(1, 6):
             sent.append(background((first, second)[n % 2], f"number {n}", task_id=task))
             assert sent[n]["status"] == "Queued"
         assert first.get(f"/tasks/{task}").json()["queued"] == [each["request_id"] for each in sent[1:]]
-        assert all(ended(second, each["request_id"])["status"] == "Completed" for each in sent)
-        assert said(first, task) == ["hello", "slowly 0", *(f"number {n}" for n in range(1, 6))]
+        with queueing.released():
+            assert all(ended(second, each["request_id"])["status"] == "Completed" for each in sent)
+        assert said(first, task) == ["hello", "0, when released", *(f"number {n}" for n in range(1, 6))]
         assert len(said(second, task, "assistant")) == 7
 
 
@@ -115,14 +117,16 @@ def test_a_stream_that_waits_says_so_and_keeps_alive(queueing: Replicas) -> None
     """First `request` with status Queued, then comments, then the answer. covers: STATE-5"""
     with queueing.first.client() as first:
         task = new_task(first)
-        background(first, "slowly please", task_id=task)
+        background(first, "when released", task_id=task)
         sender = Listener(queueing.second, "POST", "/sse", json=text("and then", task_id=task))
         until(lambda: sender.events)
         identity = sender.events[0].data
         assert identity["status"] == "Queued"
         follower = Listener(queueing.first, "GET", f"/requests/{identity['request_id']}/events")
         until(lambda: sender.comments)
-        for heard in (sender.result(), follower.result()):
+        with queueing.released():
+            ends = sender.result(), follower.result()
+        for heard in ends:
             assert heard[0].name == "request"
             assert heard[0].data["status"] == "Queued"
             assert [event.number for event in heard] == list(range(1, len(heard) + 1))
@@ -134,7 +138,7 @@ def test_a_waiting_request_can_be_canceled_from_anywhere(queueing: Replicas) -> 
     """It ends at once, whoever waits for it is told, and the next one's turn comes. covers: TASK-7"""
     with queueing.first.client() as first, queueing.second.client() as second:
         task = new_task(first)
-        background(first, "slowly again", task_id=task)
+        background(first, "again, when released", task_id=task)
         sender = Listener(queueing.second, "POST", "/sse", json=text("never mind", task_id=task))
         until(lambda: sender.events)
         waiting = sender.events[0].data["request_id"]
@@ -144,8 +148,9 @@ def test_a_waiting_request_can_be_canceled_from_anywhere(queueing: Replicas) -> 
         assert canceled["started_at"] is None
         assert sender.result()[-1].name == "error"
         assert sender.events[-1].data["code"] == "request_canceled"
-        assert ended(second, last["request_id"])["status"] == "Completed"
-        assert said(second, task) == ["hello", "slowly again", "at last"]
+        with queueing.released():
+            assert ended(second, last["request_id"])["status"] == "Completed"
+        assert said(second, task) == ["hello", "again, when released", "at last"]
 
 
 def test_more_than_may_wait_are_refused(queueing: Replicas) -> None:
@@ -163,20 +168,30 @@ def test_more_than_may_wait_are_refused(queueing: Replicas) -> None:
         assert said(first, task) == ["hello", "for ever", "now"]
 
 
-def test_a_request_does_not_wait_for_ever(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_request_does_not_wait_for_ever() -> None:
     """Waiting counts: whether its turn has come or not, it ends Failed at its timeout. covers: STATE-5"""
-    limits = {"request_timeout_seconds": 1.0, "model_timeout_seconds": 1.0}
-    script = {"rules": [{"when": "slowly", "reply": {"text": "at last", "headers_delay_ms": 700}}]}
+    limits = {"request_timeout_seconds": 50}
+    script = {
+        "rules": [
+            {"when": "slowly 0", "reply": {"text": "at last", "headers_delay_ms": 600_000}},
+            {"when": "slowly", "reply": {"fault": "silence"}},
+        ]
+    }
     with (
-        replicas(nursery, tmp_path, 1, script=script, concurrency="enqueue", limits=limits) as one,
-        one.first.client() as client,
+        offline_service(script, moved=True, concurrency="enqueue", limits=limits) as (service, model),
+        service.client() as client,
     ):
         task = new_task(client)
         sent = [background(client, f"slowly {n}", task_id=task) for n in range(3)]
-        ends = [ended(client, each["request_id"]) for each in sent]
-        assert [end["status"] for end in ends] == ["Completed", "Failed", "Failed"]
-        assert [end["error"]["code"] for end in ends[1:]] == ["request_timeout"] * 2
-        assert ends[1]["started_at"] is not None
+        service.advance(30)
+        model.release()
+        assert ended(client, sent[0]["request_id"])["status"] == "Completed"
+        until(lambda: client.get(f"/requests/{sent[1]['request_id']}").json()["started_at"])
+        service.advance(30)
+        ends = [ended(client, each["request_id"]) for each in sent[1:]]
+        assert [end["status"] for end in ends] == ["Failed", "Failed"]
+        assert [end["error"]["code"] for end in ends] == ["request_timeout"] * 2
+        assert ends[0]["started_at"] is not None
         assert client.post("", json=text("hello again", task_id=task)).status_code == 200
 
 
@@ -249,7 +264,7 @@ def test_a_caller_who_gave_way_is_told(yielding: tuple[str, Replicas]) -> None:
         waiting.start()
         until(lambda: second.get(f"/tasks/{task}").json()["status"] == "Running")
         assert second.post("", json=text("no, this", task_id=task)).status_code == 200
-        waiting.join(20)
+        waiting.join(60)
         problem(answers[0], 409, "request_canceled")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from tealagents.api.http import RETRY_AFTER, STATUSES
 from tealagents.domain import ids
 from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
-from tealagents.state.records import SystemClock
 from tealagents.testing.authority import LocalAuthority
+from tealagents.testing.clock import ShiftedClock
 from tealagents.testing.service import (
     ServiceProcess,
     ServiceThread,
@@ -44,15 +44,6 @@ LONG = 'call Shell-wait {"seconds": 60}'
 #: asks for a tool that needs approval
 GOVERNED = 'call Shell-delete {"path": "/x"}'
 BACKGROUND = {"prefer": "respond-async"}
-
-
-class ShiftedClock(SystemClock):
-    """The machine's clock, set forward by as much as a test says."""
-
-    shift = timedelta(0)
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + self.shift
 
 
 @dataclass
@@ -416,11 +407,11 @@ def test_an_authority_that_is_away_and_a_token_that_lacks_a_scope() -> None:
 
 
 def test_a_process_that_drains_refuses_and_interrupts(tmp_path: Path) -> None:
-    """New messages are refused, reads go on, what does not end in time is `interrupted`; exit 0."""
+    """New messages are refused, reads go on, what is not waited for any longer is `interrupted`; exit 0."""
     with OfflineModel() as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "k", "TA_AUTH": "mock", **TOOLS}
         config = agent_config(
-            agent={"plugins": ["Shell"]}, limits={"drain_seconds": 1.5}, persistence=f"file://{tmp_path}/s"
+            agent={"plugins": ["Shell"]}, limits={"drain_seconds": 600}, persistence=f"file://{tmp_path}/s"
         )
         with ServiceProcess(config, env) as service, service.client("ada") as ada:
             done = ada.post("", json=text("hi")).raise_for_status().json()
@@ -437,13 +428,14 @@ def test_a_process_that_drains_refuses_and_interrupts(tmp_path: Path) -> None:
                 whole(refused, "draining")
                 assert ada.get(f"/tasks/{done['task_id']}").json()["status"] == "Completed"
                 assert ada.get("/health").json()["status"] == "draining"
+                service.process.terminate()  # a second time: it waits no longer
                 answer = waiting.result()
                 told = problem(answer, 503, "interrupted")
                 whole(answer, "interrupted")
                 assert {"session_id", "task_id", "request_id"} <= told.keys()
                 last = following.result()[-1]
                 assert (last.name, last.data["code"]) == ("error", "interrupted")
-            assert service.process.wait(30) == 0
+            assert service.process.wait(60) == 0
 
 
 def test_a_remote_conversation_that_is_gone() -> None:
@@ -477,10 +469,12 @@ def test_a_fault_of_our_own_is_a_problem_too(stage: Stage, monkeypatch: pytest.M
 def test_an_end_that_cannot_be_stored_is_told_with_its_ids(stage: Stage) -> None:
     """503 with the ids; once the store is back the request's record tells its fate. covers: STATE-4"""
     user = stage.user()
+    stage.model.script({"otherwise": {"text": "at last", "headers_delay_ms": 10**9}})
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(user.post, "", json=text("pieces-20@50ms"))
+        waiting = pool.submit(user.post, "", json=text("hello"))
         request = _running_request(user)
         AwayStore.away = True
+        stage.model.release()
         answer = waiting.result()
     told = problem(answer, 503, "persistence_unavailable")
     whole(answer, "persistence_unavailable")
@@ -515,7 +509,7 @@ TIMEOUT = "model_timeout"
 TROUBLES = {
     "401": Trouble({"error": {"status": 401}}),
     "404": Trouble({"error": {"status": 404}}),
-    "429 for long": Trouble({"error": {"status": 429, "headers": {"Retry-After": "30"}}}),
+    "429 for long": Trouble({"error": {"status": 429, "headers": {"Retry-After": "300"}}}),
     "429": Trouble({"error": {"status": 429}}, calls=3),
     "500": Trouble({"error": {"status": 500}}, calls=3),
     "HTML instead of an error": Trouble({"error": {"status": 502, **HTML}}, calls=3),
@@ -524,22 +518,26 @@ TROUBLES = {
     "cut before the first piece": Trouble(_fault("cut", after_pieces=0), calls=3),
     "no finish": Trouble(_fault("end"), calls=3, output="one two three four"),
     "an error in the middle": Trouble(_fault("error", after_pieces=1), calls=3, output="one"),
-    "a dribble": Trouble({"text": "one two", "dribble": {"bytes": 1, "delay_ms": 20}}, code=TIMEOUT),
+    "a dribble": Trouble({"text": "one two", "dribble": {"bytes": 1, "delay_ms": 1000}}, code=TIMEOUT),
     "silence": Trouble({"fault": {"kind": "silence"}}, code=TIMEOUT),
     "silence in the middle": Trouble(_fault("silence", after_pieces=2), code=TIMEOUT, output="one two"),
 }
 
 
 @pytest.fixture(scope="module")
-def impatient() -> Iterator[tuple[ServiceThread, OfflineModel]]:
-    limits = {
-        "model_timeout_seconds": 2,
-        "first_piece_timeout_seconds": 1,
-        "piece_timeout_seconds": 1,
-        "max_tool_rounds": 2,
-    }
-    with offline_service(limits=limits) as pair:
+def timed() -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    with offline_service(limits={"max_tool_rounds": 2}, moved=True) as pair:
         yield pair
+
+
+def wait_for_pieces(user: httpx.Client, words: str) -> None:
+    """Returns when the running request's stream has come as far as these words."""
+    shown = ""
+    with user.stream("GET", f"/requests/{_running_request(user)}/events") as stream:
+        for event in events(stream.iter_lines()):
+            shown += event.data.get("output_partial", "")
+            if shown == words:
+                return
 
 
 def told(user: httpx.Client, way: str) -> Json:
@@ -559,16 +557,23 @@ def told(user: httpx.Client, way: str) -> Json:
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_a_model_service_in_trouble(impatient: tuple[ServiceThread, OfflineModel], name: str) -> None:
+def test_a_model_service_in_trouble(timed: tuple[ServiceThread, OfflineModel], name: str) -> None:
     """The right code in all three ways, the request `Failed`, the task usable, no storm. covers: STATE-5"""
-    service, model = impatient
+    service, model = timed
     trouble = TROUBLES[name]
     model.script({"otherwise": trouble.reply})
     model.clear()
     ways = ("json", "sse", "background")
     users = [stack_user(service, f"{name}-{way}") for way in ways]
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(told, users, ways))
+        telling = pool.map(told, users, ways)
+        if trouble.code == TIMEOUT:
+            while len(model.requests) < 3:
+                time.sleep(0.01)
+            for user in users[1:]:
+                wait_for_pieces(user, trouble.output)
+            service.advance(61)
+        found = list(telling)
     assert 3 <= len(model.requests) <= 3 * trouble.calls
     model.script(None)
     for user, way, document in zip(users, ways, found, strict=True):
@@ -611,12 +616,18 @@ def test_a_model_service_that_refuses_connections() -> None:
 
 def test_a_request_that_takes_too_long() -> None:
     """504 for the whole request, whatever it waits for; what its tools did is not forgotten."""
-    quick = {"request_timeout_seconds": 1}
+    limits = {"request_timeout_seconds": 30}
     with (
-        offline_service(env=TOOLS, agent={"plugins": ["Shell"]}, limits=quick) as (service, model),
-        service.client("ada") as ada,
+        offline_service(env=TOOLS, agent={"plugins": ["Shell"]}, limits=limits, moved=True) as pair,
+        pair[0].client("ada") as ada,
+        ThreadPoolExecutor(1) as pool,
     ):
-        answer = ada.post("", json=text(LONG))
+        service, model = pair
+        waiting = pool.submit(ada.post, "", json=text(LONG))
+        with ada.stream("GET", f"/requests/{_running_request(ada)}/events") as stream:
+            assert "tool-call" in (event.name for event in events(stream.iter_lines()))
+        service.advance(31)
+        answer = waiting.result()
         document = problem(answer, 504, "request_timeout")
         whole(answer, "request_timeout")
         again = ada.post("", json=text("go on", task_id=document["task_id"])).raise_for_status()

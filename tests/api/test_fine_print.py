@@ -32,7 +32,7 @@ def test_a_body_of_unknown_length_that_is_too_large_is_answered(
         def pieces() -> Iterator[bytes]:
             yield b"x" * size
 
-        answer = ada.post("", content=pieces(), headers={"content-type": "application/json"}, timeout=5)
+        answer = ada.post("", content=pieces(), headers={"content-type": "application/json"})
         problem(answer, 413, "too_large")
         assert ada.post("", json=text("hello")).status_code == 200
 
@@ -171,9 +171,15 @@ def test_a_health_check_tells_no_address(tmp_path: Path) -> None:
 
 def test_a_comment_is_a_line_and_no_event() -> None:
     """Between events no blank line comes that some clients would take for an empty event. covers: FLOW-2"""
-    script = {"rules": [{"when": "wait", "reply": {"text": "at last", "headers_delay_ms": 300}}]}
-    with offline_service(script, limits={"keepalive_seconds": 0.05}) as (service, _), service.client() as ada:
-        told = ada.post("/sse", json=text("wait")).text
+    script = {"rules": [{"when": "wait", "reply": {"text": "at last", "headers_delay_ms": 10**9}}]}
+    limits = {"keepalive_seconds": 0.05}
+    with offline_service(script, limits=limits) as (service, model), service.client() as ada:
+        told = ""
+        with ada.stream("POST", "/sse", json=text("wait")) as stream:
+            for piece in stream.iter_text():
+                told += piece
+                if told.count(": keepalive\n") > 2:
+                    model.release()
         assert told.count(": keepalive\n") > 2
         assert ": keepalive\n\n" not in told
         assert [event.name for event in events(told)][-1] == "final-response"

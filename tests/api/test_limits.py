@@ -5,12 +5,14 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
-from talk import approve, call, connections, items, paused, request, send, told, working_service
+from talk import approve, call, connections, items, lines, paused, request, send, told, working_service
 from wire import NOBODYS, Json, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
@@ -177,12 +179,21 @@ def test_every_end_of_a_request_gives_its_place_back() -> None:
 @pytest.mark.parametrize("way", ["json", "sse"])
 def test_a_request_past_its_deadline_ends_with_what_there_was(way: str) -> None:
     """504 after `request_timeout_seconds`, and the pieces said so far are kept. covers: STATE-5"""
-    limits = {"request_timeout_seconds": 0.3}
-    with working_service(SCRIPT, limits=limits) as (service, model), service.client() as ada:
+    limits = {"request_timeout_seconds": 30}
+    with working_service(SCRIPT, limits=limits, moved=True) as (service, model), service.client() as ada:
         if way == "json":
-            document = problem(ada.post("", json=text("begin and hang")), 504, "request_timeout")
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(ada.post, "", json=text("begin and hang"))
+                while not model.requests:
+                    time.sleep(0.01)
+                service.advance(31)
+                document = problem(waiting.result(), 504, "request_timeout")
         else:
-            found = streamed(ada, "", text("begin and hang"))
+            with ada.stream("POST", "/sse", json=text("begin and hang")) as stream:
+                incoming = events(stream.iter_lines())
+                found = [next(incoming) for _ in range(3)]
+                service.advance(31)
+                found += incoming
             assert [event.name for event in found[-2:]] == ["partial-response", "error"]
             assert told(found) == "one two"
             document = found[-1].data
@@ -195,14 +206,18 @@ def test_a_request_past_its_deadline_ends_with_what_there_was(way: str) -> None:
         assert send(ada, "hello", task_id=document["task_id"])["status"] == "Completed"
 
 
-def test_the_deadline_covers_tools_and_not_the_time_a_pause_waits() -> None:
+def test_the_deadline_covers_tools_and_not_the_time_a_pause_waits(tmp_path: Path) -> None:
     """A tool does not outlast the request; a pause may."""
-    limits = {"request_timeout_seconds": 2}
-    with working_service(limits=limits) as (service, _), service.client() as ada:
-        refused = ada.post("", json=text(call("Work-rest", file="/dev/null", seconds=30)))
-        problem(refused, 504, "request_timeout")
+    file, limits = tmp_path / "written", {"request_timeout_seconds": 30}
+    with working_service(limits=limits, moved=True) as (service, _), service.client() as ada:
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(ada.post, "", json=text(call("Work-rest", file=str(file), seconds=600)))
+            while not lines(file):
+                time.sleep(0.01)
+            service.advance(31)
+            problem(waiting.result(), 504, "request_timeout")
         pause = paused(ada, call("Work-write", file="/dev/null", line="x"))
-        time.sleep(2.1)
+        service.advance(31)
         assert approve(ada, pause)["status"] == "Completed"
 
 
@@ -246,7 +261,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_its_turn_is_stored(
         caplog.clear()
         with impatient(monkeypatch, 0.3):
             deaf = [Deaf(service, "shout") for _ in range(3)]
-            while connections(service) < 3 or not items(ada, "/tasks"):
+            while len(items(ada, "/tasks")) < 3:
                 time.sleep(0.01)
             ada.close()
             while connections(service):

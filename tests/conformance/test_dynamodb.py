@@ -197,7 +197,8 @@ def test_the_services_clock() -> None:
     assert clock.now() == pytest.approx(ours, abs=1)
     for ahead in (0, 3600, -86400, 0):
         clock.observe(time.monotonic(), formatdate(time.time() + ahead, usegmt=True))
-        assert clock.now() == pytest.approx(time.time() + ahead, abs=1.1)
+        before, now, after = time.time() + ahead, clock.now(), time.time() + ahead
+        assert before - 1.1 <= now <= after + 1.1
 
 
 async def test_one_clock(dynamodb_url: str) -> None:
@@ -357,7 +358,7 @@ async def test_a_reset_while_waiting_is_unknown(dynamodb_server: DynamoServer, d
     ):
         proxy.faults = Faults(drop_replies=True)
         waiting = asyncio.create_task(store.commit("p", put("key", b"2")))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not any(connection.passed["request"] for connection in proxy.connections):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)

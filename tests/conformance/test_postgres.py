@@ -181,7 +181,7 @@ async def test_another_isolation_level(postgres_server: PostgresServer, sql: "as
 
 async def blocked(sql: "asyncpg.Connection") -> None:
     """Returns when some statement waits for a lock."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
             await asyncio.sleep(0.01)
 

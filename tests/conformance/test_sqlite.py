@@ -100,8 +100,13 @@ async def test_commits_that_wait_share_a_sync(store: Store, file: Path) -> None:
     assert by_hand(file, "SELECT count(*) FROM records WHERE key LIKE 'new/%'") == [(30,)]
 
 
-async def test_an_unsynced_commit_is_made_at_once_or_waits_its_turn(store: Store, file: Path) -> None:
+async def test_an_unsynced_commit_is_made_at_once_or_waits_its_turn(file: Path) -> None:
     """It needs no thread while nothing else writes; otherwise it is queued. It conflicts as any other."""
+    async with SqliteStore(SqliteOptions(path=file, busy_seconds=60)) as store:
+        await check_unsynced(store, file)
+
+
+async def check_unsynced(store: Store, file: Path) -> None:
     await store.commit("p", commit(put={"a": b"1"}, expect={"a": None}, unsynced=True))
     with pytest.raises(Conflict):
         await store.commit("p", commit(put={"a": b"2"}, expect={"a": None}, unsynced=True))

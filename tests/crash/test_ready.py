@@ -73,7 +73,7 @@ def test_a_state_file_that_was_deleted(ada: httpx.Client, tmp_path: Path, replac
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.02)

@@ -40,7 +40,7 @@ class Operator:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == status, f"{script}\n{done.stdout}{done.stderr}"
         pairs = (self.folder / "environment").read_text().split("\0")

@@ -96,11 +96,14 @@ async def test_a_failure_nobody_waits_for_is_not_reported_with_its_token(
     async with open_delegation(options, clock) as delegation:
         authority.behave("hanging")
         waiting = asyncio.create_task(delegation.token_for(ALICE, assertion, ["https://graph.example/Read"]))
-        await asyncio.sleep(0.05)
+        while not authority.hits.total():
+            await asyncio.sleep(0.01)
+        asking = [task for task in asyncio.all_tasks() if task.get_name() == "on behalf of"]
         waiting.cancel()
         authority.behave("failing")
-        await asyncio.sleep(0.1)
-    del waiting
+        assert asking
+        await asyncio.wait(asking)
+    del waiting, asking
     gc.collect()
     assert not leaked(everything, assertion, SECRET)
     assert "never retrieved" not in everything.text

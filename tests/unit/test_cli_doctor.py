@@ -17,6 +17,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from tealagents.cli import doctor
+from tealagents.cli.chat import finding
 from tealagents.cli.main import command_line
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
@@ -73,7 +75,9 @@ class Patient:
     def send(self, url: str) -> None:
         token = self.authority.token("alice")
         body = {"items": [{"content_type": "text", "content": "My name is Ada."}]}
-        httpx.post(url, json=body, headers={"Authorization": f"Bearer {token}"}).raise_for_status()
+        httpx.post(
+            url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60
+        ).raise_for_status()
 
     @property
     def database(self) -> Path:
@@ -87,7 +91,9 @@ class Patient:
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Patient]:
+def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patient]:
+    for module in (doctor, finding):
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 60.0)
     with ExitStack() as stack:
         yield Patient(tmp_path, stack)
 
@@ -221,7 +227,7 @@ def test_a_store_that_cannot_grow_is_found(patient: Patient) -> None:
         env={**os.environ, **patient.env, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert examined.returncode == 1, examined
     assert "the store cannot be" in examined.stdout

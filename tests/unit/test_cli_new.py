@@ -17,7 +17,7 @@ BIN = Path(sys.executable).parent
 
 def run(folder: Path, *command: str) -> "subprocess.CompletedProcess[str]":
     env = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 
 class Created(NamedTuple):

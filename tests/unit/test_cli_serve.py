@@ -27,7 +27,7 @@ def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProce
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -87,7 +87,7 @@ def test_a_used_port_is_a_sentence(tmp_path: Path, taken: int, command: tuple[st
         env={**os.environ, "TA_PERSISTENCE": f"sqlite:///{tmp_path / 'state.db'}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert ended.returncode == 2, ended
     said = f"port {taken} on 127.0.0.1 is in use by another process; stop it, or choose another with --port"

@@ -196,7 +196,7 @@ def test_background_wait_and_follow(client: Client, service: ContractServer) -> 
     """A background request can be polled, followed from any event, and waited for."""
     accepted = client.background("count 30")
     assert accepted.status == "Running"
-    answer = client.wait(accepted.request_id, timeout=5)
+    answer = client.wait(accepted.request_id, timeout=60)
     assert answer.output is not None
     assert answer.output.startswith("0 1 2")
     all_events = list(client.follow(accepted.request_id))

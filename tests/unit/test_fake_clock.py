@@ -1,10 +1,11 @@
-"""A clock that moves only when it is told to."""
+"""Time that moves when it is told to."""
 
 import asyncio
+import time
 
 import pytest
 
-from tealagents.testing.clock import FakeClock
+from tealagents.testing.clock import FakeClock, advance
 
 
 async def test_time_stands_still_until_it_is_moved() -> None:
@@ -54,3 +55,26 @@ def test_time_does_not_go_back() -> None:
     """A clock is never turned back."""
     with pytest.raises(ValueError, match="back"):
         FakeClock().advance(-1)
+
+
+async def _never(loop: asyncio.AbstractEventLoop) -> None:
+    advance(loop, 7200)
+    await asyncio.Event().wait()
+
+
+async def test_an_event_loop_is_set_forward() -> None:
+    """Deadlines pass and sleepers wake at once, also while the loop waits; later ones last as they say."""
+    loop, began = asyncio.get_running_loop(), time.monotonic()
+    sleeper = asyncio.create_task(asyncio.sleep(3600))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(advance, loop, 3600)
+    await sleeper
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(_never(loop), 7200)
+    later = asyncio.create_task(asyncio.sleep(3600))
+    await asyncio.sleep(0)
+    assert not later.done()
+    later.cancel()
+    assert time.monotonic() - began < 3600
+    with pytest.raises(ValueError, match="back"):
+        advance(loop, -1)

@@ -23,9 +23,10 @@ from llm_setup import (
 )
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
-from tealagents.domain.events import ModelDone, TextDelta
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ports import Model
 from tealagents.llm.offline import OfflineModel
+from tealagents.testing.clock import advance, overdue
 
 CLIENTS = ["openai-chat", "openai-responses"]
 
@@ -342,11 +343,25 @@ async def test_a_redirect_is_not_followed() -> None:
 
 # --- deadlines ------------------------------------------------------------------------------------------
 
+#: in the order in which they pass when all are set forward together
 HASTE: dict[str, Any] = {
-    "model_timeout_seconds": 5,
-    "first_piece_timeout_seconds": 0.15,
-    "piece_timeout_seconds": 5,
+    "model_timeout_seconds": 300,
+    "first_piece_timeout_seconds": 60,
+    "piece_timeout_seconds": 300,
 }
+
+
+async def too_late(service: OfflineModel, model: Model, pieces: int = 0, **how: Any) -> RunFailure:
+    """How a call ends whose deadline passes once the service was asked, and so many pieces have come."""
+    arrived: list[ModelEvent] = []
+
+    async def asked() -> None:
+        async for event in model.stream(call(model, **how)):
+            arrived.append(event)
+
+    with pytest.raises(ModelTimeout) as failed:
+        await overdue(asked(), 61, lambda: bool(service.requests) and len(arrived) == pieces)
+    return failed.value
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -354,7 +369,7 @@ async def test_silence_ends_at_the_first_deadline(service: OfflineModel, stream:
     """No headers: the wait for the first piece covers them, and the call is not repeated."""
     service.script(always(text="one", fault="silence"))
     async with client(service.base_url, **HASTE) as model:
-        failed = await failure(model, ModelTimeout, stream=stream)
+        failed = await too_late(service, model, stream=stream)
     assert "first_piece_timeout_seconds" in failed.detail
     assert len(service.requests) == 1
 
@@ -363,14 +378,14 @@ async def test_headers_alone_are_no_piece(service: OfflineModel) -> None:
     """A service that begins a stream and says nothing in it is silent."""
     service.script(always(text="one", fault={"kind": "silence", "after_pieces": 0}))
     async with client(service.base_url, **HASTE) as model:
-        assert "first_piece" in (await failure(model, ModelTimeout)).detail
+        assert "first_piece" in (await too_late(service, model)).detail
 
 
 async def test_silence_in_the_middle_ends_at_the_deadline_between_pieces(service: OfflineModel) -> None:
     """After a piece, the wait is for the next."""
     service.script(always(text="one two", fault={"kind": "silence", "after_pieces": 1}))
-    async with client(service.base_url, piece_timeout_seconds=0.15) as model:
-        failed = await failure(model, ModelTimeout)
+    async with client(service.base_url, piece_timeout_seconds=61) as model:
+        failed = await too_late(service, model, pieces=1)
     assert "piece_timeout_seconds" in failed.detail
     assert "in the middle" in failed.detail
     assert len(service.requests) == 1
@@ -378,9 +393,9 @@ async def test_silence_in_the_middle_ends_at_the_deadline_between_pieces(service
 
 async def test_dribbling_is_silence(service: OfflineModel) -> None:
     """Bytes that complete no event do not keep a call alive."""
-    service.script(always(text="one", dribble={"bytes": 1, "delay_ms": 20}))
+    service.script(always(text="one", dribble={"bytes": 1, "delay_ms": 1000}))
     async with client(service.base_url, **HASTE) as model:
-        assert "first_piece" in (await failure(model, ModelTimeout)).detail
+        assert "first_piece" in (await too_late(service, model)).detail
 
 
 async def test_comments_are_silence() -> None:
@@ -401,9 +416,9 @@ async def test_comments_are_silence() -> None:
 
 async def test_a_dribbled_whole_answer_ends_at_its_deadline(service: OfflineModel) -> None:
     """Asked for whole, all of the answer must come before the first deadline."""
-    service.script(always(text="one", dribble={"bytes": 1, "delay_ms": 20}))
+    service.script(always(text="one", dribble={"bytes": 1, "delay_ms": 1000}))
     async with client(service.base_url, **HASTE) as model:
-        assert "first_piece" in (await failure(model, ModelTimeout, stream=False)).detail
+        assert "first_piece" in (await too_late(service, model, stream=False)).detail
 
 
 async def test_an_endless_answer_ends_at_the_deadline_of_the_whole_call(service: OfflineModel) -> None:
@@ -417,10 +432,12 @@ async def test_an_endless_answer_ends_at_the_deadline_of_the_whole_call(service:
 async def test_a_slow_reader_does_not_make_the_service_late(service: OfflineModel) -> None:
     """What a consumer takes its time with is not the model's delay."""
     service.script(always(pieces=["one", " two", " three"], piece_delay_ms=20))
-    async with client(service.base_url, piece_timeout_seconds=0.25) as model:
+    async with client(service.base_url, piece_timeout_seconds=60, model_timeout_seconds=600) as model:
         pieces = []
         async for event in model.stream(call(model)):
-            await asyncio.sleep(0.3)
+            while service.requests[0]["outcome"] is None:
+                await asyncio.sleep(0.01)
+            advance(asyncio.get_running_loop(), 61)
             pieces.append(event)
     assert text_of(pieces) == "one two three"
 
@@ -428,7 +445,7 @@ async def test_a_slow_reader_does_not_make_the_service_late(service: OfflineMode
 async def test_retries_end_with_the_deadline(service: OfflineModel) -> None:
     """No pause is begun that the deadline does not leave time for."""
     service.script(always(error={"status": 503}))
-    haste: dict[str, Any] = {"first_piece_timeout_seconds": 0.3, "retry_delay_seconds": 1.0}
+    haste: dict[str, Any] = {"first_piece_timeout_seconds": 60, "retry_delay_seconds": 300.0}
     async with client(service.base_url, **haste) as model:
         await failure(model)
     assert len(service.requests) == 1

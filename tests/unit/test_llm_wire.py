@@ -75,7 +75,7 @@ async def test_closing_the_stream_closes_the_connection(name: str, first: dict[s
         stream = model.stream(call(model))
         assert await anext(stream) == TextDelta("on")
         await stream.aclose()
-        await asyncio.wait_for(handler.left.wait(), 5)
+        await asyncio.wait_for(handler.left.wait(), 60)
 
 
 async def test_canceling_a_wait_closes_the_connection() -> None:
@@ -89,7 +89,7 @@ async def test_canceling_a_wait_closes_the_connection() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(handler.left.wait(), 5)
+        await asyncio.wait_for(handler.left.wait(), 60)
 
 
 async def test_canceling_the_wait_for_an_answer_closes_the_connection() -> None:
@@ -108,7 +108,7 @@ async def test_canceling_the_wait_for_an_answer_closes_the_connection() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(left.wait(), 5)
+        await asyncio.wait_for(left.wait(), 60)
 
 
 async def _next(stream: AsyncIterator[object]) -> object:

@@ -9,6 +9,7 @@ from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.llm.offline import script as scripts
+from tealagents.testing.clock import overdue
 
 PAGE = (Path(__file__).parents[2] / "docs" / "offline-model.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(yaml|transcript|python)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -46,6 +47,8 @@ class LoopState:
         self._client = client
         self._messages: list[dict[str, Any]] = []
         self._calls: list[dict[str, Any]] = []
+        #: as much of an answer as has arrived
+        self.heard = ""
 
     async def send(self, lines: list[str]) -> list[str]:
         before = len(self._messages)
@@ -66,6 +69,7 @@ class LoopState:
     async def _heard(self) -> tuple[str, str]:
         """The text, and how it ended where that is not the usual end."""
         self._calls, text, mark = [], "", "(no finish)"
+        self.heard = ""
         try:
             create: Any = self._client.chat.completions.create
             async for chunk in await create(
@@ -77,6 +81,7 @@ class LoopState:
                 choice = chunk.choices[0]
                 self._add_calls(choice.delta.tool_calls or [])
                 text += choice.delta.content or choice.delta.refusal or ""
+                self.heard = text
                 if choice.delta.refusal:
                     mark = "(refuses)"
                 elif choice.finish_reason and mark != "(refuses)":
@@ -126,11 +131,16 @@ def _error_mark(error: APIError) -> str:
 async def test_a_transcript_is_what_is_said(script: str, transcript: str) -> None:
     """Each example of the page, sent line by line, is answered as it says."""
     async with OfflineModel(script) as model:
-        client = AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0, timeout=1.0)
+        client = AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0)
         async with client:
             talk = LoopState(client)
             for sent, answered in turns(transcript):
-                assert (sent, await talk.send(sent)) == (sent, answered)
+                said, mark, _ = answered[-1].partition("(silence)")
+                calls = len(model.requests) + 1
+                falls_silent = lambda: (  # noqa: E731
+                    bool(mark) and len(model.requests) == calls and talk.heard == said.strip()  # noqa: B023
+                )
+                assert (sent, await overdue(talk.send(sent), 600, falls_silent)) == (sent, answered)
 
 
 async def test_the_program_of_the_page_runs() -> None:

@@ -30,6 +30,7 @@ from openai import (
 )
 
 from tealagents.llm.offline import OfflineModel, Script, ScriptError, create_app
+from tealagents.testing.clock import overdue
 
 Messages = list[dict[str, Any]]
 
@@ -269,14 +270,15 @@ rules:
 """
 
 
-async def heard(client: AsyncOpenAI, text: str) -> tuple[str, str]:
-    """The text that arrived, and the finish reason or the error."""
-    said = ""
+async def heard(client: AsyncOpenAI, text: str, pieces: list[str] | None = None) -> tuple[str, str]:
+    """The text that arrived, and the finish reason or the error; `pieces` takes it as it arrives."""
+    said, pieces = "", [] if pieces is None else pieces
     try:
         async for chunk in await client.chat.completions.create(
             model="offline", messages=[{"role": "user", "content": text}], stream=True
         ):
             said += chunk.choices[0].delta.content or ""
+            pieces.append(said)
             if chunk.choices[0].finish_reason:
                 return said, chunk.choices[0].finish_reason
     except APIError as error:
@@ -287,34 +289,39 @@ async def heard(client: AsyncOpenAI, text: str) -> tuple[str, str]:
 async def test_faults_of_a_stream(model: OfflineModel) -> None:
     """A script breaks streams in every way in which the real ones break."""
     model.script(FAULTS)
-    async with AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0, timeout=0.4) as client:
-        asked = ["cut", "short", "open end", "failing", "mute", "halting", "slow down", "dribble"]
+    async with AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0) as client:
+        asked = ["cut", "short", "open end", "failing", "slow down", "dribble"]
         told = [await heard(client, text) for text in asked]
+        pieces: list[str] = []
+        mute = await overdue(heard(client, "mute"), 600, lambda: len(model.requests) == 7)
+        halting = await overdue(heard(client, "halting", pieces), 600, lambda: "a" in pieces)
     assert told == [
         ("a b", APIConnectionError.__name__),
         ("", APIConnectionError.__name__),
         ("a b c d", "no reason"),
         ("a b c", APIError.__name__),
-        ("", APITimeoutError.__name__),
-        ("a", APITimeoutError.__name__),
         ("", RateLimitError.__name__),
         ("a b c d", "stop"),
     ]
+    assert mute == ("", APITimeoutError.__name__)
+    assert halting == ("a", APITimeoutError.__name__)
 
 
 async def test_faults_of_a_whole_answer(model: OfflineModel) -> None:
     """The same scripts break answers that are not streamed."""
     model.script(FAULTS)
-    async with AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0, timeout=0.4) as client:
+    async with AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0) as client:
         for text, error in [
             ("cut", APIConnectionError),
             ("short", APIConnectionError),
             ("failing", InternalServerError),
-            ("mute", APITimeoutError),
-            ("halting", APITimeoutError),
         ]:
             with pytest.raises(error):
                 await ask(client, user(text))
+        for calls, text in enumerate(("mute", "halting"), 4):
+            asked = overdue(ask(client, user(text)), 600, lambda n=calls: len(model.requests) == n)  # type: ignore[misc]
+            with pytest.raises(APITimeoutError):
+                await asked
         with pytest.raises(RateLimitError) as slow:
             await ask(client, user("slow down"))
         assert slow.value.response.headers["retry-after"] == "2"
@@ -412,6 +419,31 @@ def test_it_is_used_without_an_event_loop() -> None:
     ):
         answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
     assert answer.choices[0].message.content == "plain"
+
+
+async def test_pauses_end_when_they_are_released(model: OfflineModel) -> None:
+    """An answer that would take days goes on at once, as do later ones, until a script is put in place."""
+    days = {"otherwise": {"pieces": ["a", {"text": " b", "delay_ms": 10**9}], "headers_delay_ms": 1}}
+    model.script(days)
+    async with AsyncOpenAI(base_url=model.base_url, api_key="k") as client:
+        pieces: list[str] = []
+        waiting = asyncio.create_task(heard(client, "hi", pieces))
+        while "a" not in pieces:
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        model.release()
+        assert await waiting == ("a b", "stop")
+        assert await heard(client, "hi") == ("a b", "stop")
+        model.script(days)
+        pieces.clear()
+        waiting = asyncio.create_task(heard(client, "hi", pieces))
+        while "a" not in pieces:
+            await asyncio.sleep(0.01)
+        assert model.requests[-1]["outcome"] is None
+        await asyncio.to_thread(model.release)
+        assert await waiting == ("a b", "stop")
+    with pytest.raises(RuntimeError, match="not been started"):
+        OfflineModel().release()
 
 
 async def test_it_leaves_nothing_behind() -> None:

@@ -78,7 +78,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
     made = subprocess.run(
-        [sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
     )
     return folder / made.stdout.split()[-1]
 
@@ -106,7 +106,7 @@ def test_wheel_imports_without_extras(wheel: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
     failed: dict[str, str] = json.loads(ended.stdout.splitlines()[-1])

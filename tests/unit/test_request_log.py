@@ -51,7 +51,7 @@ class Logged:
         """Stops it, and gives what it logged of requests."""
         self.client.close()
         self._process.send_signal(signal.SIGTERM)
-        _, text = self._process.communicate(timeout=60)
+        _, text = self._process.communicate(timeout=300)
         assert SECRET not in text
         lines = [json.loads(line) for line in text.splitlines()]
         return [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]

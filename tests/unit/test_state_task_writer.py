@@ -11,15 +11,18 @@ from tealagents.engine.approvals import Command
 from tealagents.state import records
 from tealagents.state.audit_chain import GENESIS
 from tealagents.stores.memory import MemoryStore
+from tealagents.testing.clock import FakeClock
 
 
 class Outage(Faulty):
     """Takes one commit to a task's log and answers nobody for a while after it; `applied` says whether."""
 
-    def __init__(self, *, at: int, applied: bool, seconds: float = 0.4) -> None:
+    def __init__(self, clock: FakeClock, *, at: int, applied: bool, seconds: float = 0.4) -> None:
         super().__init__(MemoryStore())
+        self._clock = clock
         self._at = at
         self._applied = applied
+        self._until = clock.monotonic()
         self._seconds = seconds
         self._seen = 0
         self.fault = self._strike
@@ -32,12 +35,15 @@ class Outage(Faulty):
         self._seen += 1
         if self._seen != self._at:
             return None
-        self.unreadable = True
-        asyncio.get_running_loop().call_later(self._seconds, self._recover)
+        self.unreadable, self._until = True, self._clock.monotonic() + self._seconds
         return "lost" if self._applied else "unheard"
 
-    def _recover(self) -> None:
-        self.unreadable = False
+    async def pass_by(self) -> None:
+        """Lets a moment pass, and what it wakes run."""
+        self._clock.advance(0.02)
+        self.unreadable = self.unreadable and self._clock.monotonic() < self._until
+        for _ in range(20):
+            await asyncio.sleep(0)
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +65,14 @@ async def test_nothing_is_written_twice_after_an_outage(at: int, applied: bool) 
 
     covers: TASK-5, STATE-4
     """
-    store = Outage(at=at, applied=applied)
+    clock = FakeClock()
+    store = Outage(clock, at=at, applied=applied)
     model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
     ran: list[Json] = []
-    async with process(store, model, noting(ran)) as here:
+    async with process(store, model, noting(ran), clock=clock) as here:
         sent = await here.send()
-        run = here.service.run_of(sent.request.request_id)
-        assert run is not None
-        await asyncio.wait([run.outcome])
         while here.service.run_of(sent.request.request_id):
-            await asyncio.sleep(0.02)
+            await store.pass_by()
         ended = await here.request(sent.request.request_id)
         assert ended.status == ("Completed" if at == 4 else "Failed")
         assert len(ran) == (0 if at == 2 else 1)
@@ -90,13 +94,14 @@ async def test_nothing_is_written_twice_after_an_outage(at: int, applied: bool) 
 
 async def test_a_pause_whose_reply_is_lost_is_one_pause() -> None:
     """The pause is found to be stored, and its one approval can be decided. covers: HITL-1"""
-    store = Outage(at=2, applied=True)
+    clock = FakeClock()
+    store = Outage(clock, at=2, applied=True)
     model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), says("done"))
     ran: list[Json] = []
-    async with process(store, model, noting(ran, governed=True)) as here:
+    async with process(store, model, noting(ran, governed=True), clock=clock) as here:
         sent = await here.send()
         while here.service.run_of(sent.request.request_id):
-            await asyncio.sleep(0.02)
+            await store.pass_by()
         paused = await here.request(sent.request.request_id)
         assert paused.status == "Paused"
         assert len(paused.approvals) == 1

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -288,19 +287,26 @@ async def test_tool_cannot_end_the_process(shapes: Mapping[str, Tool], name: str
         await call(shapes, name, kind=kind)
 
 
-async def test_sync_tools_block_nothing(shapes: Mapping[str, Tool]) -> None:
-    """While sync tools sleep the loop goes on, and they sleep at the same time."""
-    started = time.perf_counter()
-    slow = [asyncio.create_task(call(shapes, "Shapes-slow", seconds=0.5)) for _ in range(20)]
-    await asyncio.sleep(0)
-    turns = 0
-    while not all(task.done() for task in slow):
+async def test_sync_tools_block_nothing(tmp_path: Path) -> None:
+    """While sync tools hold their threads the loop goes on, and they hold them at the same time."""
+    source = """
+import threading
+class P(Plugin):
+    everybody = threading.Barrier(21)
+    @tool
+    def meet(self) -> str:
+        "Wait until everybody is there."
+        self.everybody.wait(60)
+        return "met"
+"""
+    [tool] = loaded(tmp_path, source, "P").values()
+    everybody = tool._method.__self__.everybody  # type: ignore[attr-defined]
+    met = [asyncio.create_task(tool.call(Context(), {})) for _ in range(20)]
+    while everybody.n_waiting < 20:
         await asyncio.sleep(0.005)
-        turns += 1
-    assert [task.result() for task in slow] == ["done"] * 20
-    # one after the other they would take ten seconds, and block a loop that runs them for as long
-    assert time.perf_counter() - started < 5
-    assert turns > 10
+    assert not any(task.done() for task in met)
+    await asyncio.to_thread(everybody.wait, 60)
+    assert await asyncio.gather(*met) == ["met"] * 20
 
 
 async def test_context_variables_are_seen_in_threads() -> None:
@@ -330,7 +336,7 @@ class P(Plugin):
         with self.lock:
             P.running += 1
             P.most = max(P.most, P.running)
-        self.go_on.wait(10)
+        self.go_on.wait(60)
         with self.lock:
             P.running -= 1
         return P.most
@@ -352,14 +358,26 @@ class P(Plugin):
     assert await asyncio.gather(*calls[1:]) == ["2"] * 5
 
 
-async def test_hanging_tool_does_not_keep_the_process(shapes: Mapping[str, Tool]) -> None:
+async def test_hanging_tool_does_not_keep_the_process(tmp_path: Path) -> None:
     """Threads of tools are daemons, so that one that hangs cannot prevent a shutdown."""
-    task = asyncio.create_task(call(shapes, "Shapes-slow", seconds=0.3))
-    while not (found := [one for one in threading.enumerate() if one.name == "tool Shapes-slow"]):
+    source = """
+import threading
+class P(Plugin):
+    go_on = threading.Event()
+    @tool
+    def hang(self) -> str:
+        "Wait."
+        self.go_on.wait(60)
+        return "done"
+"""
+    [tool] = loaded(tmp_path, source, "P").values()
+    task = asyncio.create_task(tool.call(Context(), {}))
+    while not (found := [one for one in threading.enumerate() if one.name == "tool P-hang"]):
         await asyncio.sleep(0.005)
     [thread] = found
     assert thread.daemon
-    await task
+    tool._method.__self__.go_on.set()  # type: ignore[attr-defined]
+    assert await task == "done"
 
 
 # --- loading -------------------------------------------------------------------------------------

@@ -1,11 +1,17 @@
-"""A clock that moves only when a test moves it."""
+"""Time that a test moves: a clock that stands still otherwise, and event loops that it sets forward."""
 
 import asyncio
 import heapq
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any, TypeVar
 
-__all__ = ["FakeClock"]
+from tealagents.state.records import SystemClock
+
+__all__ = ["FakeClock", "ShiftedClock", "advance", "overdue"]
+
+T = TypeVar("T")
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,3 +57,36 @@ class FakeClock:
             _, _, woken = heapq.heappop(self._sleepers)
             if not woken.done():
                 woken.set_result(None)
+
+
+class ShiftedClock(SystemClock):
+    """The machine's clock, set forward by `shift` as far as the time of day goes."""
+
+    shift = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.shift
+
+
+def advance(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Sets the time of an event loop forward: deadlines of `asyncio` pass and sleepers wake as it turns next.
+
+    For asyncio's own loops, from any thread. An hour passes at once, and not before a test has seen what was
+    to happen in it.
+    """
+    if seconds < 0:
+        raise ValueError("time does not go back")
+    time = loop.time
+    loop.time = lambda: time() + seconds  # type: ignore[method-assign]
+    loop.call_soon_threadsafe(lambda: None)  # it may be waiting for a time that has come
+
+
+async def overdue(work: Coroutine[Any, Any, T], seconds: float, when: Callable[[], bool]) -> T:
+    """What becomes of work whose deadlines all pass, `seconds` at a time, once a condition holds: not before,
+    however slow the machine is."""
+    working = asyncio.ensure_future(work)
+    while not working.done():
+        if when():
+            advance(asyncio.get_running_loop(), seconds)
+        await asyncio.wait({working}, timeout=0.01)
+    return await working

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -21,8 +22,10 @@ import httpx
 import uvicorn
 import yaml
 
-#: seconds a service may take to answer before its start is given up
-START_SECONDS = 30.0
+from tealagents.testing.clock import ShiftedClock, advance
+
+#: seconds a service may take to answer before its start is given up; one that has ended is noticed at once
+START_SECONDS = 120.0
 
 
 def agent_config(
@@ -117,13 +120,17 @@ class ServiceThread(RunningService):
         env: Mapping[str, str] | None = None,
         *,
         port: int = 0,
+        moved: bool = False,
         **wiring: Any,
     ) -> None:
-        """`port` 0 means any that is free; `wiring` is handed to the wiring's `application`."""
+        """`port` 0 means any that is free; with `moved` its time can be set forward by `advance`; `wiring` is
+        handed to the wiring's `application`."""
         super().__init__(config)
         self._wanted_port = port
+        self._clock = ShiftedClock() if moved else None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._env = dict(env or {})
-        self._wiring = wiring
+        self._wiring = {"clock": self._clock, **wiring} if moved else wiring
         self._thread: threading.Thread | None = None
         self._server: uvicorn.Server | None = None
         self.app: Any = None
@@ -152,8 +159,11 @@ class ServiceThread(RunningService):
         )
         self._server = server = uvicorn.Server(options)
 
+        factory = asyncio.SelectorEventLoop if self._clock else options.get_loop_factory()
+
         def run() -> None:
-            with asyncio.Runner(loop_factory=options.get_loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                self._loop = runner.get_loop()
                 runner.run(server.serve(sockets=[sock]))
 
         self._thread = threading.Thread(target=run, daemon=True, name="service under test")
@@ -161,11 +171,24 @@ class ServiceThread(RunningService):
         self._wait_until_it_answers(self._thread.is_alive)
         return self
 
+    def advance(self, seconds: float) -> None:
+        """Sets its time forward: deadlines pass, sleepers wake, idle connections end. Leases are kept."""
+        assert self._clock is not None
+        assert self._loop is not None
+        self._clock.shift += timedelta(seconds=seconds)
+        advance(self._loop, seconds)
+        asyncio.run_coroutine_threadsafe(_turns(10), self._loop).result()
+
     def __exit__(self, *exc: object) -> None:
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-            self._thread.join(timeout=15)
+            self._thread.join(timeout=60)
         self._cleanup()
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 class Process(Protocol):
@@ -259,9 +282,9 @@ class ServiceProcess(RunningService):
 
 @contextlib.contextmanager
 def offline_service(
-    script: Any = None, env: Mapping[str, str] | None = None, **spec: Any
+    script: Any = None, env: Mapping[str, str] | None = None, *, moved: bool = False, **spec: Any
 ) -> Iterator[tuple[ServiceThread, Any]]:
-    """A service on a thread and the offline model behind it."""
+    """A service on a thread and the offline model behind it; `moved` as for `ServiceThread`."""
     from tealagents.llm.offline import OfflineModel
 
     with (
@@ -269,6 +292,7 @@ def offline_service(
         ServiceThread(
             agent_config(**spec),
             {"TA_BASE_URL": model.base_url, "TA_API_KEY": "offline-key", "TA_AUTH": "mock", **(env or {})},
+            moved=moved,
         ) as service,
     ):
         yield service, model

@@ -67,7 +67,7 @@ def test_the_sdk_for_node(service: ServiceThread, binding: str, tmp_path: Path) 
     script = Path(__file__).with_name("node_client.cjs")
     arguments = [str(TOOLS), service.root, binding, call("Work-write", file=str(file), line="one")]
     ended = subprocess.run(
-        ["node", str(script), *arguments], capture_output=True, text=True, timeout=60, check=False
+        ["node", str(script), *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == {

@@ -26,7 +26,7 @@ def scenes(url: str, file: Path, expiry: str) -> list[str]:
     """Runs the scenes of the script; the names of those that went well."""
     script = Path(__file__).with_name("http_agent.cjs")
     command = ["node", str(script), str(TOOLS), url, str(file), expiry]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
 

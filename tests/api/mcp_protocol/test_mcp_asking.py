@@ -20,7 +20,7 @@ NOBODYS = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 SLOW = {
     "rules": [
         {"when": {"text": "for ever"}, "reply": {"pieces": ["begun ", {"text": "end", "delay_ms": 600_000}]}},
-        {"when": {"text": "slowly"}, "reply": {"text": "a b c d", "headers_delay_ms": 400}},
+        {"when": {"text": "slowly"}, "reply": {"text": "a b c d", "headers_delay_ms": 600_000}},
     ]
 }
 
@@ -93,9 +93,10 @@ async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, 
     """Also while the first still runs: both get its answer. With other arguments it is refused."""
     with serving(SLOW) as (slow, model):
         async with host(slow, era) as one, host(slow, era) as two:
-            first, second = await asyncio.gather(
-                ask(one, "slowly", idempotency_key="k"), ask(two, "slowly", idempotency_key="k")
-            )
+            asked = [asyncio.ensure_future(ask(each, "slowly", idempotency_key="k")) for each in (one, two)]
+            await _until(lambda: model.requests)
+            model.release()
+            first, second = await asyncio.gather(*asked)
             assert first == second == await ask(one, "slowly", idempotency_key="k")
             assert len(model.requests) == 1
             assert error(await ask(one, "other", idempotency_key="k")) == "idempotency_key_reused"
@@ -142,7 +143,7 @@ async def test_what_failed_says_so(era: Era) -> None:
 
 async def test_a_busy_conversation_says_so(era: Era) -> None:
     """The second message is refused, and told when to come back."""
-    with serving(SLOW) as (service, _):
+    with serving(SLOW) as (service, model):
         async with host(service, era) as client, host(service, era) as other:
             conversation = (await ask(client, "hello"))["conversation"]
             running = asyncio.ensure_future(ask(client, "slowly", conversation=conversation))
@@ -152,6 +153,7 @@ async def test_a_busy_conversation_says_so(era: Era) -> None:
             assert error(busy) == "task_busy"
             assert busy["error"]["retry_after_seconds"] >= 1
             assert busy["conversation"] == conversation
+            model.release()
             assert (await running)["status"] == "Completed"
 
 
@@ -175,8 +177,9 @@ def test_closing_the_stream_of_an_older_call_does_not_cancel_it() -> None:
         "method": "tools/call",
         "params": {"name": "ask", "arguments": {"message": "slowly"}, "_meta": {"progressToken": "p"}},
     }
-    with serving(SLOW) as (service, _), service.client() as own:
+    with serving(SLOW) as (service, model), service.client() as own:
         _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
+        model.release()
         _wait(lambda: own.get("/tasks?status=Completed").json()["items"])
 
 
@@ -242,7 +245,7 @@ def test_without_the_extra_the_start_says_which(monkeypatch: pytest.MonkeyPatch)
 
 
 async def _until(true: Any) -> None:
-    for _ in range(2000):
+    for _ in range(6000):
         if true():
             return
         await asyncio.sleep(0.01)
@@ -263,7 +266,7 @@ def _leave(service: ServiceThread, body: Any, era: Era, when: Any) -> None:
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection(("127.0.0.1", service.port)) as link:
         link.sendall(head.encode() + b"\r\n" + data)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not when():
             assert time.monotonic() < deadline
             time.sleep(0.01)

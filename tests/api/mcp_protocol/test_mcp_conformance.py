@@ -82,7 +82,7 @@ def test_the_conformance_suite(endpoint: str, node: str, tmp_path: Path, scenari
         str(tmp_path),
     ]
     done = subprocess.run(
-        [node, str(SUITE), *arguments], capture_output=True, text=True, timeout=120, check=False
+        [node, str(SUITE), *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     (results,) = tmp_path.rglob("checks.json")
     checks = json.loads(results.read_text())

@@ -155,7 +155,7 @@ def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, 
 
 def _closed(link: socket.socket) -> None:
     """Returns when the other side has ended the connection."""
-    link.settimeout(20)
+    link.settimeout(60)
     try:
         while link.recv(2**16):
             pass

@@ -41,7 +41,7 @@ def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
 
 
 def until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not look():
         assert time.monotonic() < deadline, "it never came to be"
         time.sleep(0.02)

@@ -32,7 +32,7 @@ def test_the_sdk_for_node(service: ServiceThread, file: Path) -> None:
     script = Path(__file__).with_name("node_client.cjs")
     arguments = [str(TOOLS), f"{service.url}/openai/v1", "ada", "eve", str(file)]
     done = subprocess.run(
-        ["node", str(script), *arguments], capture_output=True, text=True, timeout=60, check=False
+        ["node", str(script), *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     assert file.read_text() == "one\n"

@@ -214,7 +214,7 @@ def test_a_process_imports_what_it_serves(tmp_path: Path, text: str, absent: tup
         f"create_app(load(pathlib.Path({str(file)!r}), env={{'TA_API_KEY': 'x'}}, dotenv=None))\n"
         f"found = [name for name in sys.modules if name.startswith({absent!r})]; assert not found, found"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -350,7 +350,7 @@ def _env() -> dict[str, str]:
 
 def _run(*arguments: str, env: dict[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tealagents", *arguments]
-    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 def _until(holds: Callable[[], bool]) -> None:

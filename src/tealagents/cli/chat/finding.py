@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+#: seconds that a service is given to answer
+ANSWER_SECONDS = 5.0
 
 
 class NoAgent(Exception):
@@ -20,7 +22,7 @@ def find_agent(url: str) -> str:
     """
     root = url.rstrip("/")
     try:
-        response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=5.0)
+        response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=ANSWER_SECONDS)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
     agents = [agent["url"] for agent in _agents(response)]

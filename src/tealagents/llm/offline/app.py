@@ -15,7 +15,7 @@ from tealagents.llm.offline.errors import ServiceError, invalid, not_found
 from tealagents.llm.offline.journal import Journal, Received
 from tealagents.llm.offline.script import Script, ScriptError
 from tealagents.llm.offline.service import Service
-from tealagents.llm.offline.transmission import Receive, Scope, Send, transmit
+from tealagents.llm.offline.transmission import Pauses, Receive, Scope, Send, transmit
 
 logger = logging.getLogger("tealagents.offline")
 
@@ -29,6 +29,7 @@ class OfflineApp:
 
     def __init__(self, script: ScriptLike = None, *, log_requests: bool = False) -> None:
         self.journal = Journal()
+        self.pauses = Pauses()
         self._service = Service(Script.of(script))
         self._log_requests = log_requests
 
@@ -36,6 +37,7 @@ class OfflineApp:
         """Puts another script in place, from its beginning. Raises `ScriptError`."""
         put = Script.of(script)
         self._service.play(put)
+        self.pauses.resume()
         return put
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,13 +53,14 @@ class OfflineApp:
         if body is None:
             return
         if scope["path"].startswith(_CONTROL):
-            await transmit(self._controlled(scope["method"], scope["path"], body), scope, receive, send)
+            controlled = self._controlled(scope["method"], scope["path"], body)
+            await transmit(controlled, scope, receive, send, self.pauses)
             return
         received = Received(scope, body, time.monotonic())
         self.journal.add(received)
         delivery = self._delivery(received)
         delivery.headers = [*delivery.headers, (b"x-request-id", self._service.ids.new("req_").encode())]
-        received.outcome = await transmit(delivery, scope, receive, send)
+        received.outcome = await transmit(delivery, scope, receive, send, self.pauses)
         if self._log_requests:
             _log(received, delivery)
 

@@ -22,6 +22,8 @@ from tealagents.llm.offline.transmission import CLOSE_EXTENSION
 #: Longer than clients keep idle connections, so that none is closed under a request.
 _KEEP_ALIVE_SECONDS = 300
 
+_NOT_STARTED = "The offline model has not been started: use it in a `with` statement."
+
 
 class _Connection(HttpToolsProtocol):
     """uvicorn's, silent, and with a way for the application to close it."""
@@ -76,6 +78,15 @@ class _Listener:
             await _drop(state)
             await server.wait_closed()
 
+    def call(self, work: Callable[[], None]) -> None:
+        """Does it in the event loop that serves, and returns when it is done. From another thread."""
+        assert self._loop is not None
+
+        async def done() -> None:
+            work()
+
+        asyncio.run_coroutine_threadsafe(done(), self._loop).result()
+
     def stop(self) -> None:
         """From any thread, and from a signal handler."""
         if self._loop is None:
@@ -116,7 +127,7 @@ class OfflineModel:
     def url(self) -> str:
         """`http://127.0.0.1:PORT`: what an Azure client takes as its endpoint."""
         if self._port is None:
-            raise RuntimeError("The offline model has not been started: use it in a `with` statement.")
+            raise RuntimeError(_NOT_STARTED)
         return _url(self._host, self._port)
 
     @property
@@ -133,6 +144,13 @@ class OfflineModel:
     def script(self, script: ScriptLike) -> None:
         """Puts another script in place, from its beginning. Raises `ScriptError`."""
         self._app.play(script)
+
+    def release(self) -> None:
+        """Ends the pauses in the answers that are being given, and leaves out those in later ones, until a
+        script is put in place. A test that gives an answer a pause of an hour decides so when it goes on."""
+        if self._listener is None:
+            raise RuntimeError(_NOT_STARTED)
+        self._listener.call(self._app.pauses.end)
 
     def clear(self) -> None:
         """Forgets the requests; the script stays where it is."""

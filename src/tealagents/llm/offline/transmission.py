@@ -1,7 +1,8 @@
 """Sending a delivery to the client, for as long as the client is there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from tealagents.llm.offline.delivery import Delivery, Ending
@@ -18,11 +19,43 @@ CLOSE_EXTENSION = "tealagents.close_connection"
 _SHORT = 0.05
 
 
+class Pauses:
+    """The pauses that scripts ask for. They last as long as they say, unless all are ended."""
+
+    def __init__(self) -> None:
+        self._are_over = False
+        self._running: set[asyncio.Future[None]] = set()
+
+    def end(self) -> None:
+        """Ends those that run, and makes later ones none at all. In the event loop that runs them."""
+        self._are_over = True
+        for ended in self._running:
+            if not ended.done():
+                ended.set_result(None)
+
+    def resume(self) -> None:
+        """Later ones last as long as they say."""
+        self._are_over = False
+
+    @contextmanager
+    def one(self) -> Iterator["asyncio.Future[None]"]:
+        """What is done once it was ended before its time."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._are_over:
+            ended.set_result(None)
+        self._running.add(ended)
+        try:
+            yield ended
+        finally:
+            self._running.discard(ended)
+
+
 class Client:
     """The other side of a request, which may leave at any time."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, pauses: Pauses) -> None:
         self._receive = receive
+        self._pauses = pauses
         self._watch: asyncio.Task[None] | None = None
 
     async def stays(self, seconds: float) -> bool:
@@ -31,8 +64,9 @@ class Client:
         if seconds < _SHORT:
             await asyncio.sleep(seconds)
             return not watch.done()
-        done, _ = await asyncio.wait({watch}, timeout=seconds)
-        return not done
+        with self._pauses.one() as ended:
+            await asyncio.wait({watch, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return not watch.done()
 
     async def leaves(self) -> None:
         await self._watching()
@@ -51,9 +85,9 @@ class Client:
             pass
 
 
-async def transmit(delivery: Delivery, scope: Scope, receive: Receive, send: Send) -> str:
+async def transmit(delivery: Delivery, scope: Scope, receive: Receive, send: Send, pauses: Pauses) -> str:
     """Returns how it ended, as the journal says it: `answered`, `broken` or `left`."""
-    client = Client(receive)
+    client = Client(receive, pauses)
     try:
         return await _transmit(delivery, scope, client, send)
     finally:
