@@ -19,6 +19,8 @@ from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, offline_service
 
 REPLAYED = "idempotent-replayed"
+#: seconds after which a sender counts a message as cut off, and sends it again; any number does
+GIVES_UP = 5.0
 SCRIPT = {
     "rules": [
         {"when": {"text": "slowly"}, "reply": {"text": "at last", "headers_delay_ms": 500}},
@@ -298,7 +300,7 @@ async def retry(place: Place, nursery: Nursery, folder: Path, *, times: int) -> 
         numbers = iter(range(times))
 
         async def send_some() -> None:
-            async with pair.first.async_client(timeout=5) as sender:
+            async with pair.first.async_client(timeout=GIVES_UP) as sender:
                 for n in numbers:
                     answer = await _sent(sender, urls[n % 2], body)
                     outcomes[answer] += 1

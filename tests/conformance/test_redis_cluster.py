@@ -133,7 +133,7 @@ async def test_a_dead_node() -> None:
                     alive += 1
             assert 0 < alive < 6
             cluster.nodes[2].restart()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not all(node.joined(3) for node in cluster.nodes):
                     await asyncio.sleep(0.1)
 

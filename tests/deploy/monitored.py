@@ -39,7 +39,7 @@ class MonitoredService(ServiceProcess):
 
     def metrics(self) -> str:
         """The page that Prometheus reads."""
-        answer = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10)
+        answer = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60)
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         return answer.text

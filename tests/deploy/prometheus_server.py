@@ -70,22 +70,22 @@ class PrometheusServer(Server):
 
     def answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/-/ready").status_code == 200
+            return httpx.get(f"{self.url}/-/ready", timeout=60).status_code == 200
         except httpx.TransportError as error:
             raise ConnectionError from error
 
     def query(self, expression: str) -> list[Any]:
         """The samples of an instant query, as Prometheus sees it now."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression})
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression}, timeout=60)
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         found: list[Any] = answer.json()["data"]["result"]
         return found
 
     def rules(self) -> list[Any]:
         """All alerts, as they were last evaluated."""
-        groups = httpx.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
+        groups = httpx.get(f"{self.url}/api/v1/rules", timeout=60).json()["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
     def names(self) -> set[str]:
         """The names of all metrics that were scraped."""
-        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values").json()["data"])
+        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=60).json()["data"])

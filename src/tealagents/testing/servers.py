@@ -256,7 +256,7 @@ class RedisServer(Server):
 
     def ask(self, *command: str) -> str:
         """The reply to a command, without a client library: its line, or the lines of what it holds."""
-        with socket.create_connection((self.host, self.port), timeout=5) as link:
+        with socket.create_connection((self.host, self.port), timeout=30) as link:
             parts = "".join(f"${len(part)}\r\n{part}\r\n" for part in command)
             link.sendall(f"*{len(command)}\r\n{parts}".encode())
             reader = link.makefile("rb")
@@ -399,7 +399,7 @@ class PostgresServer(Server):
 
     def answers(self) -> bool:
         """It asks a start-up packet for authentication, or refuses it as long as it is starting itself."""
-        with socket.create_connection((self.host, self.port), timeout=2) as link:
+        with socket.create_connection((self.host, self.port), timeout=30) as link:
             parameters = f"user\0{self.user}\0database\0postgres\0\0".encode()
             body = (196608).to_bytes(4, "big") + parameters
             link.sendall((len(body) + 4).to_bytes(4, "big") + body)
@@ -519,7 +519,7 @@ class DynamoServer(Server):
             raise ServerMissing("moto's server: `pip install 'moto[server]'`")
 
     def answers(self) -> bool:
-        with socket.create_connection((self.host, self.port), timeout=2):
+        with socket.create_connection((self.host, self.port), timeout=30):
             return True
 
 
