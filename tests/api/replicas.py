@@ -20,7 +20,7 @@ T = TypeVar("T")
 SCRIPT = {
     "rules": [
         {"when": {"text": "slowly"}, "reply": {"text": "a b c d e f", "headers_delay_ms": 600}},
-        {"when": {"text": "dripping"}, "reply": {"text": "drip " * 300, "piece_delay_ms": 50}},
+        {"when": {"text": "dripping"}, "reply": {"text": "drip " * 2000, "piece_delay_ms": 50}},
         {"when": {"text": "when released"}, "reply": {"text": "at last", "headers_delay_ms": 600_000}},
         {"when": {"text": "for ever"}, "reply": {"text": "never", "headers_delay_ms": 600_000}},
     ]

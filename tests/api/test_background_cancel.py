@@ -19,6 +19,7 @@ rules:
   - {when: begin and hang, reply: {pieces: [one, ' two', {text: ' three', delay_ms: 600000}]}}
   - {when: hang, reply: {text: never, headers_delay_ms: 600000}}
   - {when: refuse, reply: {error: {status: 400, message: not that}}}
+  - {when: speak on, reply: {pieces: [one, ' two', {text: ' three', delay_ms: 600000}]}}
   - when: {text: ask after a while, tool_result: false}
     reply:
       pieces: [Let, ' me', {text: ' see.', delay_ms: 600000}]
@@ -72,15 +73,22 @@ def test_a_background_request_is_accepted_with_its_ids_and_its_place(
     }
 
 
-def test_a_background_request_is_polled_and_followed_to_its_end(ada: httpx.Client) -> None:
+def test_a_background_request_is_polled_and_followed_to_its_end(
+    ada: httpx.Client, model: OfflineModel
+) -> None:
     """The request tells its status; its events come piece by piece. covers: FLOW-1"""
-    accepted = begin(ada, "pieces-20@5ms")
+    accepted = begin(ada, "speak on")
     found = request(ada, accepted["request_id"])
     assert (found["status"], found["content"], found["error"]) == ("Running", None, None)
     assert found["created_at"] <= found["started_at"]
     assert found["ended_at"] is None
-    stream = list(events(ada.get(f"/requests/{accepted['request_id']}/events").text))
-    assert numbers(stream) == list(range(1, 23))
+    with ada.stream("GET", f"/requests/{accepted['request_id']}/events") as following:
+        incoming = events(following.iter_lines())
+        stream = [next(incoming) for _ in range(3)]
+        model.release()
+        stream += incoming
+    model.script(SCRIPT)
+    assert numbers(stream) == list(range(1, 6))
     done = ended(ada, accepted["request_id"])
     assert done["status"] == "Completed"
     assert done["content"] == stream[-1].data["content"]

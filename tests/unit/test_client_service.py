@@ -226,7 +226,7 @@ def test_decisions_survive_cuts(ports: list[int], user: str) -> None:
 
 def test_cancel_and_background(client: Client) -> None:
     """A background request is busy, followed, canceled; what there was of its answer stays."""
-    accepted = client.background("pieces-2000@5ms")
+    accepted = client.background("pieces-2000@50ms")
     with pytest.raises(TaskBusy) as busy:
         client.send("hello", task_id=accepted.task_id)
     assert busy.value.request_id == accepted.request_id

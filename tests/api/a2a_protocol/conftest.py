@@ -1,6 +1,6 @@
 """A service that is served over A2A as well, with the tools of the tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from a2a_talk import BINDINGS, Wire
@@ -21,6 +21,8 @@ rules:
       tool_calls: [{name: Work-note, arguments: '{"file": "/dev/null", "line": "x"}'}]
   - when: {text: for ever}
     reply: {text: never, headers_delay_ms: 600000}
+  - when: {text: until released}
+    reply: {pieces: [drip, ' drip', {text: ' drip', delay_ms: 600000}]}
   - when: {text: dripping}
     reply: {text: drip drip drip drip drip drip drip drip drip drip, piece_delay_ms: 60}
   - when: {text: break}
@@ -32,6 +34,13 @@ rules:
 def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
     with working_service(SCRIPT, protocols=["a2a"], concurrency="reject") as pair:
         yield pair
+
+
+@pytest.fixture
+def release(model: OfflineModel) -> Iterator[Callable[[], None]]:
+    """Lets the model end what it says "until released"."""
+    yield model.release
+    model.script(SCRIPT)
 
 
 @pytest.fixture(params=BINDINGS)

@@ -7,6 +7,7 @@ import base64
 import re
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -206,12 +207,14 @@ def test_text_that_comes_with_tool_calls_is_no_part_of_the_answer(wire: Wire) ->
     assert told(events) == "the answer" == answer(wire.get(events[0]["task"]["id"]))
 
 
-def test_followers_see_the_same_events_and_do_not_depend_on_each_other(wire: Wire) -> None:
+def test_followers_see_the_same_events_and_do_not_depend_on_each_other(
+    wire: Wire, release: Callable[[], None]
+) -> None:
     """Each gets the task as it is, then every update in order, whoever leaves.
 
     [STREAM-ORDER-002, STREAM-ORDER-003, STREAM-ORDER-004, STREAM-SUB-001, STREAM-SUB-002]
     """
-    sending = wire.stream("SendStreamingMessage", {"message": message("dripping")})
+    sending = wire.stream("SendStreamingMessage", {"message": message("until released")})
     task = next(sending)["task"]
     leaves = wire.stream("SubscribeToTask", {"id": task["id"]})
     assert state(next(leaves)["task"]) == "WORKING"
@@ -219,6 +222,7 @@ def test_followers_see_the_same_events_and_do_not_depend_on_each_other(wire: Wir
     first = next(follower)
     assert first["task"]["id"] == task["id"]
     leaves.close()
+    release()
     assert list(follower) == list(sending)
 
 

@@ -130,7 +130,8 @@ async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
 
 async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
     """While a run is under way another message is a conflict; without one the page follows the run."""
-    with serving(SCRIPT) as (service, _), service.client() as client:
+    slower = {"otherwise": {"text": ("drip " * 20).strip(), "piece_delay_ms": 150}}
+    with serving(slower) as (service, _), service.client() as client:
         page = Page(client)
         begin(page, "dripping")
         other = Page(client, page.thread)

@@ -221,7 +221,7 @@ def test_a_process_imports_what_it_serves(tmp_path: Path, text: str, absent: tup
 
 def test_sigterm_drains(tmp_path: Path) -> None:
     """What runs is finished, what comes is refused, and the process ends with 0."""
-    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 1500}}]}
+    slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 600_000}}]}
     with OfflineModel(slow) as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
         with ServiceProcess(write(tmp_path, CHAT), env) as service:
@@ -233,9 +233,10 @@ def test_sigterm_drains(tmp_path: Path) -> None:
             _until(lambda: _health(service.url) != "ok")
             refused = post(service.url, json=HELLO)
             assert (refused.status_code, refused.json()["code"]) == (503, "draining")
-            calling.join(30)
+            model.release()
+            calling.join(60)
             assert answers[0].json()["output_raw"] == "Late."
-            assert service.process.wait(30) == 0
+            assert service.process.wait(60) == 0
 
 
 def test_time_of_a_call_is_bounded(tmp_path: Path) -> None:
