@@ -1,7 +1,9 @@
 """What the architecture page and the contribution guide say of the folders, beside the folders."""
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -80,3 +82,33 @@ def test_protocols_are_independent() -> None:
     [apart] = [each for each in contracts if each["name"] == "protocols know nothing of each other"]
     kept = {name.rpartition(".")[2] for name in apart["modules"]}
     assert kept == {path.parent.name for path in (PACKAGE / "api").glob("*/__init__.py")}
+
+
+def definitions() -> Iterator[ast.AST]:
+    """All that the package's source holds, apart from the offline model and what tests use."""
+    for path in PACKAGE.rglob("*.py"):
+        if not {"testing", "offline"} & set(path.relative_to(PACKAGE).parts):
+            yield from ast.walk(ast.parse(path.read_text()))
+
+
+def attributes(of: ast.ClassDef) -> set[str]:
+    """The attributes that a class sets on its instances."""
+    return {
+        node.attr
+        for node in ast.walk(of)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_functions_and_classes_stay_small() -> None:
+    """Five functions, at most, have more than 40 lines; no class has more than 12 attributes of its own."""
+    found = list(definitions())
+    functions = [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = [each.name for each in functions if (each.end_lineno or 0) - each.lineno >= 40]
+    assert len(long) <= 5, long
+    assert [
+        node.name for node in found if isinstance(node, ast.ClassDef) and len(attributes(node)) > 12
+    ] == []

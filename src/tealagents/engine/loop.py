@@ -208,11 +208,10 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
                 reply.text.append(kept)
                 yield event if kept is event.text else TextDelta(kept, event.refusal)
         done = reply.ended()
-    except RecursionError as error:
-        watch.failed(error)
-        raise ModelFailed("The model service's reply is nested too deeply to be read.") from None
     except BaseException as error:
         watch.failed(error)
+        if isinstance(error, RecursionError):
+            raise ModelFailed("The model service's reply is nested too deeply to be read.") from None
         raise
     watch.done(done, "".join(reply.text))
     state.prompt.sent()
@@ -301,14 +300,10 @@ async def _make_calls(
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            finished = []
-            for future in done:
-                outcome = future.result()
-                if isinstance(outcome, Deferred):
-                    deferred.append(outcome)
-                else:
-                    finished.append(outcome)
-                    results[outcome.call.id] = outcome
+            outcomes = [future.result() for future in done]
+            deferred += (outcome for outcome in outcomes if isinstance(outcome, Deferred))
+            finished = [outcome for outcome in outcomes if isinstance(outcome, ToolResult)]
+            results |= {result.call.id: result for result in finished}
             if finished:
                 yield Called(tuple(finished))
     finally:

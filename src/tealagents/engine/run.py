@@ -284,12 +284,10 @@ class Run:
         superseded = self._stop is not None and self._stop.ending is SUPERSEDED
         withdrawn = superseded and self._tasks.rules.concurrency == "rollback"
         now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
-
         running, request_id = list(self._recorder.running.values()), self.request.request_id
 
         async def store() -> None:
             tools = await self._tools()
-
             begun = [unreturned(request_id, call.id, call.tool, call.arguments, now) for call in running]
 
             def ended(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:

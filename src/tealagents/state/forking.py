@@ -44,11 +44,6 @@ async def fork(
     """
     source = (await tasks.head(partition, task_id)).value
     path, remote_id = await _path(tasks, partition, source, checkpoint_id, message_id)
-    point: Json = {"task_id": task_id}
-    if checkpoint_id or (source.checkpoint_id and not message_id):
-        point["checkpoint_id"] = checkpoint_id or source.checkpoint_id
-    if message_id:
-        point["message_id"] = message_id
     now = tasks.records.clock.now()
     head = Head(
         task_id=ids.new_id(ids.owner_tag(source.owner.key)),
@@ -59,7 +54,7 @@ async def fork(
         updated_at=now,
         expires_at=source.expires_at,
         metadata=source.metadata,
-        origin=point,
+        origin=_origin(source, checkpoint_id, message_id),
         remote_id=remote_id,
     )
     copy = Copy(tasks.records, partition, head)
@@ -72,6 +67,16 @@ async def fork(
     except BaseException:
         await copy.discard()
         raise
+
+
+def _origin(source: Head, checkpoint_id: str | None, message_id: str | None) -> Json:
+    """What a fork's task says of where it comes from."""
+    point: Json = {"task_id": source.task_id}
+    if checkpoint_id or (source.checkpoint_id and not message_id):
+        point["checkpoint_id"] = checkpoint_id or source.checkpoint_id
+    if message_id:
+        point["message_id"] = message_id
+    return point
 
 
 async def _path(

@@ -3,17 +3,13 @@
 import contextlib
 import logging
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tealagents.api import bodies
@@ -22,10 +18,10 @@ from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
     approvals,
     discovery,
+    docs,
     health,
     messages,
     oauth,
-    openapi,
     problems,
     requests,
     sessions,
@@ -34,7 +30,7 @@ from tealagents.api.v1alpha1 import (
     tenant,
     time_travel,
 )
-from tealagents.api.v1alpha1.routing import InvalidQuery, Routes
+from tealagents.api.v1alpha1.routing import InvalidQuery
 from tealagents.domain import ids
 from tealagents.domain.errors import InsufficientScope, InvalidRequest, NotFound, TealError, Unauthenticated
 
@@ -83,7 +79,7 @@ class AppV3:
             routes=[
                 *(route for part in _PARTS for route in part.served(exchange.prefix)),
                 *discovery.routes.served(""),
-                *self._docs(),
+                *docs.pages(exchange, _PARTS),
             ],
             middleware=[elsewhere] if origins else [],
         )
@@ -91,57 +87,6 @@ class AppV3:
         app.state.exchange = exchange
         self._add_error_handlers(app)
         return app
-
-    def _docs(self) -> list[BaseRoute]:
-        """The OpenAPI document, and a page on which the API can be read and tried.
-
-        All that the page needs comes from here: many a network has no way out, and a script from elsewhere
-        would see what is typed.
-        """
-        exchange = self._exchange
-        agent, settings = exchange.agent, exchange.settings
-
-        @cache
-        def described() -> dict[str, Any]:
-            return openapi.document(
-                _PARTS,
-                exchange.prefix,
-                title=agent.name,
-                version=agent.version,
-                description=settings.description,
-                max_items=settings.max_items,
-            )
-
-        @cache
-        def page() -> Response:
-            from fastapi.openapi.docs import get_swagger_ui_html
-
-            return get_swagger_ui_html(
-                title=f"{agent.name} {agent.version}",
-                openapi_url="openapi.json",
-                swagger_js_url=f"docs/{_DOCS_FILES[0]}",
-                swagger_css_url=f"docs/{_DOCS_FILES[1]}",
-                swagger_favicon_url="data:,",
-            )
-
-        async def document(_: Request) -> Response:
-            return JSONResponse(described())
-
-        async def docs(_: Request) -> Response:
-            return page()
-
-        async def docs_file(request: Request) -> Response:
-            name = request.path_params["name"]
-            if name not in _DOCS_FILES:
-                raise NotFound(f"There is no file {name} of the docs page.")
-            folder = Path(str(files("fastapi_offline"))) / "static"
-            return FileResponse(folder / name, headers={"cache-control": "public, max-age=86400"})
-
-        pages = Routes(include_in_schema=False)
-        pages.get("/docs")(docs)
-        pages.get("/docs/{name}")(docs_file)
-        at = f"{exchange.prefix}/openapi.json"
-        return [Route(at, document, include_in_schema=False), *pages.served(exchange.prefix)]
 
     def _add_error_handlers(self, app: Starlette) -> None:
         exchange = self._exchange
@@ -178,9 +123,6 @@ class AppV3:
         app.add_exception_handler(HTTPException, http)
         app.add_exception_handler(Exception, fault)
 
-
-#: what the docs page loads, in the order of its arguments
-_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 #: headers that browsers may send from elsewhere, and those they may see
 _TAKEN_HEADERS = (
