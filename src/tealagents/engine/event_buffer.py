@@ -70,6 +70,7 @@ class EventBuffer:
             self._wakers.discard(waker)
 
     def _wake(self) -> None:
-        for waker in self._wakers:
+        woken, self._wakers = self._wakers, set()
+        for waker in woken:
             if not waker.done():
                 waker.set_result(None)

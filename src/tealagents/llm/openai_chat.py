@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import orjson
@@ -228,11 +228,11 @@ class ChatReading:
     def finished(self) -> bool:
         return self._finish is not None
 
-    def whole(self, body: bytes) -> Iterable[ModelEvent]:
+    def whole(self, body: bytes) -> Sequence[ModelEvent]:
         """A completion, which is a single chunk that calls what is new in it `message`."""
         return self.take(body)
 
-    def take(self, data: bytes) -> Iterator[ModelEvent]:
+    def take(self, data: bytes) -> Sequence[ModelEvent]:
         try:
             chunk = _read(data)
         except ValueError:
@@ -243,11 +243,13 @@ class ChatReading:
         self._model = self._model or chunk.model or ""
         if chunk.usage is not None:
             self._usage = _usage(chunk.usage)
+        events: list[ModelEvent] = []
         for choice in chunk.choices or ():
             if not choice.index:
-                yield from self._choice(choice)
+                self._take_choice(choice, events)
+        return events
 
-    def _choice(self, choice: _Choice) -> Iterator[ModelEvent]:
+    def _take_choice(self, choice: _Choice, events: list[ModelEvent]) -> None:
         said = choice.delta or choice.message
         if choice.finish_reason:
             self.begun = True
@@ -256,10 +258,10 @@ class ChatReading:
             return
         if text := _text(said.content):
             self.begun = True
-            yield TextDelta(text)
+            events.append(TextDelta(text))
         if said.refusal:
             self.begun = self._refused = True
-            yield TextDelta(said.refusal, refusal=True)
+            events.append(TextDelta(said.refusal, refusal=True))
         if said.tool_calls:
             self.begun = True
             for fragment in said.tool_calls:
