@@ -1,6 +1,7 @@
 """The private servers of the tests: they answer, come back, and leave nothing behind."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tealagents.testing import service
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import PostgresServer, RedisServer, Server, ServerMissing
 
@@ -81,3 +83,15 @@ def test_a_missing_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("REQUIRE_BACKENDS", "1")
     with pytest.raises(pytest.fail.Exception, match="apt install redis-server"), running(RedisServer):
         pass
+
+
+def test_a_port_that_was_taken_meanwhile_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service whose port another process took between the look and the start has another one."""
+    env = {"TA_AUTH": "mock", "TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "any"}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        ports = iter([taken.getsockname()[1], service.free_port()])
+        monkeypatch.setattr(service, "free_port", lambda: next(ports))
+        with service.ServiceProcess(service.agent_config(), env) as served, served.client(None) as client:
+            assert served.port != taken.getsockname()[1]
+            assert client.get("/health/live").status_code == 200

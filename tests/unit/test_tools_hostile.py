@@ -315,10 +315,10 @@ async def test_a_name_is_connected_to_where_it_was_found_to_be(
         address = "93.184.215.14" if host == "rebinding.example" and len(looked_up) == 1 else "127.0.0.1"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port or 0))]
 
-    monkeypatch.setattr("tealagents.tools.oauth_servers.ANSWER_SECONDS", 0.2)
     with seeing() as inside:
         server = resource_of(pretender, f"https://rebinding.example:{urlsplit(inside.url).port}")
         resource = await resource_metadata(server, Challenge())
+        monkeypatch.setattr("tealagents.tools.oauth_servers.ANSWER_SECONDS", 0.2)
         monkeypatch.setattr("socket.getaddrinfo", rebound)
         with pytest.raises(ToolFailed, match="cannot be used for authorization"):
             await server_metadata(server, issuer_of(server, resource))

@@ -26,6 +26,8 @@ from tealagents.testing.clock import ShiftedClock, advance
 
 #: seconds a service may take to answer before its start is given up; one that has ended is noticed at once
 START_SECONDS = 120.0
+#: ports that are tried, because another process may take one between the look and the start
+PORTS_TRIED = 5
 
 
 def agent_config(
@@ -234,8 +236,18 @@ class ServiceProcess(RunningService):
         self._cleanup()
 
     def start(self) -> None:
-        """Starts it (again), on the port it had."""
-        self.port = self.port or self._wanted_port or free_port()
+        """Starts it (again), on the port it had; one that was free a moment ago may be taken by now."""
+        fixed = self.port or self._wanted_port
+        for _ in range(PORTS_TRIED):
+            self.port = fixed or free_port()
+            try:
+                return self._start()
+            except RuntimeError:
+                if fixed or f"port {self.port} on 127.0.0.1 is in use" not in self.log():
+                    raise
+        raise RuntimeError(f"none of {PORTS_TRIED} ports stayed free:\n{self.log()}")
+
+    def _start(self) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TA_")}
         self._process = self._launch(
             ["serve", str(self.config_path), "--port", str(self.port)], {**kept, **self._env}
