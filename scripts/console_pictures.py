@@ -90,6 +90,7 @@ class Story:
             "approval": (f"tasks/{self.waiting}", ".pause"),
             "approvals": ("approvals", ".card"),
             "trace": (f"tasks/{self.cleaning}/trace", ".waterfall"),
+            "prompt": (f"tasks/{self.known}/trace", ".waterfall"),
             "travel": (f"tasks/{self.known}/travel", ".node"),
             "compare": (f"compare/{self.known}/{self.one}/{self.known}/{self.other}", ".branch"),
             "audit": (f"tasks/{self.cleaning}/audit", ".verdict[data-state]"),
@@ -100,8 +101,14 @@ def take(page: Page, url: str, story: Story, suffix: str) -> None:
     for name, (address, shown) in story.views().items():
         page.goto(f"{url}#/{address}")
         page.locator(shown).first.wait_for()
-        if name == "trace":
+        if name == "approval":
+            page.get_by_role("button", name="Edit the arguments").click()
+            page.locator(".fields").wait_for()
+        if name in ("trace", "prompt"):
             page.locator(".step-line").first.click()
+        if name == "prompt":
+            page.get_by_role("button", name="Show it").click()
+            page.locator(".sent-part").last.wait_for()
         page.wait_for_load_state("networkidle")
         page.screenshot(path=PICTURES / f"{name}-{suffix}.png")
 

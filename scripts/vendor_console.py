@@ -2,8 +2,9 @@
 
 The libraries come from npm in the versions below, each with its licence; the client comes from `clients/js`.
 A browser knows no bare names (`import "preact"`) without an import map, which the console's policy forbids:
-they are replaced by paths. The client's comments stay in `clients/js`. MSAL is larger than all the rest, and
-most of it is for what the console does not do: it is bundled without that. Nothing else is changed.
+they are replaced by paths. The client's comments and indentation stay in `clients/js`; libraries that are
+larger than they have to be are shrunk. MSAL is larger than all the rest, and most of it is for what the
+console does not do: it is bundled without that. Nothing else is changed.
 """
 
 import json
@@ -67,11 +68,15 @@ MSAL_SILENT = tuple(
     for name in names.split()
 )
 
+#: what is shrunk: the others gain nothing by it
+SHRUNK = ("dompurify.js", "eventsource-parser.js", "marked.js")
+
 #: bare names, and the files that stand for them
 PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
 
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
 _COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n|^[ \t]*//[^\n]*\n", re.MULTILINE)
+_INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$\n?", re.MULTILINE)
 
@@ -89,9 +94,14 @@ def with_paths(source: str, folder: str) -> str:
 def client_files() -> dict[str, str]:
     """The client's modules as the console serves them."""
     return {
-        f"client/{path.name}": with_paths(_COMMENT.sub("", path.read_text(encoding="utf-8")).lstrip(), "../")
+        f"client/{path.name}": with_paths(_bare(path.read_text(encoding="utf-8")), "../")
         for path in sorted(CLIENT.glob("*.js"))
     }
+
+
+def _bare(source: str) -> str:
+    """A module without comments and indentation; it has no text of several lines."""
+    return _INDENTATION.sub("", _COMMENT.sub("", source)).lstrip()
 
 
 def fetch(package: str, version: str, files: dict[str, str], licence: str, scratch: Path) -> None:
@@ -143,6 +153,13 @@ def msal(scratch: Path) -> str:
     return f"/*! {names}, (c) Microsoft Corporation, MIT; without what the console does not use */\n{made}"
 
 
+def shrunk(name: str, scratch: Path) -> str:
+    """A library that is vendored, without what only its readers need; notices of licences stay."""
+    terser, notices = str(scratch / "node_modules/.bin/terser"), "/^!|@license|Copyright/"
+    compress = ("--compress", "passes=2,ecma=2020")
+    return _run(terser, str(VENDOR / name), "--module", *compress, "--mangle", "--comments", notices)
+
+
 def _run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -159,6 +176,8 @@ def main() -> None:
         for package, version, files, licence in PACKAGES:
             fetch(package, version, files, licence, Path(scratch))
         write("msal-browser.js", msal(Path(scratch)))
+        for name in SHRUNK:
+            write(name, shrunk(name, Path(scratch)))
     for name, text in client_files().items():
         write(name, text)
     listed = "".join(

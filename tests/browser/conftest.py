@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from agents import ENVIRONMENT, SCRIPT, agent
 from playwright.sync_api import Browser
-from tabs import CHROMIUM, Tab, Tabs, chromium
+from tabs import CHROMIUM, Profiles, Tab, Tabs, chromium
 
 from tealagents.testing.service import ServiceThread, offline_service
 
@@ -24,10 +24,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="there is no Chromium: apt-get install chromium"))
 
 
-@pytest.fixture(scope="module")
+# one for all tests of this folder: nothing costs more to start, and each tab has a profile of its own. It is
+# closed when the folder is done, because its driver holds this thread's event loop
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with chromium() as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def profiles(browser: Browser) -> Profiles:
+    return Profiles(browser)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +50,9 @@ def service(gate: Path) -> Iterator[ServiceThread]:
 
 
 @pytest.fixture
-def tabs(browser: Browser) -> Iterator[Tabs]:
+def tabs(profiles: Profiles) -> Iterator[Tabs]:
     """Tabs; at the end none of them has complained of anything."""
-    opened = Tabs(browser)
+    opened = Tabs(profiles)
     try:
         yield opened
         assert opened.unexpected() == {}
@@ -55,4 +62,4 @@ def tabs(browser: Browser) -> Iterator[Tabs]:
 
 @pytest.fixture
 def ada(tabs: Tabs, service: ServiceThread) -> Tab:
-    return tabs.open(f"{service.url}/console/").sign_in("ada")
+    return tabs.signed_in(f"{service.url}/console/", "ada")

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 from tealagents.plugins import Plugin, tool
 
@@ -16,6 +17,17 @@ class Files(Plugin):
     async def delete(self, path: str, force: bool = False) -> str:
         """Delete one file."""
         return f"{path} is deleted"
+
+    @tool
+    async def rotate(
+        self,
+        path: str,
+        keep: int = 5,
+        how: Literal["move", "copy"] = "move",
+        quietly: bool = False,
+    ) -> str:
+        """Rotate a file."""
+        return f"{path} {keep} {how} {quietly}"
 
     @tool
     async def echo(self, text: str) -> str:

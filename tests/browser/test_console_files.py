@@ -120,7 +120,7 @@ def test_the_wheel_alone_serves_it(tabs: Tabs, tmp_path: Path) -> None:
             (listed,) = httpx.get(f"{running.root}/", trust_env=False).json()["agents"]
             assert listed["console"] == f"{running.prefix}/console/"
             assert f"console  {running.url}/console/" in running.log()
-            tab = tabs.open(f"{running.url}/console/").sign_in("ada")
+            tab = tabs.signed_in(f"{running.url}/console/", "ada")
             tab.say("My name is Ada.")
             expect(tab.text("Nice to meet you, Ada.")).to_be_visible()
             files = {str(path.relative_to(CONSOLE)) for path in CONSOLE.rglob("*") if path.is_file()}

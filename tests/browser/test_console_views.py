@@ -85,7 +85,7 @@ def test_keyed_hashes_are_told_from_broken_ones(tabs: Tabs) -> None:
     env = {**ENVIRONMENT, "TA_AUDIT_KEY": "a key of at least sixteen characters"}
     with offline_service(None, env, **agent()) as (service, _):
         (answer,) = talk(service, "hello")
-        tab = tabs.open(f"{service.url}/console/").sign_in("ada")
+        tab = tabs.signed_in(f"{service.url}/console/", "ada")
         tab.open("tasks", answer["task_id"], "audit")
         expect(tab.text("The links hold; the hashes need the audit key")).to_be_visible()
 
@@ -111,6 +111,43 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     assert {"path": "a", "force": True} in ran
     ada.button("Decided").click()
     expect(ada.page.locator(".card").first).to_contain_text("Decided by ada")
+
+
+def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:
+    """What the tool takes and the model has left out can be added, what it needs stays; types are kept to."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 3}')
+    ada.open("tasks", pause["task_id"])
+    ada.button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    expect(form.get_by_label("path required")).to_have_value("log")
+    expect(form.get_by_role("button", name="Leave out path")).to_have_count(0)
+    keep = form.get_by_label("keep", exact=True)
+    keep.fill("2.5")
+    expect(form.get_by_text("This is no whole number.")).to_be_visible()
+    expect(ada.button("Approve")).to_be_disabled()
+    keep.fill("2")
+    form.get_by_role("button", name="Add how").click()
+    form.get_by_label("how", exact=True).select_option(label="copy")
+    form.get_by_role("button", name="Add quietly").click()
+    form.get_by_role("checkbox", name="quietly").check()
+    ada.button("Approve").click()
+    expect(ada.text("Files-rotate said: log 2 copy True")).to_be_visible()
+
+
+def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
+    """On demand: every part with where it comes from, the system prompt, and what is said of it."""
+    answers = talk(service, "My name is Ada.", "What is my name?")
+    ada.open("tasks", answers[-1]["task_id"], "trace")
+    ada.page.locator(".waterfall").first.locator(".step-line").first.click()
+    details = ada.page.locator(".step-details")
+    expect(details).to_contain_text("4 parts, and the descriptions of")
+    details.get_by_role("button", name="Show it").click()
+    parts = details.locator(".sent-part")
+    expect(parts).to_have_count(4)
+    expect(parts.first).to_contain_text("You are a test.")
+    expect(parts.nth(1)).to_contain_text("History")
+    expect(parts.last).to_contain_text("What is my name?")
+    expect(details.locator(".gaps li")).to_have_count(1)
 
 
 def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_second_tab_follows_live(tabs: Tabs, ada: Tab, gate: Path) -> None:
     """Another tab of the same user shows the answer while it comes, and its end."""
     ada.say("Please wait at the second gate.")
     expect(ada.page.locator("[data-live] strong")).to_be_visible()
-    other = tabs.open(ada.console).sign_in("ada")
+    other = tabs.signed_in(ada.console, "ada")
     other.page.goto(ada.page.url)
     expect(other.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     gate.touch()

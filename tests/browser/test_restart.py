@@ -24,7 +24,7 @@ def killable(gate: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
 def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killable: ServiceProcess) -> None:
     """While it is away the page says so; once it is back, that the answer was interrupted, with what
     there was of it; and the conversation goes on."""
-    tab = tabs.open(f"{killable.url}/console/").sign_in("ada")
+    tab = tabs.signed_in(f"{killable.url}/console/", "ada")
     tab.may_be_cut = True
     tab.expected = {503}
     tab.say("Please wait at the gate.")

@@ -26,7 +26,7 @@ VIEWS = ((), ("trace",), ("travel",), ("audit",), ("details",))
 
 def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread) -> None:
     """Neither by a list nor by a guessed address; an approver in a third browser decides for the first."""
-    ada, bob, carol = (tabs.open(_console(service)).sign_in(user) for user in ("ada", "bob", "carol"))
+    ada, bob, carol = (tabs.signed_in(_console(service), user) for user in ("ada", "bob", "carol"))
     of_ada = _paused(service, "ada", "ada.txt")
     of_bob = _paused(service, "bob", "bob.txt")
 
@@ -65,7 +65,7 @@ def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread)
 def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
     """Two deciders of one pause: the second one is told that it was decided."""
     of_ada = _paused(service, "ada", "late.txt")
-    first, second = (tabs.open(_console(service)).sign_in(user) for user in ("ada", "carol"))
+    first, second = (tabs.signed_in(_console(service), user) for user in ("ada", "carol"))
     second.expected = {409}
     first.open("tasks", of_ada["task_id"])
     second.open("approvals")
@@ -82,7 +82,7 @@ def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThrea
 def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread) -> None:
     """Everything of a task is there, and nothing that would change it."""
     task = _paused(service, "ada", "audited.txt")["task_id"]
-    dave = tabs.open(_console(service)).sign_in("dave")
+    dave = tabs.signed_in(_console(service), "dave")
     dave.open("tasks", task)
     expect(dave.page.get_by_text("This is another user's conversation (ada)")).to_be_visible()
     expect(dave.page.get_by_role("region", name="A decision is needed")).to_contain_text("audited.txt")
@@ -99,6 +99,25 @@ def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread
     dave.page.locator("summary[aria-label=Actions]").click()
     for name, count in (("Export", 1), ("Rename …", 0), ("Fork", 0), ("Delete …", 0)):
         expect(dave.button(name)).to_have_count(count)
+
+
+def test_an_auditor_finds_the_conversations_of_the_tenant(tabs: Tabs, service: ServiceThread) -> None:
+    """Of all users, with their names; who is no auditor has no such list."""
+    for user in ("ada", "bob"):
+        _paused(service, user, f"found-{user}.txt")
+    dave = tabs.signed_in(_console(service), "dave")
+    expect(dave.page.locator(".task")).to_have_count(0)
+    dave.button("All of the tenant").click()
+    for user in ("ada", "bob"):
+        expect(dave.page.locator(".task", has_text=f"A secret of {user}").first).to_contain_text(user)
+    dave.page.get_by_label("Status").select_option("Failed")
+    expect(dave.page.get_by_text("None of those read so far")).to_be_visible()
+    dave.page.get_by_label("Status").select_option("Paused")
+    dave.page.locator(".task", has_text="A secret of bob").first.click()
+    expect(dave.page.get_by_text("This is another user's conversation (bob)")).to_be_visible()
+    ada = tabs.signed_in(_console(service), "ada")
+    expect(ada.page.locator(".task").first).to_be_visible()
+    expect(ada.button("All of the tenant")).to_have_count(0)
 
 
 def test_signing_out_leaves_nothing_behind(ada: Tab) -> None:

@@ -50,6 +50,15 @@ export class Client {
     return new EventStream(this.#calls, request_id, options);
   }
 
+  /**
+   * @param {string} request_id
+   * @param {api.ListOptions & {step_id?: string}} [options]
+   * @returns {List<api.SentPart, api.SentPrompt>}
+   */
+  prompt(request_id, options = {}) {
+    return new List(this.#calls, `/requests/${segment(request_id)}/prompt`, options);
+  }
+
   /** @param {string} request_id @param {api.CallOptions} [options] @returns {Promise<api.RequestDocument>} */
   cancel(request_id, {signal} = {}) {
     return this.#calls.document(change("POST", `/requests/${segment(request_id)}/cancel`), signal);
@@ -81,6 +90,15 @@ export class Client {
    */
   approvals(options = {}) {
     return new List(this.#calls, "/approvals", options);
+  }
+
+  /**
+   * @param {Pick<api.Pause, "request_id" | "approval_id">} of
+   * @param {api.CallOptions} [options]
+   * @returns {Promise<api.ApprovalWithTools>}
+   */
+  approval({request_id, approval_id}, {signal} = {}) {
+    return this.#calls.document(read(`/requests/${segment(request_id)}/approvals/${segment(approval_id)}`), signal);
   }
 
   // --- sessions and tasks ------------------------------------------------------------------------------
@@ -141,7 +159,11 @@ export class Client {
     return new List(this.#calls, pathOf(task_id, "/trace"), options);
   }
 
-  /** @param {string} task_id @param {api.ListOptions} [options] @returns {List<api.Checkpoint>} */
+  /**
+   * @param {string} task_id
+   * @param {api.ListOptions & {parents?: boolean}} [options]
+   * @returns {List<api.Checkpoint>}
+   */
   checkpoints(task_id, options = {}) {
     return new List(this.#calls, pathOf(task_id, "/checkpoints"), options);
   }
@@ -179,6 +201,18 @@ export class Client {
   /** @param {api.JsonObject} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   importTask(document, {signal} = {}) {
     return this.#calls.document(once("/tasks/import", document), signal);
+  }
+
+  // --- who is asking -----------------------------------------------------------------------------------
+
+  /** @param {api.CallOptions} [options] @returns {Promise<api.Me>} */
+  me({signal} = {}) {
+    return this.#calls.document(read("/me"), signal);
+  }
+
+  /** @param {api.TenantFilter} [options] @returns {List<api.Task | api.DamagedRecord>} */
+  tenantTasks(options = {}) {
+    return new List(this.#calls, "/tenant/tasks", options);
   }
 
   /** @param {api.CallOptions} [options] */

@@ -71,6 +71,18 @@ export interface Approval extends Pause {
   decided_by: Owner | null;
 }
 
+/** A call that waits, with its tool as it was when the call was shown; null where that is not known. */
+export interface CallWithTool extends PendingCall {
+  description: string | null;
+  /** JSON Schema of the arguments */
+  parameters: JsonObject | null;
+}
+
+/** A pause, with the tools of its calls. */
+export interface ApprovalWithTools extends Approval {
+  tool_calls: CallWithTool[];
+}
+
 export interface CompletedAnswer extends Ids {
   status: "Completed";
   /** null for an approver who does not own the task */
@@ -207,6 +219,42 @@ export interface Checkpoint {
   request_id: string;
   created_at: string;
   current: boolean;
+  /** the checkpoint that it continued; null for a first one. With `parents` only */
+  parent_id?: string | null;
+}
+
+/** A part of what the model was sent: a message, or a text in the place of one. */
+export interface SentPart {
+  origin: "system_prompt" | "summary" | "note" | "context" | "history" | "request";
+  role: "system" | "user" | "assistant" | "tool";
+  /** the stored message; null for a text */
+  message_id: string | null;
+  request_id: string | null;
+  items: Item[];
+  tool_calls: ToolCall[];
+  tool_call_id: string | null;
+  tool: string | null;
+  /** it was sent in another form than it is stored and shown in */
+  altered: boolean;
+  /** its text is not shown: the system prompt of a service without the console */
+  withheld: boolean;
+}
+
+/** A page of what a call of the model was sent, put together again from what is stored. */
+export interface SentPrompt extends Page<SentPart> {
+  request_id: string;
+  step_id: string;
+  model: string;
+  /** how many parts were sent, by the trace */
+  parts_sent: number;
+  /** in what the parts are known to differ from what was sent */
+  gaps: ("altered" | "agent" | "path" | "count")[];
+}
+
+/** Who the service takes the caller for, and the roles that it grants. */
+export interface Me {
+  user: Owner;
+  roles: ("approver" | "auditor")[];
 }
 
 /** One entry of the append-only record. */

@@ -3,17 +3,21 @@ import type {
   Answer,
   Approval,
   ApprovalStatus,
+  ApprovalWithTools,
   AuditEntry,
   Checkpoint,
   DamagedRecord,
   Health,
   Item,
   JsonObject,
+  Me,
   Message,
   Page,
   Pause,
   Problem,
   RequestDocument,
+  SentPart,
+  SentPrompt,
   Session,
   Status,
   Step,
@@ -139,6 +143,14 @@ export interface TaskFilter extends ListOptions {
   status?: Status;
 }
 
+export interface TenantFilter extends ListOptions {
+  /** only those of this user */
+  oid?: string;
+  status?: Status;
+  /** only those with this value in their metadata: `team:north` */
+  metadata?: string;
+}
+
 export interface TaskChanges {
   /** merged into what is there (RFC 7396): null removes a key, or all of it */
   metadata?: JsonObject | null;
@@ -147,9 +159,9 @@ export interface TaskChanges {
 }
 
 /** A list of the service. Nothing is asked for before it is read; each reading asks anew. */
-export interface List<T> extends AsyncIterable<T> {
+export interface List<T, Paged = Page<T>> extends AsyncIterable<T> {
   /** one page: the first, or the one at `cursor` */
-  page(cursor?: string | null): Promise<Page<T>>;
+  page(cursor?: string | null): Promise<Paged>;
   /** all pages in one array */
   toArray(): Promise<T[]>;
 }
@@ -194,6 +206,8 @@ export class Client {
   wait(request_id: string, options?: CallOptions): Promise<Answer>;
   /** The events of a request, to its end. */
   follow(request_id: string, options?: FollowOptions): EventStream;
+  /** What the model was sent in one of the request's calls, oldest first; without `step_id`, in the last. */
+  prompt(request_id: string, options?: ListOptions & {step_id?: string}): List<SentPart, SentPrompt>;
   /** End a running or paused request; one that has ended stays as it is. */
   cancel(request_id: string, options?: CallOptions): Promise<RequestDocument>;
 
@@ -203,6 +217,8 @@ export class Client {
   resumeStream(of: PauseReference, decision: Action | Decision, options?: FollowOptions): EventStream;
   /** The pauses that the caller may decide, newest first. */
   approvals(options?: ListOptions & {status?: ApprovalStatus}): List<Approval | DamagedRecord>;
+  /** One pause, with the tools of its calls. */
+  approval(of: Pick<Pause, "request_id" | "approval_id">, options?: CallOptions): Promise<ApprovalWithTools>;
 
   /** The caller's sessions, newest first. */
   sessions(options?: ListOptions): List<Session | DamagedRecord>;
@@ -222,8 +238,8 @@ export class Client {
   messages(task_id: string, options?: ListOptions & {checkpoint_id?: string}): List<Message>;
   /** The execution trace, oldest first. */
   trace(task_id: string, options?: ListOptions): List<Step>;
-  /** The completed requests that one can go back to, newest first. */
-  checkpoints(task_id: string, options?: ListOptions): List<Checkpoint>;
+  /** The completed requests that one can go back to, newest first; with `parents` they make a tree. */
+  checkpoints(task_id: string, options?: ListOptions & {parents?: boolean}): List<Checkpoint>;
   /** The record of who did what, oldest first. */
   audit(task_id: string, options?: ListOptions): List<AuditEntry>;
 
@@ -240,6 +256,10 @@ export class Client {
   /** Take such a document back. */
   importTask(document: JsonObject, options?: CallOptions): Promise<Task>;
 
+  /** Who the service takes the caller for. */
+  me(options?: CallOptions): Promise<Me>;
+  /** For auditors: the tasks of the tenant, owner by owner, of each the newest first. */
+  tenantTasks(options?: TenantFilter): List<Task | DamagedRecord>;
   /** How the process and what it depends on are: one attempt, without a token. */
   health(options?: CallOptions): Promise<Health>;
 }

@@ -2,7 +2,10 @@
 /** @import {Calls} from "./calls.js" */
 import {UnexpectedAnswer} from "./errors.js";
 
-/** @template T */
+/**
+ * @template T
+ * @template [Paged=Page<T>]
+ */
 export class List {
   #calls;
   #path;
@@ -23,7 +26,7 @@ export class List {
 
   /**
    * @param {string | null} [cursor]
-   * @returns {Promise<Page<T>>}
+   * @returns {Promise<Paged>}
    */
   async page(cursor = this.#query.cursor) {
     const call = /** @type {const} */ ({
@@ -42,7 +45,7 @@ export class List {
     /** @type {string | null | undefined} */
     let cursor = this.#query.cursor;
     do {
-      const {items, next_cursor} = await this.page(cursor);
+      const {items, next_cursor} = /** @type {Page<T>} */ (await this.page(cursor));
       yield* items;
       if (next_cursor && next_cursor === cursor) {
         throw new UnexpectedAnswer(`the list ${this.#path} names the same page as its next one`);

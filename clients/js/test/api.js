@@ -116,6 +116,38 @@ test("a task travels in time", async () => {
   assert.equal((await ada.audit(task_id).toArray())[0]?.seq, 1);
 });
 
+test("checkpoints make a tree", async () => {
+  const {task_id} = await ada.send("one");
+  await ada.send("two", {task_id});
+  const [two, one] = await ada.checkpoints(task_id, {parents: true, limit: 1}).toArray();
+  assert.deepEqual([two?.parent_id, one?.parent_id], [one?.checkpoint_id, null]);
+  assert.equal((await ada.checkpoints(task_id).page()).items[0]?.parent_id, undefined);
+});
+
+test("a pause comes with the schema of its tool", async () => {
+  const shown = pause(await ada.send(DELETE));
+  const [call] = (await ada.approval(shown)).tool_calls;
+  assert.deepEqual(call?.parameters?.required, ["path"]);
+  await ada.cancel(shown.request_id);
+});
+
+test("what the model was sent is read page by page", async () => {
+  const {task_id} = await ada.send("My name is Ada.");
+  const {request_id} = await ada.send("What is my name?", {task_id});
+  const list = ada.prompt(request_id, {limit: 1});
+  const page = await list.page();
+  const parts = await list.toArray();
+  assert.equal(page.parts_sent, parts.length);
+  assert.deepEqual(page.gaps, []);
+  assert.deepEqual(parts.slice(-3).map(({origin}) => origin), ["history", "history", "request"]);
+  await assert.rejects(ada.prompt(request_id, {step_id: NOWHERE}).page(), api.NotFound);
+});
+
+test("the service says who is asking, and shows the tenant to auditors only", async () => {
+  assert.deepEqual(await ada.me(), {user: {tid: "mock", oid: "ada"}, roles: []});
+  await assert.rejects(ada.tenantTasks({status: "Completed"}).page(), api.InsufficientScope);
+});
+
 test("a task is changed, exported, deleted and imported", async () => {
   const {task_id} = await ada.send("hello", {metadata: {a: 1, b: 2}});
   const changed = await ada.patchTask(task_id, {metadata: {a: null}, expires_at: new Date("2100-01-01")});

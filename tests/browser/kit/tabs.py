@@ -21,25 +21,60 @@ _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
 """
+#: whether a user is signed in still, and nothing outside of the view was changed that outlives it
+_AS_IT_BEGAN = """(user) => JSON.parse(sessionStorage.getItem("tealagents.console.session"))?.name === user
+  && localStorage.length === 0
+  && ![...document.querySelectorAll(".filter input, .filter select")].some((each) => each.value)
+  && !document.querySelector(".whose button:last-child[aria-pressed=true], dialog[open]")
+"""
 
 
 class Tab:
     """One page, its errors and its requests. Whatever was not expected fails the test that ends with it."""
 
     def __init__(self, context: BrowserContext, console: str) -> None:
-        self.console = console
         self.context = context
         self.page = context.new_page()
+        #: who is signed in
+        self.user: str | None = None
+        self.begin(console)
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.add_init_script(_WATCH_POLICY)
+
+    def begin(self, console: str) -> None:
+        """A test gets it, and is told of nothing that was before."""
+        self.console = console
         #: statuses of answers that the test provokes
         self.expected: set[int] = set()
         #: whether the test cuts connections
         self.may_be_cut = False
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", self._hear)
-        self.page.on("pageerror", lambda error: self.errors.append(f"{error.name}: {error.message}"))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.add_init_script(_WATCH_POLICY)
+
+    def rest(self) -> bool:
+        """A test has ended; whether another one can have the tab."""
+        if self.may_be_cut or self.page.is_closed():
+            return False
+        for other in self.context.pages:
+            if other is not self.page:
+                other.close()
+        self.page.unroute_all(behavior="ignoreErrors")
+        signed_in = self.user is not None and self.page.url.startswith(self.console)
+        if signed_in and self.page.evaluate(_AS_IT_BEGAN, self.user):
+            self.page.goto(f"{self.console}#/new")
+        else:
+            self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Signed out, without storage, at no page."""
+        if self.page.url.startswith("http"):
+            self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+            self.page.goto("about:blank")
+        self.context.clear_cookies()
+        self.user = None
 
     def _hear(self, said: ConsoleMessage) -> None:
         if said.type == "error":
@@ -50,6 +85,7 @@ class Tab:
         self.page.get_by_label("Your name").fill(user)
         self.page.get_by_role("button", name="Continue").click()
         self.page.get_by_role("link", name="New conversation").wait_for()
+        self.user = user
         return self
 
     def open(self, *path: str) -> "Tab":
@@ -93,29 +129,67 @@ class Tab:
         return [url for url in self.requests if token in url]
 
 
-class Tabs:
-    """Opens tabs, each in a browser profile of its own, and looks back at them."""
+class Profiles:
+    """Browser profiles with a tab in each, for one test after the other.
+
+    To make a profile, and to load the console in it, costs more than most of what tests do there. So a tab is
+    given to the next test that wants the same user at the same console, as it is; to any other emptied.
+    """
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
+        self._free: dict[str, list[Tab]] = {}
+
+    def take(self, console: str, user: str | None, options: Mapping[str, Any]) -> Tab:
+        free = self._free.setdefault(repr(sorted(options.items())), [])
+        for tab in free:
+            if tab.console != console:
+                tab.forget()  # its service has ended, or will
+        fitting = [tab for tab in free if (tab.console, tab.user) == (console, user)]
+        if not free:
+            context = self._browser.new_context(reduced_motion="reduce", **options)
+            context.set_default_timeout(15_000)
+            return Tab(context, console)
+        given = fitting[0] if fitting else free[0]
+        free.remove(given)
+        if not fitting:
+            given.forget()
+        given.begin(console)
+        return given
+
+    def give_back(self, tab: Tab, options: Mapping[str, Any]) -> None:
+        if tab.rest():
+            self._free[repr(sorted(options.items()))].append(tab)
+        else:
+            tab.context.close()
+
+
+class Tabs:
+    """Opens the tabs of one test, each in a browser profile of its own, and looks back at them."""
+
+    def __init__(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+        self._options: list[Mapping[str, Any]] = []
         self.opened: list[Tab] = []
 
     def open(self, console: str, **options: Any) -> Tab:
-        context = self._browser.new_context(**options)
-        context.set_default_timeout(15_000)
-        return self.beside(Tab(context, console))
+        """A tab that knows nothing yet."""
+        return self._taken(console, None, options)
 
-    def beside(self, tab: Tab) -> Tab:
+    def signed_in(self, console: str, user: str, **options: Any) -> Tab:
+        """A tab that shows the console to a user of the provider `mock`."""
+        tab = self._taken(console, user, options)
+        return tab if tab.user == user else tab.sign_in(user)
+
+    def _taken(self, console: str, user: str | None, options: Mapping[str, Any]) -> Tab:
+        tab = self._profiles.take(console, user, options)
         self.opened.append(tab)
+        self._options.append(options)
         return tab
 
-    def second(self, tab: Tab) -> Tab:
-        """Another tab of the same profile."""
-        return self.beside(Tab(tab.context, tab.console))
-
     def close(self) -> None:
-        for tab in self.opened:
-            tab.context.close()
+        for tab, options in zip(self.opened, self._options, strict=True):
+            self._profiles.give_back(tab, options)
 
     def unexpected(self) -> Mapping[str, list[str]]:
         return {tab.page.url: tab.unexpected for tab in self.opened if tab.unexpected}

@@ -1,73 +1,135 @@
 /**
- * A form for the arguments of a call, with a field for each: a switch, a number, a line or several, or JSON for
- * what holds more than one value. Its value is an object, or an Error while something in it is no JSON.
+ * A form for the arguments of a call, made from the schema of its tool: a switch, a choice, a number, a line or
+ * several, or JSON for what holds more than one value. Without a schema the form follows the values. What it
+ * gives is an object, or an Error while something in it is not what it has to be.
  */
 import {html, useId, useState} from "./html.js";
-import {exact} from "./text.js";
+import {exact, readable} from "./text.js";
 
-export function Fields({value, onChange}) {
-  const [drafts, setDrafts] = useState(() => Object.entries(value).map(([name, of]) => draftOf(name, of)));
-  const [adding, setAdding] = useState("");
+export function Fields({value, schema, onChange}) {
+  const known = schema?.properties ?? {};
+  const required = new Set(schema?.required ?? []);
+  const [drafts, setDrafts] = useState(() => begun(value, known, required));
   const put = (changed) => {
     setDrafts(changed);
     onChange(collected(changed));
   };
   const set = (name, text) => put(drafts.map((draft) => (draft.name === name ? {...draft, text} : draft)));
-  const add = () => {
-    if (!adding || drafts.some((draft) => draft.name === adding)) return;
-    put([...drafts, {name: adding, kind: "text", text: ""}]);
-    setAdding("");
-  };
+  const add = (name) => drafts.some((draft) => draft.name === name) || put([...drafts, draftOf(name, undefined, known[name])]);
+  const absent = Object.keys(known).filter((name) => !drafts.some((draft) => draft.name === name));
   return html`
     <div class="fields">
       ${drafts.map((draft) => html`
-        <${Field} key=${draft.name} draft=${draft} onInput=${(text) => set(draft.name, text)}
+        <${Field} key=${draft.name} draft=${draft} required=${required.has(draft.name)} onInput=${(text) => set(draft.name, text)}
           onRemove=${() => put(drafts.filter((each) => each !== draft))} />
       `)}
-      <div class="row">
-        <input aria-label="Name of another argument" placeholder="Another argument" value=${adding}
-          onInput=${(event) => setAdding(event.target.value)} />
-        <button type="button" class="quiet" disabled=${!adding} onClick=${add}>Add</button>
-      </div>
+      ${absent.length > 0 &&
+      html`<div class="row">
+        ${absent.map((name) => html`<button key=${name} type="button" class="quiet" onClick=${() => add(name)}>Add ${exact(name)}</button>`)}
+      </div>`}
+      ${schema?.properties === undefined && schema?.additionalProperties !== false && html`<${Another} onAdd=${add} />`}
     </div>
   `;
 }
 
-function Field({draft, onInput, onRemove}) {
+/** Where the schema names no arguments, any can be given. */
+function Another({onAdd}) {
+  const [name, setName] = useState("");
+  const add = () => (onAdd(name), setName(""));
+  return html`<div class="row">
+    <input aria-label="Name of another argument" placeholder="Another argument" value=${name}
+      onInput=${(event) => setName(event.target.value)} />
+    <button type="button" class="quiet" disabled=${!name} onClick=${add}>Add</button>
+  </div>`;
+}
+
+function Field({draft, required, onInput, onRemove}) {
   const id = useId();
-  const wrong = read(draft) instanceof Error;
-  const {kind, name, text} = draft;
-  const common = {id, "aria-invalid": wrong};
+  const {name, kind, about} = draft;
+  const error = read(draft);
+  const wrong = error instanceof Error;
   return html`
     <div class="field">
-      <label for=${id}>${exact(name)} ${kind === "json" && html`<span class="muted">JSON</span>`}</label>
-      ${kind === "switch"
-        ? html`<input ...${common} type="checkbox" checked=${text === "true"} onChange=${(event) => onInput(String(event.target.checked))} />`
-        : kind === "number"
-          ? html`<input ...${common} type="number" step="any" value=${text} onInput=${(event) => onInput(event.target.value)} />`
-          : html`<textarea ...${common} class=${kind === "json" ? "mono" : ""} spellcheck=${false} value=${text}
-              rows=${Math.min(8, text.split("\n").length)} onInput=${(event) => onInput(event.target.value)}></textarea>`}
-      <button type="button" class="quiet" onClick=${onRemove} aria-label=${`Leave out ${exact(name)}`}>Leave out</button>
-      ${wrong && html`<p class="wrong">${kind === "number" ? "This is no number." : "This is no JSON."}</p>`}
+      <label for=${id}>${exact(name)} <span class="muted">${kind === "json" && "JSON "}${required && "required"}</span></label>
+      <${Input} id=${id} draft=${draft} wrong=${wrong} about=${about && `${id}-about`} onInput=${onInput} />
+      ${!required && html`<button type="button" class="quiet" onClick=${onRemove} aria-label=${`Leave out ${exact(name)}`}>Leave out</button>`}
+      ${about && html`<p id=${`${id}-about`} class="about muted">${readable(about)}</p>`}
+      ${wrong && html`<p class="wrong">${error.message}</p>`}
     </div>
   `;
 }
 
-function draftOf(name, value) {
-  if (typeof value === "boolean") return {name, kind: "switch", text: String(value)};
-  if (typeof value === "number") return {name, kind: "number", text: String(value)};
-  if (typeof value === "string") return {name, kind: "text", text: value};
-  return {name, kind: "json", text: JSON.stringify(value, null, 2)};
+function Input({id, draft: {kind, text, options}, wrong, about, onInput}) {
+  const common = {id, "aria-invalid": wrong, "aria-describedby": about || undefined};
+  const typed = (event) => onInput(event.target.value);
+  if (kind === "switch")
+    return html`<input ...${common} type="checkbox" checked=${text === "true"} onChange=${(event) => onInput(String(event.target.checked))} />`;
+  if (kind === "choice")
+    return html`<select ...${common} value=${text} onChange=${typed}>
+      ${!options.includes(text) && html`<option value=${text}></option>`}
+      ${options.map((option) => html`<option key=${option} value=${option}>${exact(JSON.parse(option))}</option>`)}
+    </select>`;
+  if (kind === "number" || kind === "integer")
+    return html`<input ...${common} type="number" step=${kind === "integer" ? 1 : "any"} value=${text} onInput=${typed} />`;
+  return html`<textarea ...${common} class=${kind === "json" ? "mono" : ""} spellcheck=${false} value=${text}
+    rows=${Math.min(8, text.split("\n").length)} onInput=${typed}></textarea>`;
+}
+
+/** What is given, and what has to be, in the order of the schema; then what it does not name. */
+function begun(value, known, required) {
+  const named = Object.keys(known).filter((name) => Object.hasOwn(value, name) || required.has(name));
+  const others = Object.keys(value).filter((name) => !Object.hasOwn(known, name));
+  return [...named, ...others].map((name) => draftOf(name, Object.hasOwn(value, name) ? value[name] : undefined, known[name]));
+}
+
+const SCALARS = {boolean: "switch", integer: "integer", number: "number", string: "text"};
+
+/** `{name, kind, text, options, about}`: a value that does not fit its schema is shown as it is, in JSON. */
+function draftOf(name, value, property) {
+  const schema = withoutNull(property);
+  const about = typeof schema?.description === "string" ? schema.description : "";
+  if (Array.isArray(schema?.enum) && schema.enum.every((each) => typeof each !== "object")) {
+    const options = schema.enum.map((each) => JSON.stringify(each));
+    return {name, about, kind: "choice", options, text: value === undefined ? "" : JSON.stringify(value)};
+  }
+  const wanted = SCALARS[schema?.type] ?? (schema ? "json" : undefined);
+  const given = value === undefined ? wanted ?? "text" : kindOf(value);
+  const fits = wanted === given || (wanted === "number" && given === "integer");
+  const kind = wanted === undefined ? given.replace("integer", "number") : fits ? wanted : "json";
+  return {name, about, kind, text: written(kind, value)};
+}
+
+/** Of what may be null, what it is otherwise: null is given by leaving it out. */
+function withoutNull(property) {
+  const others = property?.anyOf?.filter((each) => each.type !== "null");
+  return others?.length === 1 ? {...property, ...others[0], anyOf: undefined} : property;
+}
+
+function kindOf(value) {
+  if (typeof value === "number") return Number.isInteger(value) ? "integer" : "number";
+  return SCALARS[typeof value] ?? "json";
+}
+
+function written(kind, value) {
+  if (value === undefined) return {switch: "false", json: "null"}[kind] ?? "";
+  return kind === "json" ? JSON.stringify(value, null, 2) : String(value);
 }
 
 function read({kind, text}) {
   if (kind === "text") return text;
-  if (kind === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : new Error(text);
+  if (kind === "number" || kind === "integer") return numberIn(text, kind);
+  if (kind === "choice" && text === "") return new Error("Choose one.");
   try {
     return JSON.parse(text);
-  } catch (error) {
-    return error;
+  } catch {
+    return new Error("This is no JSON.");
   }
+}
+
+function numberIn(text, kind) {
+  const value = Number(text);
+  if (text.trim() === "" || !Number.isFinite(value)) return new Error("This is no number.");
+  return kind === "number" || Number.isInteger(value) ? value : new Error("This is no whole number.");
 }
 
 function collected(drafts) {

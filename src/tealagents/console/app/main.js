@@ -2,6 +2,7 @@
 import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js";
 import {Client} from "../vendor/client/index.js";
 import {App} from "./context.js";
+import {useRead} from "./data.js";
 import {useRoute} from "./router.js";
 import {restored, signOut} from "./session.js";
 import {Approvals} from "./approvals.js";
@@ -25,6 +26,8 @@ function Console({config, session, onSignOut, onRefused}) {
       });
     return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice};
   }, [config, session]);
+  const {data: who} = useRead((signal) => app.client.me({signal}), [app.client]);
+  const known = useMemo(() => ({...app, me: who?.user ?? app.me, roles: who?.roles ?? []}), [app, who]);
   useEffect(() => {
     if (!notice) return;
     const timer = setTimeout(() => setNotice(""), 6000);
@@ -32,7 +35,7 @@ function Console({config, session, onSignOut, onRefused}) {
   }, [notice]);
   const [place] = route.path;
   return html`
-    <${App.Provider} value=${app}>
+    <${App.Provider} value=${known}>
       <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
       <div class="frame" data-place=${place ?? "home"}>
         <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />

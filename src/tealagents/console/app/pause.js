@@ -69,9 +69,27 @@ export function ShownCall({call}) {
   </div>`;
 }
 
+/** The schemas of the arguments, by the ids of calls; read once they are needed, as the tools were when shown. */
+function useSchemas(client, pause) {
+  const [schemas, setSchemas] = useState(null);
+  const asked = useRef(false);
+  const load = async () => {
+    if (asked.current) return;
+    asked.current = true;
+    try {
+      const {tool_calls} = await client.approval(pause);
+      setSchemas(new Map(tool_calls.map(({id, parameters}) => [id, parameters])));
+    } catch {
+      setSchemas(new Map()); // the form follows the values; what is wrong with the pause is said when it is decided
+    }
+  };
+  return [schemas, load];
+}
+
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
 function Decision({pause, onDecided}) {
-  const {patient} = useApp();
+  const {client, patient} = useApp();
+  const [schemas, loadSchemas] = useSchemas(client, pause);
   const [choices, setChoices] = useState({});
   const [reason, setReason] = useState("");
   const [outcome, setOutcome] = useState(null);
@@ -103,7 +121,7 @@ function Decision({pause, onDecided}) {
   return html`
     ${pause.tool_calls.map((call) => html`
       <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id] ?? {}}
-        onChange=${(change) => choose(call.id, change)} />
+        schemas=${schemas} onEdit=${loadSchemas} onChange=${(change) => choose(call.id, change)} />
     `)}
     <label>Reason <span class="muted">(sent to the model, kept in the trace)</span>
       <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => setReason(event.target.value)}></textarea>
@@ -165,10 +183,14 @@ function Outcome({outcome}) {
   `;
 }
 
-function DecidedCall({call, several, choice, onChange}) {
+function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   const [editing, setEditing] = useState(false);
   const name = nameOf(call);
   const given = useMemo(() => parsed(call.arguments), [call.arguments]);
+  const edit = () => {
+    setEditing(true);
+    onEdit();
+  };
   const stop = () => {
     setEditing(false);
     onChange({edited: undefined});
@@ -176,12 +198,12 @@ function DecidedCall({call, several, choice, onChange}) {
   return html`
     <fieldset class="shown-call">
       <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
-      ${editing
-        ? html`<${Fields} value=${given} onChange=${(value) => onChange({edited: value})} />`
+      ${editing && schemas
+        ? html`<${Fields} value=${given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
         : html`<${Json} value=${call.arguments} />`}
       <div class="row">
         ${given !== null &&
-        html`<button class="quiet" onClick=${editing ? stop : () => setEditing(true)}>
+        html`<button class="quiet" onClick=${editing ? stop : edit}>
           <${Icon} name="edit" /> ${editing ? "Keep what was asked for" : "Edit the arguments"}
         </button>`}
         ${several &&

@@ -1,6 +1,6 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {isForeign, useApp} from "./context.js";
 import {Shared, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
@@ -60,11 +60,12 @@ function InboxLink({current}) {
 }
 
 /** The tasks read so far: the first page is kept fresh, older pages are read on demand. */
-function useTasks(client, status) {
+function useTasks(client, status, ofTenant) {
   const [older, setOlder] = useState({items: [], cursor: undefined, busy: false});
-  const list = client.tasks({status: status || undefined, limit: 50});
-  const {data, error, reload} = useRead(() => list.page(), [client, status], 4000);
-  useEffect(() => setOlder({items: [], cursor: undefined, busy: false}), [client, status]);
+  const filter = {status: status || undefined, limit: 50};
+  const list = ofTenant ? client.tenantTasks(filter) : client.tasks(filter);
+  const {data, error, reload} = useRead(() => list.page(), [client, status, ofTenant], 4000);
+  useEffect(() => setOlder({items: [], cursor: undefined, busy: false}), [client, status, ofTenant]);
   useEffect(() => {
     addEventListener("tasks-changed", reload);
     return () => removeEventListener("tasks-changed", reload);
@@ -96,13 +97,15 @@ function matches(task, filter) {
 }
 
 function TaskList({current}) {
-  const {client} = useApp();
+  const {client, roles} = useApp();
   const [status, setStatus] = useState("");
   const [filter, setFilter] = useState("");
-  const {items, loaded, error, reload, more} = useTasks(client, status);
+  const [ofTenant, setOfTenant] = useState(false);
+  const {items, loaded, error, reload, more} = useTasks(client, status, ofTenant);
   const groups = useMemo(() => bySession(items.filter((task) => matches(task, filter))), [items, filter]);
   return html`
     <section class="tasks" aria-label="Conversations">
+      ${roles.includes("auditor") && html`<${Whose} ofTenant=${ofTenant} onChange=${setOfTenant} />`}
       <div class="filter">
         <input type="search" placeholder="Filter" aria-label="Filter by title or metadata, such as team:north"
           title="A word of the title or of the metadata, or key:value" value=${filter}
@@ -124,6 +127,14 @@ function TaskList({current}) {
     </section>
   `;
 }
+
+/** An auditor reads the conversations of the whole tenant. */
+const Whose = ({ofTenant, onChange}) => html`
+  <div class="segments whose" role="group" aria-label="Whose conversations">
+    <button aria-pressed=${!ofTenant} onClick=${() => onChange(false)}>Mine</button>
+    <button aria-pressed=${ofTenant} onClick=${() => onChange(true)}>All of the tenant</button>
+  </div>
+`;
 
 const nothing = (status, filter) =>
   status || filter ? "None of those read so far. Try another filter." : "Nothing yet. Your conversations will be here.";
@@ -175,12 +186,14 @@ function SessionGroup({session, tasks, current, reload}) {
 }
 
 function TaskLink({task, current}) {
-  if (task.error) return html`<div class="task damaged">${shortId(task.task_id)} is damaged: ${readable(task.error.detail)}</div>`;
+  const {me} = useApp();
+  if (task.error) return html`<div class="task damaged">${task.task_id ? shortId(task.task_id) : "What some user has"} is damaged: ${readable(task.error.detail)}</div>`;
   return html`
     <a class="task" href=${href("tasks", task.task_id)} aria-current=${task.task_id === current ? "page" : undefined}>
       <span class="title"><${Title} task=${task} /></span>
       <span class="below">
         ${task.origin && html`<span class="forked" title="Forked or imported"><${Icon} name="branch" /></span>`}
+        ${isForeign(task, me) && html`<span class="owner clip" title="Its owner">${readable(task.owner.oid)}</span>`}
         <${Time} at=${task.created_at} />
         ${task.status !== "Completed" && html`<${Status} value=${task.status} />`}
       </span>

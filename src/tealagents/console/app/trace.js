@@ -4,7 +4,7 @@ import {useApp} from "./context.js";
 import {all, useRead} from "./data.js";
 import {duration, longTime, number, plural, shortId, timeOfDay} from "./format.js";
 import {useRoute} from "./router.js";
-import {exact, Json} from "./text.js";
+import {exact, Json, Plain} from "./text.js";
 import {Empty, Loading, Problem} from "./ui.js";
 
 const KINDS = {model: "Model", tool: "Tool", approval: "Approval", error: "Error", context: "Context", reduction: "Reduction"};
@@ -141,8 +141,86 @@ function StepDetails({step}) {
   return html`
     <div class="step-details">
       <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-      ${step.input && html`<h4>${step.kind === "model" ? "What the model was sent" : "Input"}</h4><${Json} value=${opened(step.input)} />`}
+      ${step.kind === "model"
+        ? html`<h4>What the model was sent</h4><${Sent} step=${step} />`
+        : step.input && html`<h4>Input</h4><${Json} value=${opened(step.input)} />`}
       ${step.output && html`<h4>Output</h4><${Json} value=${step.output} />`}
     </div>
   `;
 }
+
+const ORIGINS = {
+  system_prompt: "System prompt",
+  summary: "Summary of what is not shown",
+  note: "Note",
+  context: "Context",
+  history: "History",
+  request: "This request",
+};
+const GAPS = {
+  altered: "Messages that are marked were sent shortened by a reducer; they are shown as they are stored.",
+  agent: "Another version of the agent has answered: its system prompt may have been another one.",
+  path: "What failed before this request is not known any more, and so whether it was told.",
+  count: "The trace has recorded another number of parts than are shown.",
+};
+const STANDING = "The system prompt is that of the agent as it is configured now; the descriptions of its tools are left out.";
+
+function Sent({step}) {
+  const {client} = useApp();
+  const [found, setFound] = useState(null);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const read = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      const list = client.prompt(step.request_id, {step_id: step.step_id, limit: 100});
+      const page = await list.page(found?.next_cursor);
+      setFound({...page, items: [...(found?.items ?? []), ...page.items]});
+    } catch (failure) {
+      setError(failure);
+    }
+    setBusy(false);
+  };
+  const {messages, tools} = step.input ?? {};
+  return html`
+    <div class="sent">
+      <p class="muted">${plural(Number(messages) || 0, "part")}, and the descriptions of ${plural(Number(tools) || 0, "tool")}.
+        ${!found && !busy && html` <button class="quiet" onClick=${read}>Show it</button>`}</p>
+      ${found && html`<${Parts} found=${found} />`}
+      ${busy && html`<${Loading} what="what was sent" />`}
+      ${error && html`<${Problem} error=${error} onRetry=${read} />`}
+      ${found?.next_cursor && !busy && html`<button class="quiet wide" onClick=${read}>Show more</button>`}
+    </div>
+  `;
+}
+
+function Parts({found}) {
+  return html`
+    <ul class="gaps muted">
+      <li>${STANDING}</li>
+      ${found.gaps.map((gap) => html`<li key=${gap}>${GAPS[gap] ?? exact(gap)}</li>`)}
+    </ul>
+    <ol class="sent-parts" aria-label="Parts of the prompt, oldest first">
+      ${found.items.map((part, place) => html`<${Part} key=${place} part=${part} />`)}
+    </ol>
+  `;
+}
+
+function Part({part}) {
+  const {origin, role, items, tool, tool_calls: calls, altered, withheld} = part;
+  return html`
+    <li class="sent-part" data-origin=${origin}>
+      <header>
+        <strong>${tool ? exact(tool) : role}</strong>
+        <span class="muted">${ORIGINS[origin] ?? exact(origin)}${altered ? ", sent shortened" : ""}</span>
+      </header>
+      ${withheld && html`<p class="muted">The operator does not show it.</p>`}
+      ${items.map((item, place) => html`<${Content} key=${place} item=${item} />`)}
+      ${calls.map((call) => html`<div key=${call.id}><code>${exact(call.tool)}</code><${Json} value=${call.arguments} /></div>`)}
+    </li>
+  `;
+}
+
+const Content = ({item}) =>
+  item.content_type === "text" ? html`<${Plain} text=${item.content} />` : html`<p class="muted">An image</p>`;

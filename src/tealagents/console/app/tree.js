@@ -1,51 +1,46 @@
-/** The tree of a task's completed requests, from what the API shows: checkpoints, and the messages of each path. */
+/** The tree of a task's completed requests: checkpoints name their parents, and messages say what was said. */
 import {all} from "./data.js";
 import {turnsOf} from "./messages.js";
 
 /**
  * `{nodes, current}`: a node is `{id, parent, at, text, answer, current, onPath}`; parents come before children.
  *
- * A checkpoint's messages name the requests that lead to it. So one reading of the newest checkpoint of each
- * branch gives all parents: of a task without branches, one.
+ * A checkpoint's messages are those of its whole path. So one reading at the end of each branch gives what was
+ * said in all of them.
  */
 export async function readTree(client, taskId, signal) {
-  const checkpoints = await all(client.checkpoints(taskId, {limit: 200, signal}), signal);
-  const known = new Map();
-  for (const checkpoint of checkpoints) {
-    if (known.has(checkpoint.checkpoint_id)) continue;
-    const list = client.messages(taskId, {limit: 200, checkpoint_id: checkpoint.checkpoint_id, signal});
-    addPath(known, turnsOf(await all(list, signal)), checkpoint);
+  const checkpoints = await all(client.checkpoints(taskId, {limit: 200, parents: true, signal}), signal);
+  const said = new Map();
+  for (const {checkpoint_id} of checkpoints) {
+    if (said.has(checkpoint_id)) continue;
+    const list = client.messages(taskId, {limit: 200, checkpoint_id, signal});
+    for (const turn of turnsOf(await all(list, signal))) said.set(turn.requestId, wordsOf(turn));
   }
-  return finished(known, checkpoints);
-}
-
-/** The turns of one path, each the child of the one before. */
-function addPath(known, turns, checkpoint) {
-  let parent = null;
-  for (const turn of turns) {
-    if (!turn.answered && turn.requestId !== checkpoint.checkpoint_id) continue;
-    if (!known.has(turn.requestId)) known.set(turn.requestId, nodeOf(turn, parent));
-    parent = turn.requestId;
-  }
-  if (!known.has(checkpoint.checkpoint_id))
-    known.set(checkpoint.checkpoint_id, {id: checkpoint.checkpoint_id, parent, at: checkpoint.created_at, text: "", answer: ""});
+  return finished(checkpoints, said);
 }
 
 const textOf = (parts) => parts.find((part) => part.type === "text")?.text ?? "";
 
-function nodeOf(turn, parent) {
+function wordsOf(turn) {
   const [first] = turn.user;
-  const said = first?.items.find((item) => item.content_type === "text")?.content ?? (first ? "An image" : "");
-  return {id: turn.requestId, parent, at: turn.last.created_at, text: said, answer: textOf(turn.parts)};
+  const text = first?.items.find((item) => item.content_type === "text")?.content ?? (first ? "An image" : "");
+  return {text, answer: textOf(turn.parts)};
 }
 
-function finished(known, checkpoints) {
+/** The nodes in the order in which they were completed. An imported document may name any parent, even itself. */
+function finished(checkpoints, said) {
   const current = checkpoints.find((checkpoint) => checkpoint.current)?.checkpoint_id ?? null;
+  const parents = new Map(checkpoints.map(({checkpoint_id, parent_id}) => [checkpoint_id, parent_id]));
   const onPath = new Set();
-  for (let id = current; id !== null && known.has(id); id = known.get(id).parent) onPath.add(id);
-  const nodes = [...known.values()]
-    .map((node) => ({...node, current: node.id === current, onPath: onPath.has(node.id)}))
-    .sort((one, other) => (one.at < other.at ? -1 : 1));
+  for (let id = current; parents.has(id) && !onPath.has(id); id = parents.get(id)) onPath.add(id);
+  const nodes = [...checkpoints].reverse().map(({checkpoint_id: id, parent_id, created_at}) => ({
+    ...(said.get(id) ?? {text: "", answer: ""}),
+    id,
+    parent: parents.has(parent_id) ? parent_id : null,
+    at: created_at,
+    current: id === current,
+    onPath: onPath.has(id),
+  }));
   return {nodes, current};
 }
 

@@ -1,36 +1,36 @@
 export class ClientError extends Error {
-  get name() {
-    return this.constructor.name;
-  }
+get name() {
+return this.constructor.name;
+}
 }
 
 export class ConnectionLost extends ClientError {
-  constructor(message, {cause, requestId = null, lastEventId = 0, idempotencyKey = null} = {}) {
-    super(message, {cause});
-    this.requestId = requestId;
-    this.lastEventId = lastEventId;
-    this.idempotencyKey = idempotencyKey;
-  }
+constructor(message, {cause, requestId = null, lastEventId = 0, idempotencyKey = null} = {}) {
+super(message, {cause});
+this.requestId = requestId;
+this.lastEventId = lastEventId;
+this.idempotencyKey = idempotencyKey;
+}
 }
 
 export class UnexpectedAnswer extends ClientError {}
 
 export class ProblemError extends ClientError {
-  constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
-    super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
-    this.detail = this.message;
-    this.status = status;
-    this.code = problem.code ?? null;
-    this.title = problem.title ?? null;
-    this.retryAfter = retryAfter;
-    this.sessionId = problem.session_id ?? null;
-    this.taskId = problem.task_id ?? null;
-    this.requestId = problem.request_id ?? null;
-    this.approvalId = problem.approval_id ?? null;
-    this.field = problem.field ?? null;
-    this.replayed = replayed;
-    this.problem = problem;
-  }
+constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
+super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
+this.detail = this.message;
+this.status = status;
+this.code = problem.code ?? null;
+this.title = problem.title ?? null;
+this.retryAfter = retryAfter;
+this.sessionId = problem.session_id ?? null;
+this.taskId = problem.task_id ?? null;
+this.requestId = problem.request_id ?? null;
+this.approvalId = problem.approval_id ?? null;
+this.field = problem.field ?? null;
+this.replayed = replayed;
+this.problem = problem;
+}
 }
 
 export class InvalidRequest extends ProblemError {}
@@ -63,38 +63,38 @@ export class RemoteThreadLost extends ProblemError {}
 export class RequestTimeout extends ProblemError {}
 
 const CLASSES = new Map(
-  Object.entries({
-    invalid_request: InvalidRequest,
-    idempotency_key_reused: IdempotencyKeyReused,
-    too_large: TooLarge,
-    unauthenticated: Unauthenticated,
-    not_owner: NotOwner,
-    insufficient_scope: InsufficientScope,
-    not_found: NotFound,
-    method_not_allowed: MethodNotAllowed,
-    already_exists: AlreadyExists,
-    session_mismatch: SessionMismatch,
-    task_busy: TaskBusy,
-    approval_pending: ApprovalPending,
-    already_decided: AlreadyDecided,
-    approval_expired: ApprovalExpired,
-    request_canceled: RequestCanceled,
-    request_in_progress: RequestInProgress,
-    overloaded: Overloaded,
-    draining: Draining,
-    auth_unavailable: AuthUnavailable,
-    persistence_unavailable: PersistenceUnavailable,
-    interrupted: Interrupted,
-    corrupt_state: CorruptState,
-    internal_error: InternalError,
-    model_error: ModelError,
-    model_timeout: ModelTimeout,
-    tool_rounds_exceeded: ToolRoundsExceeded,
-    remote_thread_lost: RemoteThreadLost,
-    request_timeout: RequestTimeout,
-  }),
+Object.entries({
+invalid_request: InvalidRequest,
+idempotency_key_reused: IdempotencyKeyReused,
+too_large: TooLarge,
+unauthenticated: Unauthenticated,
+not_owner: NotOwner,
+insufficient_scope: InsufficientScope,
+not_found: NotFound,
+method_not_allowed: MethodNotAllowed,
+already_exists: AlreadyExists,
+session_mismatch: SessionMismatch,
+task_busy: TaskBusy,
+approval_pending: ApprovalPending,
+already_decided: AlreadyDecided,
+approval_expired: ApprovalExpired,
+request_canceled: RequestCanceled,
+request_in_progress: RequestInProgress,
+overloaded: Overloaded,
+draining: Draining,
+auth_unavailable: AuthUnavailable,
+persistence_unavailable: PersistenceUnavailable,
+interrupted: Interrupted,
+corrupt_state: CorruptState,
+internal_error: InternalError,
+model_error: ModelError,
+model_timeout: ModelTimeout,
+tool_rounds_exceeded: ToolRoundsExceeded,
+remote_thread_lost: RemoteThreadLost,
+request_timeout: RequestTimeout,
+}),
 );
 
 export function problemError(problem, reply) {
-  return new (CLASSES.get(problem.code) ?? ProblemError)(problem, reply);
+return new (CLASSES.get(problem.code) ?? ProblemError)(problem, reply);
 }
