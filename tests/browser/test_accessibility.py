@@ -33,6 +33,14 @@ def task(service: ServiceThread) -> dict[str, str]:
     return {"task": task, "fork": fork, "paused": paused}
 
 
+#: what is unfolded in a view, and what is there then
+MORE = {
+    ".call summary": ".call[open]",
+    ".step-line": ".step-details",
+    ".sent .quiet": ".sent-part",
+    ".shown-call .quiet": ".fields",
+}
+
 #: nothing fades any more: what is half there has half its contrast
 _SETTLED = """document.getAnimations().every((each) =>
   each.playState !== "running" || each.effect.getTiming().iterations === Infinity)"""
@@ -41,7 +49,8 @@ _SETTLED = """document.getAnimations().every((each) =>
 def _findings(tab: Tab, source: str) -> list[str]:
     """What axe calls serious or critical, each with the element."""
     tab.page.wait_for_function(_SETTLED)
-    tab.page.evaluate(source)
+    if tab.page.evaluate("typeof axe === 'undefined'"):  # it stays while the page does
+        tab.page.evaluate(source)
     found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
         f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
@@ -78,9 +87,10 @@ def test_axe_finds_nothing_serious(
     for view, shown in views.items():
         tab.open(view)
         expect(tab.page.locator(shown).first).to_be_visible()
-        for more in (".call summary", ".step-line", ".shown-call .quiet"):
+        for more, then in MORE.items():
             if tab.page.locator(more).count():
                 tab.page.locator(more).first.click()
+                expect(tab.page.locator(then).first).to_be_visible()
         found[view] = _findings(tab, source)
     assert {view: findings for view, findings in found.items() if findings} == {}
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
