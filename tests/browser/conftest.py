@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from agents import ENVIRONMENT, SCRIPT, agent
-from playwright.sync_api import Browser
-from tabs import CHROMIUM, Profiles, Tab, Tabs, chromium
+from playwright.sync_api import Browser, expect
+from tabs import CHROMIUM, PATIENCE, Profiles, Tab, Tabs, chromium
 
 from tealagents.testing.service import ServiceThread, offline_service
 
 HERE = Path(__file__).parent
+
+expect.set_options(timeout=PATIENCE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,7 +120,8 @@ def test_the_wheel_alone_serves_it(tabs: Tabs, tmp_path: Path) -> None:
         with ServiceProcess(agent_config(), env) as running:
             (listed,) = httpx.get(f"{running.root}/", trust_env=False).json()["agents"]
             assert listed["console"] == f"{running.prefix}/console/"
-            assert f"console  {running.url}/console/" in running.log()
+            while f"console  {running.url}/console/" not in running.log():
+                time.sleep(0.01)  # it is printed once connections are accepted
             tab = tabs.signed_in(f"{running.url}/console/", "ada")
             tab.say("My name is Ada.")
             expect(tab.text("Nice to meet you, Ada.")).to_be_visible()

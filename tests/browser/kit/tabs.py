@@ -12,6 +12,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+#: milliseconds that a page has to show what is expected; reached only where it never does
+PATIENCE = 30_000
 
 #: what Chromium says of an answer that is no success; the page says it in words
 _REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (\d+)")
@@ -148,7 +150,7 @@ class Profiles:
         fitting = [tab for tab in free if (tab.console, tab.user) == (console, user)]
         if not free:
             context = self._browser.new_context(reduced_motion="reduce", **options)
-            context.set_default_timeout(15_000)
+            context.set_default_timeout(PATIENCE)
             return Tab(context, console)
         given = fitting[0] if fitting else free[0]
         free.remove(given)
