@@ -1,0 +1,1 @@
+"""Tests in a real browser. A package, so that what they share is given up when the last of them is done."""
