@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from monitored import MonitoredService, message, monitored
+from prometheus_client import CollectorRegistry
 
 from tealagents.llm.offline import OfflineModel
+from tealagents.telemetry import scraping
 
 USER, WORDS, MADE_UP = "canary-user", "canary words", "Work-canary_tool"
 SCRIPT = f"""
@@ -179,3 +181,24 @@ def test_without_a_port_there_is_nothing_to_read(tmp_path: Path) -> None:
     """Metrics are off by default."""
     with monitored(tmp_path, TA_METRICS_PORT="") as service, pytest.raises(httpx.ConnectError):
         service.metrics()
+
+
+def test_a_worker_that_is_read_while_it_starts_is_seen_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket is there before it listens: that is no dead worker, whose socket would be removed."""
+    workers, listen = scraping._Workers(tmp_path), scraping._SocketServer.server_activate
+    answered: list[float] = []
+
+    def look() -> None:
+        answered.extend(each.samples[0].value for each in workers.collect())
+
+    def read_before(server: scraping._SocketServer) -> None:
+        look()
+        listen(server)
+
+    monkeypatch.setenv(scraping.SOCKETS, str(tmp_path))
+    monkeypatch.setattr(scraping._SocketServer, "server_activate", read_before)
+    with scraping.offered(CollectorRegistry(), "127.0.0.1", 0):
+        look()
+    assert answered == [0, 1]

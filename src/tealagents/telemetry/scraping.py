@@ -114,7 +114,11 @@ def offered(registry: Collector, host: str, port: int) -> Iterator[None]:
     Raises `OSError` where the address is taken.
     """
     if folder := os.environ.get(SOCKETS):
-        with _SocketServer(str(Path(folder, str(os.getpid()))), _Text) as worker:
+        name = str(os.getpid())
+        unseen = Path(folder, f".{name}")
+        with _SocketServer(str(unseen), _Text) as worker:
+            # seen once it listens: the socket of a worker that refuses is taken for that of a dead one
+            unseen.rename(Path(folder, name))
             yield from _answering(worker, registry)
     else:
         with _http_server(host, port) as server:
@@ -166,7 +170,7 @@ class _Workers(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         answered = 0
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self._folder.glob("[0-9]*")):
             if (text := _read(path)) is None:
                 continue
             answered += 1
