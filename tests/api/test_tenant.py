@@ -10,6 +10,7 @@ from wire import Json, problem, records, store_of, text
 from tealagents.domain import ids
 from tealagents.domain.models import User
 from tealagents.domain.ports import Commit, Put
+from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, offline_service
 
 PEOPLE = {"provider": "mock", "options": {"auditor_users": ["eye"]}}
@@ -52,6 +53,19 @@ def own(service: ServiceThread, owner: str) -> list[Json]:
     with service.client(owner) as client:
         found: list[Json] = client.get("/tasks").json()["items"]
         return found
+
+
+@pytest.mark.parametrize("place", DURABLE, indirect=True)
+def test_every_store_lists_them(place: Place) -> None:
+    """What is kept outside the process is listed as what is kept in it."""
+    with offline_service(None, place.env, auth=PEOPLE) as (running, _), running.client("eye") as eye:
+        for owner in OWNERS[:3]:
+            with running.client(owner) as client:
+                client.post("", json=text("hi", metadata={"team": "north"})).raise_for_status()
+        in_order = sorted(OWNERS[:3], key=lambda owner: ids.owner_tag(User("mock", owner).key))
+        assert pages(eye, 1, metadata="team:north") == [
+            task for each in in_order for task in own(running, each)
+        ]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 200])
