@@ -186,7 +186,7 @@ def observer_of(config: ServiceConfig) -> Observer:
 
 
 def observing(config: ServiceConfig) -> Wrap:
-    """What is put around the application, and told of each HTTP request."""
+    """The middleware that observes each HTTP request."""
     if not config.telemetry.metered:
         return lambda app: app
     from tealagents.telemetry.http import HttpRequests

@@ -37,18 +37,6 @@ def routes(paths: Json) -> set[str]:
     return {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
 
 
-def test_routes_that_take_messages_are_described_as_the_agent(paths: Json) -> None:
-    """Orchestrators choose an agent by the description of the first path's `post` alone."""
-    own = agent_config()["description"]
-    assert next(iter(paths)) == "…"
-    assert [
-        path
-        for path, operations in paths.items()
-        for operation in operations.values()
-        if operation.get("description", "").startswith(f"{own}\n\n")
-    ] == ["…", "…/sse"]
-
-
 def test_every_route_is_documented(routes: set[str]) -> None:
     """A route that the page does not name, or that is not there, fails. covers: APP-6"""
     listed = first_cells(section("Calls"))

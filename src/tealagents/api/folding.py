@@ -83,7 +83,7 @@ class EventFold:
         """It has begun, or waits its turn (`Queued`)."""
 
     def text(self, text: str, *, refusal: bool) -> None:
-        """Some text; `said` tells whether it continues what came before it."""
+        """Some text; `said` is set where it continues what came before it."""
 
     def text_ended(self) -> None:
         """The text so far is whole."""

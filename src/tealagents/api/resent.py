@@ -41,7 +41,7 @@ class Resent(Struct, frozen=True):
 
     before: Sequence[Entry]
     new: Sequence[Entry]
-    #: what is told anywhere in it
+    #: the instructions in it, wherever they stand
     instructions: str
 
     @property

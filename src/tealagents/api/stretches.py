@@ -67,7 +67,7 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Status:
-        """How it stands. A pause is its end, as good as an answer unless nobody can decide it any more."""
+        """How it stands. A pause is its end and counts as an answer, unless it can no longer be decided."""
         if self.pause is None:
             return self.record.status
         return "Canceled" if self.pause.status in ("canceled", "expired") else "Completed"

@@ -224,7 +224,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     ends = [entry.body for entry in document.entries if isinstance(entry.body, RequestEnd)]
     logged = {end.first_seq for end in ends}
     effects: tuple[Effects, ...] = ()
-    # a fork has what it was told of its source's tools in its head alone
+    # what a fork knows of its source's tools is in its head alone
     for known in document.task.effects:
         if known.tools and known.first_seq not in logged:
             effects = lifecycle.remembering(effects, Effects(known.first_seq + SHIFT, known.tools))

@@ -82,7 +82,7 @@ def advance(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
 
 
 async def overdue(work: Coroutine[Any, Any, T], seconds: float, when: Callable[[], bool]) -> T:
-    """What becomes of work whose deadlines all pass, `seconds` at a time, once a condition holds: not before,
+    """The result of work whose deadlines all pass, `seconds` at a time, once a condition holds: not before,
     however slow the machine is."""
     working = asyncio.ensure_future(work)
     while not working.done():

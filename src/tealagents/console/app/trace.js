@@ -160,7 +160,7 @@ const ORIGINS = {
 const GAPS = {
   altered: "Messages that are marked were sent shortened by a reducer; they are shown as they are stored.",
   agent: "Another version of the agent has answered: its system prompt may have been another one.",
-  path: "What failed before this request is not known any more, and so whether it was told.",
+  path: "Failures before this request are no longer known, nor whether the model saw them.",
   count: "The trace has recorded another number of parts than are shown.",
 };
 const STANDING = "The system prompt is that of the agent as it is configured now; the descriptions of its tools are left out.";
