@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import Message, ToolCall, Usage
+from tealagents.domain.models import Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.options import ModelOptions
 
@@ -41,19 +41,19 @@ class EchoModel:
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return b""
 
-    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         role, text = msgspec.json.decode(call.prompt[-1], type=tuple[str, str])
-        usage = Usage(len(call.prompt), 1, len(call.prompt) + 1)
+        usage = TokenUsage(len(call.prompt), 1, len(call.prompt) + 1)
         if role == "user" and (asked := _CALL.fullmatch(text)):
             tools = (ToolCall("call-1", asked[1], "{}"),)
-            yield ModelDone(finish_reason="tool_calls", tool_calls=tools, usage=usage, model=self.name)
+            yield [ModelDone(finish_reason="tool_calls", tool_calls=tools, usage=usage, model=self.name)]
             return
         deltas = _DELTAS.fullmatch(text)
         for _ in range(int(deltas[1]) if deltas else 1):
             if deltas:
                 await asyncio.sleep(int(deltas[2]) / 1000)
-            yield TextDelta("word ")
-        yield ModelDone(finish_reason="stop", usage=usage, model=self.name)
+            yield [TextDelta("word ")]
+        yield [ModelDone(finish_reason="stop", usage=usage, model=self.name)]
 
     async def __aenter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ from tealagents.config import load
 from tealagents.domain.models import Caller, Item, RequestRecord, User
 from tealagents.engine.approvals import Command
 from tealagents.state.submission import Key, NewMessage
-from tealagents.testing.counting import CountingStore, Operation, counting_url
+from tealagents.testing.counting import CountingStore, StoreOperation, counting_url
 from tealagents.testing.service import agent_config
 
 ADA = User("mock", "ada")
@@ -61,7 +61,7 @@ class Asked(Struct, frozen=True):
         return Asked(self.reads - other.reads, self.scans - other.scans, self.commits - other.commits)
 
     @classmethod
-    def of(cls, operations: Mapping[Operation, int]) -> "Asked":
+    def of(cls, operations: Mapping[StoreOperation, int]) -> "Asked":
         named: Counter[str] = Counter()
         for operation, times in operations.items():
             if operation.partition not in OF_THE_PROCESS:

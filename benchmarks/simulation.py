@@ -18,7 +18,7 @@ from benchmarks.figures import Figure
 from benchmarks.measures import Scale
 from benchmarks.operations import Asked, InProcess, in_process
 from tealagents.domain.models import User
-from tealagents.testing.counting import Footprint, ForgettingStore, Operation
+from tealagents.testing.counting import Footprint, ForgettingStore, StoreOperation
 
 STORE = "tealagents.testing.counting:ForgettingStore"
 #: of how many turns one is looked at by itself
@@ -109,7 +109,7 @@ class Simulation:
         operations = self._service.store.operations
         seen = self._seen.setdefault(kind, Counter())
         sampled = not seen or self._turns.total() % SAMPLE == 0
-        before: Counter[Operation] = operations.copy() if sampled else operations
+        before: Counter[StoreOperation] = operations.copy() if sampled else operations
         request = await self._service.turn(task_id=task_id, user=owner.user)
         self._turns[kind] += 1
         if sampled:

@@ -13,6 +13,9 @@ pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytes
 for name in [name for name in os.environ if name.startswith("TA_")]:
     del os.environ[name]
 
+# Nearly all that collecting the tests makes stays: the garbage collector would go through it in vain.
+gc.disable()
+
 # A busy machine is slow; what an example finds does not depend on how long it took.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -28,6 +31,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: the garbage collector need not go through it again with every test."""
+    """What was imported stays: the garbage collector need not go through it again with every test.
+
+    The thresholds let it look at what is new less often, and at everything rarely.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+    gc.enable()

@@ -28,7 +28,7 @@ async def main(origin: str) -> None:
             if event.HasField("task"):
                 context = event.task.context_id
 
-        # a call that a person approves: the task waits, and is decided by a data part
+        # a call that needs approval: the task waits, and is decided by a data part
         cut = message({"text": 'call Garden-cut {"plant": "rose"}'}, context_id=context)
         async for event in client.send_message(cut):
             status = event.status_update.status

@@ -24,7 +24,7 @@ page.addMessage({id: crypto.randomUUID(), role: "tool", toolCallId: call.id, con
 await page.runAgent();
 console.log(answer());
 
-// a tool of the service that a person approves
+// a tool of the service that needs approval
 await say('call Files-delete {"path": "notes.txt"}');
 const [interrupt] = page.pendingInterrupts;
 console.log("waits:", interrupt.reason, page.messages.at(-1).toolCalls[0].function);

@@ -1,4 +1,4 @@
-"""A tool call that a person approves, with other arguments: python demos/approval/client.py URL"""
+"""A tool call that is approved with other arguments: python demos/approval/client.py URL"""
 
 import sys
 

@@ -32,7 +32,7 @@ async def main(url: str, mode: str) -> None:
             await host.call_tool("ask", again, progress_callback=progress)
             print()
 
-            # a call that a person approves, in the middle of the call of `ask`
+            # a call that needs approval, in the middle of the call of `ask`
             words = 'call Files-delete {"path": "notes.txt"}'
             done = await host.call_tool("ask", {"message": words, **known})
             print("done:", done.content[0].text)

@@ -19,7 +19,7 @@ for event in client.responses.retrieve(begun.id, stream=True):
 rest = list(client.responses.retrieve(begun.id, stream=True, starting_after=9))
 print("read on at", rest[0].sequence_number, "to", rest[-1].type)
 
-# a call that a person approves
+# a call that needs approval
 paused = client.responses.create(model=model, input='call Files-delete {"path": "notes.txt"}')
 request = paused.output[-1]
 assert request.type == "mcp_approval_request"

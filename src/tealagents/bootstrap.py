@@ -35,7 +35,7 @@ from tealagents.serving import drained_by_signals
 from tealagents.state import keys
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
-from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store, sealed
 from tealagents.telemetry.requests import LoggedRequests
@@ -153,9 +153,9 @@ def ledger_of(config: ServiceConfig, store: Store, clock: Clock) -> RecordStore:
     return RecordStore(store, config.name, clock, audit_key=key)
 
 
-def rules_of(config: ServiceConfig) -> Rules:
+def rules_of(config: ServiceConfig) -> TaskRules:
     limits = config.limits
-    return Rules(
+    return TaskRules(
         concurrency=config.concurrency,
         max_queued=limits.max_queued_requests,
         request_timeout_seconds=limits.request_timeout_seconds,

@@ -68,8 +68,8 @@ class Registry(Struct, frozen=True, kw_only=True):
         try:
             return found.Options(**given)
         except ValidationError as wrong:
-            told = "; ".join(_problems(wrong))
-            raise self.error(f"The {self.word} {name!r} cannot be opened: {told}.") from None
+            reasons = "; ".join(_problems(wrong))
+            raise self.error(f"The {self.word} {name!r} cannot be opened: {reasons}.") from None
 
     def _reference(self, name: str) -> str:
         if (reference := self.built_in.get(name)) is not None:

@@ -25,17 +25,19 @@ def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
 
     New messages are refused meanwhile; reads, followers and health continue. A second signal ends what runs
     at once; it is stored and reported as interrupted.
-    Outside the main thread signals belong to the host application, and nothing is done.
+    A signal that is ignored stays so. Outside the main thread signals belong to the host application, and
+    nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     servers = {number: signal.getsignal(number) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if servers[number] is not signal.SIG_IGN]
     draining: list[asyncio.Task[None]] = []
 
     def hand_over(number: signal.Signals) -> None:
-        for each in _SIGNALS:
+        for each in heard:
             loop.remove_signal_handler(each)
             signal.signal(each, servers[each])
         signal.raise_signal(number)
@@ -55,11 +57,11 @@ def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
             before.cancel()
         draining.append(loop.create_task(drain(number, 0 if draining else seconds)))
 
-    for number in _SIGNALS:
+    for number in heard:
         loop.add_signal_handler(number, signaled, number)
     try:
         yield
     finally:
-        for each in _SIGNALS:
+        for each in heard:
             if loop.remove_signal_handler(each):
                 signal.signal(each, servers[each])

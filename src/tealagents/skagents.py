@@ -23,7 +23,7 @@ from tealagents.auth import open_auth
 from tealagents.bootstrap import credential_of, identity_problems, is_open, model_of, observer_of, observing
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
-from tealagents.config.skagents import EarlierConfig, Task
+from tealagents.config.skagents import EarlierConfig, EarlierTask
 from tealagents.domain.models import Json
 from tealagents.domain.ports import Clock, Model, ResponseFormat, ToolSpec
 from tealagents.engine.agent import AgentSpec
@@ -71,7 +71,7 @@ def agents(config: EarlierConfig) -> Iterator[tuple[KeyPath, EarlierConfig]]:
 
 
 def check_tools(tools: Sequence[ToolSpec]) -> None:
-    """`ToolsetError` for tools that need an approval: nothing waits here until someone decides."""
+    """`ToolsetError` for tools that need an approval: nothing waits for a decision here."""
     governed = [tool.name for tool in tools if tool.governance.requires_hitl]
     if governed:
         raise ToolsetError(
@@ -103,7 +103,7 @@ def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | 
     return named(config.input_type), named(config.output_type) if config.output_type else None
 
 
-def instructions_of(task: Task) -> Instructions:
+def instructions_of(task: EarlierTask) -> Instructions:
     """The template of a task, compiled."""
     try:
         return Instructions(task.instructions)

@@ -124,7 +124,7 @@ _REST = {
 
 
 def state(document: Json) -> str:
-    """The state of a task, or the one that an update tells; without `TASK_STATE_`."""
+    """The state of a task, or the one that an update carries; without `TASK_STATE_`."""
     found: str = document["status"]["state"]
     return found.removeprefix("TASK_STATE_")
 
@@ -133,7 +133,7 @@ def answer(task: Json) -> str:
     return "".join(part["text"] for artifact in task.get("artifacts", ()) for part in artifact["parts"])
 
 
-def told(events: list[Json]) -> str:
+def streamed_text(events: list[Json]) -> str:
     """The answer that the updates of a stream make."""
     text = ""
     for event in events:

@@ -187,7 +187,7 @@ def kinds(found: list[Json]) -> list[str]:
     return [name for n, name in enumerate(names) if name != "TEXT_MESSAGE_CONTENT" or names[n - 1] != name]
 
 
-def told(found: list[Json]) -> str:
+def streamed_text(found: list[Json]) -> str:
     return "".join(event["delta"] for event in found if event["type"] == "TEXT_MESSAGE_CONTENT")
 
 

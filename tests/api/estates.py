@@ -1,4 +1,4 @@
-"""What somebody has, and every call that names something of it: on each route of each protocol."""
+"""What a user owns, and every call that names some of it: on each route of each protocol."""
 
 import json
 import uuid
@@ -14,7 +14,7 @@ from mcp_talk import headers_of, modern
 from openai_talk import WEATHER
 from wire import Json, text
 
-#: said by the owner, asked of tools, answered by tools: never to be read by anybody else
+#: said by the owner, asked of tools, answered by tools: never readable by anyone else
 SECRET = "the blue heron"
 APPROVE = {"action": "approve"}
 
@@ -31,7 +31,7 @@ class Call:
     restore: Callable[[httpx.Client], None] | None = None
     #: whether it succeeds again
     again: bool = True
-    #: the answer is a stream that goes on as long as somebody listens
+    #: the answer is a stream that continues as long as a client listens
     endless: bool = False
 
     def by(self, client: httpx.Client) -> httpx.Response:

@@ -43,7 +43,7 @@ def serving(
 async def host(
     service: RunningService, era: Era, user: str = "ada", human: User | None = None, **options: Any
 ) -> AsyncIterator[Client]:
-    """An MCP host of an era; `human` is its user, without whom it cannot ask anybody."""
+    """An MCP host of an era; `human` is its user; without one it cannot ask anyone."""
 
     async def ask(context: ClientRequestContext, params: Asked) -> types.ElicitResult:
         assert human is not None
@@ -66,10 +66,10 @@ async def host(
 
 async def ask(client: Client, message: str, **arguments: Any) -> Json:
     """What `ask` answers, its structured content; the text says the same."""
-    return told(await client.call_tool("ask", {"message": message, **arguments}))
+    return structured_result(await client.call_tool("ask", {"message": message, **arguments}))
 
 
-def told(result: types.CallToolResult) -> Json:
+def structured_result(result: types.CallToolResult) -> Json:
     structured: Json = result.structured_content
     assert result.is_error is (structured["status"] in ("Failed", "Canceled", "Refused")), structured
     (content,) = result.content

@@ -215,7 +215,7 @@ def queued() -> str:
         return at.text
 
 
-#: answers whose pieces and counts do not depend on what the service itself tells the model
+#: answers whose pieces and counts do not depend on what the service itself sends to the model
 CALM = {
     "rules": [
         {

@@ -10,7 +10,7 @@ from tealagents.testing.service import ServiceThread
 
 #: the protocols that are served beside v1alpha1
 PROTOCOLS = ("openai", "a2a", "ag-ui", "mcp")
-#: routes that anybody may call
+#: routes that need no token
 PUBLIC = frozenset(
     {
         "GET /",

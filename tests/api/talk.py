@@ -97,7 +97,7 @@ def numbers(events: list[Event]) -> list[int | None]:
     return [event.number for event in events]
 
 
-def told(events: list[Event]) -> str:
+def streamed_text(events: list[Event]) -> str:
     """The text that a stream's pieces make."""
     return "".join(event.data["output_partial"] for event in events if event.name == "partial-response")
 

@@ -22,7 +22,7 @@ from talk import (
     paused,
     request,
     send,
-    told,
+    streamed_text,
     working_process,
     working_service,
 )
@@ -137,7 +137,7 @@ def test_a_pause_is_read_with_the_schemas_of_its_tools(
 def test_the_urls_of_a_pause_decide_it_as_they_stand(
     ada: httpx.Client, service: ServiceThread, file: Path
 ) -> None:
-    """Whoever shows the pause needs to know nothing but its URL. covers: HITL-1"""
+    """A client that shows the pause needs only its URL. covers: HITL-1"""
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
     url = service.root + pause["approval_url"]
     answer = ada.post(url, json={"action": "approve"}).raise_for_status().json()
@@ -178,8 +178,8 @@ def test_a_pause_ends_the_stream_with_what_json_would_have_said(ada: httpx.Clien
     assert last["content"] == request(ada, last["request_id"])["content"]
 
 
-def test_a_call_that_cannot_run_asks_nobody(ada: httpx.Client, model: OfflineModel) -> None:
-    """Arguments that are no object are told back to the model, without a human. covers: HITL-1"""
+def test_a_call_that_cannot_run_asks_no_one(ada: httpx.Client, model: OfflineModel) -> None:
+    """Arguments that are no object are reported to the model, without human approval. covers: HITL-1"""
     model.script(
         {
             "rules": [
@@ -202,7 +202,7 @@ def test_a_call_that_cannot_run_asks_nobody(ada: httpx.Client, model: OfflineMod
 # --- deciding ------------------------------------------------------------------------------------
 
 
-def test_rejecting_tells_the_model_why_and_the_task_goes_on(
+def test_rejecting_gives_the_model_the_reason_and_the_task_continues(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
     """The model answers knowing the reason, and the task takes the next message. covers: HITL-1"""
@@ -451,7 +451,7 @@ def test_a_second_pause_is_decided_by_its_calls(ada: httpx.Client, file: Path) -
 
 
 def test_a_message_to_a_paused_task_waits_or_supersedes(ada: httpx.Client, file: Path) -> None:
-    """409 names the pause; `supersede` cancels it and goes on. covers: HITL-1"""
+    """409 names the pause; `supersede` cancels it and continues. covers: HITL-1"""
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
     refused = problem(ada.post("", json=text("hello", task_id=pause["task_id"])), 409, "approval_pending")
     assert refused["request_id"] == pause["request_id"]
@@ -476,13 +476,13 @@ def test_a_canceled_pause_cannot_be_decided(ada: httpx.Client, file: Path) -> No
 
 
 def approvals(client: httpx.Client, pause: Json, **query: str) -> list[Json]:
-    """What the inbox tells of a pause."""
+    """What the inbox shows of a pause."""
     found = items(client, "/approvals", limit="200", **query)
     return [entry for entry in found if entry["approval_id"] == pause["approval_id"]]
 
 
 def test_an_expired_pause_ends_its_request_and_frees_the_task(file: Path) -> None:
-    """A late decision is told so, and the task takes the next message. covers: HITL-1"""
+    """A late decision is refused as late, and the task takes the next message. covers: HITL-1"""
     limits = {"approval_expiry_seconds": 0.2}
     with working_service(limits=limits) as (service, _), service.client() as client:
         pause = paused(client, call("Work-write", file=str(file), line="one"))
@@ -521,7 +521,7 @@ def test_a_decision_is_taken_at_both_paths_in_all_ways(ada: httpx.Client, file: 
         names = [event.name for event in found]
         assert names[:3] == ["request", "tool-call", "tool-result"]
         assert names[-1] == "final-response"
-        assert told(found) == found[-1].data["content"]["output"]
+        assert streamed_text(found) == found[-1].data["content"]["output"]
         assert found[-1].data["content"] == request(ada, pause["request_id"])["content"]
         whole = list(events(ada.get(f"/requests/{pause['request_id']}/events").text))
         assert numbers(whole) == [1, *numbers(found)]
@@ -580,7 +580,7 @@ def test_an_approver_sees_the_calls_and_decides_and_reads_no_content(
 def test_an_approver_learns_of_a_second_pause_and_of_a_failure_only_that_it_is(
     ada: httpx.Client, boss: httpx.Client, file: Path
 ) -> None:
-    """Neither the next pause's answer nor an error tells the approver what was said. covers: HITL-1"""
+    """Neither the next pause's answer nor an error shows the approver what was said. covers: HITL-1"""
     first = paused(ada, f"then again: {call('Work-write', file=str(file), line='first')}")
     answer = approve(boss, first)
     assert (answer["status"], answer["content"]) == ("Paused", None)
@@ -680,7 +680,7 @@ def test_a_tool_that_needs_consent_pauses_with_where_to_give_it(
     place = {"server": "secrets", "url": "https://secrets.example/consent", "scopes": ["secrets.open"]}
     assert asked["authorizations"] == [place]
     assert asked["tool_calls"] == pause["tool_calls"]
-    # the link is the owner's: whoever else decides has no business there
+    # the link is for the owner alone, not for another approver
     assert [found["authorizations"] for found in approvals(ada, asked)] == [[place]]
     assert [found["authorizations"] for found in approvals(boss, asked)] == [[]]
     again = approve(ada, asked)
@@ -692,10 +692,10 @@ def test_a_tool_that_needs_consent_pauses_with_where_to_give_it(
     assert lines(file) == ["entered"]
 
 
-def test_calls_of_a_canceled_pause_are_not_told_as_effects(
+def test_calls_of_a_canceled_pause_are_not_reported_as_effects(
     ada: httpx.Client, boss: httpx.Client, model: OfflineModel, file: Path, tmp_path: Path
 ) -> None:
-    """What waited for its owner or for consent has not run, and the model is not told that it may have."""
+    """What waited for its owner or for consent has not run, and no message to the model says it may have."""
     for words in (
         call("Work-act_for_owner", file=str(file)),
         call("Work-enter", file=str(file), consent=str(tmp_path / "consent")),
@@ -710,7 +710,7 @@ def test_calls_of_a_canceled_pause_are_not_told_as_effects(
 def test_a_pause_that_its_task_knows_nothing_of_is_damage(
     ada: httpx.Client, service: ServiceThread, file: Path
 ) -> None:
-    """State that contradicts itself is told as such, and nothing runs. covers: STATE-4"""
+    """State that contradicts itself is reported as such, and nothing runs. covers: STATE-4"""
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
     records = service.app.exchange.service.records
     partition = records.partition(User("mock", "ada"))
@@ -751,10 +751,10 @@ def test_a_pause_survives_a_restart(nursery: Nursery, tmp_path: Path, file: Path
     assert lines(file) == ["one"]
 
 
-def test_a_tool_cut_off_by_a_crash_is_told_as_unknown_and_not_run_again(
+def test_a_tool_cut_off_by_a_crash_is_reported_as_unknown_and_not_run_again(
     nursery: Nursery, tmp_path: Path, file: Path
 ) -> None:
-    """Killed between approval and result: the next model call is told, and nothing runs twice.
+    """Killed between approval and result: the next model call says so, and nothing runs twice.
 
     covers: HITL-1, STATE-4
     """

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from talk import call, items, lines, numbers, paused, request, send, told, working_process, working_service
+from talk import (
+    call,
+    items,
+    lines,
+    numbers,
+    paused,
+    request,
+    send,
+    streamed_text,
+    working_process,
+    working_service,
+)
 from wire import NOBODYS, Json, events, problem, text
 
 from tealagents.llm.offline import OfflineModel
@@ -76,7 +87,7 @@ def test_a_background_request_is_accepted_with_its_ids_and_its_place(
 def test_a_background_request_is_polled_and_followed_to_its_end(
     ada: httpx.Client, model: OfflineModel
 ) -> None:
-    """The request tells its status; its events come piece by piece. covers: FLOW-1"""
+    """The request shows its status; its events come piece by piece. covers: FLOW-1"""
     accepted = begin(ada, "speak on")
     found = request(ada, accepted["request_id"])
     assert (found["status"], found["content"], found["error"]) == ("Running", None, None)
@@ -92,7 +103,7 @@ def test_a_background_request_is_polled_and_followed_to_its_end(
     done = ended(ada, accepted["request_id"])
     assert done["status"] == "Completed"
     assert done["content"] == stream[-1].data["content"]
-    assert done["content"]["output"] == told(stream)
+    assert done["content"]["output"] == streamed_text(stream)
     assert done["token_usage"] == done["content"]["token_usage"]
     assert done["ended_at"] >= done["started_at"]
 
@@ -174,7 +185,7 @@ def test_a_running_request_is_canceled_when_the_call_returns(ada: httpx.Client, 
 
 
 @pytest.mark.parametrize("way", ["json", "sse"])
-def test_whoever_waits_for_a_canceled_request_is_told(ada: httpx.Client, way: str) -> None:
+def test_clients_that_wait_for_a_canceled_request_are_informed(ada: httpx.Client, way: str) -> None:
     """409 by JSON, an `error` with the same code by SSE."""
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ada.post, "" if way == "json" else "/sse", json=text("hang"))
@@ -191,7 +202,7 @@ def test_whoever_waits_for_a_canceled_request_is_told(ada: httpx.Client, way: st
 
 
 def test_a_request_that_waits_its_turn_is_canceled_alone(ada: httpx.Client) -> None:
-    """The one that runs goes on, those behind it come up."""
+    """The one that runs continues, those behind it move up."""
     first = begin(ada, "hang")
     second, third = (begin(ada, words, task_id=first["task_id"]) for words in ("two", "three"))
     assert second["status"] == third["status"] == "Queued"
@@ -226,7 +237,7 @@ def test_a_request_that_has_ended_stays_as_it_is(ada: httpx.Client) -> None:
 
 
 def test_strangers_cancel_nothing(ada: httpx.Client, eve: httpx.Client) -> None:
-    """401 for another's, 404 for nobody's. covers: AUTH-3"""
+    """401 for another user's, 404 for one that does not exist. covers: AUTH-3"""
     accepted = begin(ada, "hang")
     problem(eve.post(f"/requests/{accepted['request_id']}/cancel"), 401, "not_owner")
     problem(eve.post(f"/requests/{NOBODYS}/cancel"), 404, "not_found")
@@ -251,7 +262,7 @@ def test_no_tool_starts_after_a_cancel(ada: httpx.Client, model: OfflineModel) -
 
 
 def test_a_cancel_reaches_tools_that_run(tmp_path: Path) -> None:
-    """A tool under way is stopped, and does not go on to its end."""
+    """A tool under way is stopped, and does not run to its end."""
     file = tmp_path / "written"
     with working_service(moved=True) as (service, _), service.client() as ada:
         accepted = begin(ada, call("Work-rest", file=str(file), seconds=60))
@@ -276,7 +287,7 @@ def test_many_cancels_at_once_agree(ada: httpx.Client) -> None:
 
 
 def test_a_cancel_at_once_after_the_message_ends_it(ada: httpx.Client, eve: httpx.Client) -> None:
-    """However early it comes, a place is given back and nobody waits for ever."""
+    """However early it comes, a place is given back and no client waits for ever."""
     for _ in range(20):
         accepted = begin(ada, "hang")
         assert cancel(ada, accepted)["status"] == "Canceled"

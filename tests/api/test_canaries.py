@@ -21,7 +21,8 @@ from tealagents.config import load
 from tealagents.llm.offline import OfflineModel
 from tealagents.stores import StoreConfigError
 from tealagents.testing.authority import SERVICE_ID, LocalAuthority
-from tealagents.testing.service import ServiceProcess, agent_config, free_port
+from tealagents.testing.forking import Nursery
+from tealagents.testing.service import agent_config
 
 HERE = Path(__file__).parent
 
@@ -30,7 +31,7 @@ LOG, SPANS, ERRORS, STORE = "log", "spans", "error bodies", "store"
 EVERYWHERE = frozenset({LOG, SPANS, ERRORS, STORE})
 NOWHERE: frozenset[str] = frozenset()
 
-#: name → text, and the places where it belongs. What people say is kept, and told to nobody else.
+#: name → text, and the places where it belongs. What users say is kept, and shown to no one else.
 CANARIES: dict[str, tuple[str, frozenset[str]]] = {
     "api key": ("sk-canary-api-key-0001", NOWHERE),
     "encryption key": (base64.urlsafe_b64encode(b"canary-encryption-key-000000002!").decode(), NOWHERE),
@@ -77,12 +78,12 @@ def canary(name: str) -> str:
 @dataclass
 class Left:
     traces: Traces
-    #: each token that was sent: nobody may keep or show any of them
+    #: each token that was sent: none of them may be kept or shown anywhere
     tokens: list[str]
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
+def left(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Left:
     """What a service has left behind that was sent every secret, in calls that work and calls that do not."""
     folder = tmp_path_factory.mktemp("canaries")
     traces, tokens = Traces(), []
@@ -102,7 +103,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
             TA_PLUGIN_CATALOG_FILE=str(HERE / "catalogue.json"),
         )
         config = agent_config(agent={"plugins": ["Shell"]}, persistence=f"file://{folder}/state")
-        with ServiceProcess(config, env) as service:
+        with nursery.service(config, env) as service:
             token = authority.token("alice")
             tokens += [token, authority.token("alice", scopes=["other"])]
             tokens.append(token[:-20] + canary("forged token"))
@@ -143,7 +144,7 @@ def _conversation(client: httpx.Client, model: OfflineModel, tokens: list[str]) 
 
 
 def test_there_is_something_to_look_at(left: Left) -> None:
-    """There is a log, spans and logs were exported, errors were told, state was stored."""
+    """There is a log, spans and logs were exported, errors were returned, state was stored."""
     places = left.traces.places
     assert places[LOG].count(b"\n") > 5
     assert b"/v1/traces" in places[SPANS]
@@ -179,7 +180,7 @@ def test_a_planted_leak_is_found(left: Left, place: str) -> None:
             assert (f"{name} in {place}" in planted.leaks(CANARIES)) is (place not in allowed)
 
 
-def test_encrypted_state_holds_nothing_that_can_be_read(tmp_path: Path) -> None:
+def test_encrypted_state_holds_nothing_that_can_be_read(nursery: Nursery, tmp_path: Path) -> None:
     """With an encryption key not even what people say is in the store; nor is the key. covers: STATE-1"""
     with OfflineModel() as model:
         env = {
@@ -190,7 +191,7 @@ def test_encrypted_state_holds_nothing_that_can_be_read(tmp_path: Path) -> None:
             "TA_ENCRYPTION_KEY": canary("encryption key"),
         }
         config = agent_config(persistence=f"file://{tmp_path}/state")
-        with ServiceProcess(config, env) as service, service.client("ada") as ada:
+        with nursery.service(config, env) as service, service.client("ada") as ada:
             said = text(canary("message"), metadata={"kept": canary("metadata")})
             ada.post("", json=said).raise_for_status()
             service.terminate()
@@ -219,16 +220,16 @@ async def test_an_encrypted_store_is_not_served_without_its_key(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-def test_the_password_of_a_store_is_not_told_when_it_is_away(scheme: str) -> None:
+def test_the_password_of_a_store_is_not_shown_when_it_is_away(nursery: Nursery, scheme: str) -> None:
     """A store that cannot be reached is named without its credentials."""
-    url = f"{scheme}://agent:{canary('store password')}@127.0.0.1:{free_port()}/0"
+    url = f"{scheme}://agent:{canary('store password')}@127.0.0.1:1/0"
     env = {"TA_API_KEY": "k", "TA_AUTH": "mock", "TA_LOG_LEVEL": "DEBUG", "TA_PERSISTENCE": url}
-    service = ServiceProcess(agent_config(), env)
+    service = nursery.service(agent_config(), env)
     try:
         with pytest.raises(RuntimeError) as failed:
             service.start()
     finally:
         service.__exit__(None, None, None)
-    told = str(failed.value)
-    assert "127.0.0.1" in told
-    assert canary("store password") not in told
+    reported = str(failed.value)
+    assert "127.0.0.1" in reported
+    assert canary("store password") not in reported

@@ -64,7 +64,7 @@ def rejecting(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 async def test_of_a_hundred_messages_at_once_one_runs(rejecting: Replicas) -> None:
-    """The others are told which, and when to try again; the history stays whole. covers: TASK-5, STATE-3"""
+    """The others learn which, and when to try again; the history stays whole. covers: TASK-5, STATE-3"""
     urls = [service.url for service in rejecting.services]
     async with rejecting.first.async_client(limits=httpx.Limits(max_connections=100)) as client:
         task = (await client.post("", json=text("hello"))).raise_for_status().json()["task_id"]
@@ -135,7 +135,7 @@ def test_a_stream_that_waits_says_so_and_keeps_alive(queueing: Replicas) -> None
 
 
 def test_a_waiting_request_can_be_canceled_from_anywhere(queueing: Replicas) -> None:
-    """It ends at once, whoever waits for it is told, and the next one's turn comes. covers: TASK-7"""
+    """It ends at once, waiting clients are answered, and the next one's turn comes. covers: TASK-7"""
     with queueing.first.client() as first, queueing.second.client() as second:
         task = new_task(first)
         background(first, "again, when released", task_id=task)
@@ -154,7 +154,7 @@ def test_a_waiting_request_can_be_canceled_from_anywhere(queueing: Replicas) -> 
 
 
 def test_more_than_may_wait_are_refused(queueing: Replicas) -> None:
-    """Beyond `max_queued_requests` a message is told to come back. covers: STATE-5"""
+    """Beyond `max_queued_requests` a message is refused with the time to retry. covers: STATE-5"""
     with queueing.first.client() as first, queueing.second.client() as second:
         task = new_task(first)
         run = background(first, "for ever", task_id=task)
@@ -252,8 +252,8 @@ def test_the_running_request_gives_way(yielding: tuple[str, Replicas], elsewhere
         assert [m["content"] for m in sent if m["role"] == "user"] == ["hello", "now this"]
 
 
-def test_a_caller_who_gave_way_is_told(yielding: tuple[str, Replicas]) -> None:
-    """Whoever waits for JSON gets 409 `request_canceled`, also when another replica took over."""
+def test_a_superseded_caller_is_answered(yielding: tuple[str, Replicas]) -> None:
+    """A client that waits for JSON gets 409 `request_canceled`, also when another replica took over."""
     _, pair = yielding
     with pair.first.client() as first, pair.second.client() as second:
         task = new_task(first)
@@ -269,7 +269,7 @@ def test_a_caller_who_gave_way_is_told(yielding: tuple[str, Replicas]) -> None:
 
 
 async def test_of_many_that_give_way_the_last_is_answered(yielding: tuple[str, Replicas]) -> None:
-    """Twenty at once: each is answered or told that it was canceled, and nothing is left running."""
+    """Twenty at once: each is answered or reported as canceled, and nothing is left running."""
     _, pair = yielding
     urls = [service.url for service in pair.services]
     async with pair.first.async_client() as client:
@@ -287,7 +287,7 @@ async def test_of_many_that_give_way_the_last_is_answered(yielding: tuple[str, R
 
 
 def test_a_message_meets_a_pause_on_any_replica(nursery: Nursery, tmp_path: Path) -> None:
-    """It is told of the pause; with `supersede` it cancels the pause first. covers: HITL-1"""
+    """The answer names the pause; with `supersede` it cancels the pause first. covers: HITL-1"""
     catalogue = tmp_path / "catalogue.json"
     catalogue.write_text(json.dumps({"plugins": []}))  # what it does not name needs approval
     env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_PLUGIN_CATALOG_FILE": str(catalogue)}
@@ -348,7 +348,7 @@ def check_taken_over(client: httpx.Client, task: str, request_id: str, heard: li
 
 
 def test_the_requests_of_a_killed_process_end(mortal: Replicas) -> None:
-    """Every read tells so, followers are told with a number they cannot have seen. covers: STATE-3, TASK-5"""
+    """Every read says so; followers get a number they cannot have seen. covers: STATE-3, TASK-5"""
     with mortal.second.client() as second:
         task = new_task(second)
         sender, follower, request_id = begun(mortal, task)
@@ -365,7 +365,7 @@ def test_the_requests_of_a_killed_process_end(mortal: Replicas) -> None:
 
 
 def test_a_process_that_wakes_up_writes_nothing(mortal: Replicas) -> None:
-    """Stopped past its lease it finds its requests ended, tells who waits, and goes on. covers: STATE-3"""
+    """Stopped past its lease it finds its requests ended, answers clients, and continues. covers: STATE-3"""
     with mortal.first.client() as first, mortal.second.client() as second:
         task = new_task(second)
         sender, follower, request_id = begun(mortal, task)

@@ -26,8 +26,8 @@ from tealagents.domain.ports import Commit, Put
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.clock import ShiftedClock
+from tealagents.testing.forking import Nursery
 from tealagents.testing.service import (
-    ServiceProcess,
     ServiceThread,
     agent_config,
     free_port,
@@ -133,8 +133,8 @@ def key_reused(stage: Stage) -> Produced:
 
 
 def unauthenticated(stage: Stage) -> Produced:
-    with stage.service.client(None) as nobody:
-        return Produced(nobody.get("/tasks"), {})
+    with stage.service.client(None) as anonymous:
+        return Produced(anonymous.get("/tasks"), {})
 
 
 def not_owner(stage: Stage) -> Produced:
@@ -202,7 +202,7 @@ def approval_expired(stage: Stage) -> Produced:
 
 
 def request_canceled(stage: Stage) -> Produced:
-    """The sender waits for an answer while somebody cancels; a decision of its pause is told the same."""
+    """The sender waits while another client cancels; a decision of its pause gets the same error."""
     user = stage.user()
     paused = stage.paused(user)
     user.post(f"/requests/{paused['request_id']}/cancel").raise_for_status()
@@ -251,7 +251,7 @@ def too_large(stage: Stage) -> Produced:
 
 
 def overloaded_for_a_user(stage: Stage) -> Produced:
-    """Others go on; reads are not counted."""
+    """Others continue; reads are not counted."""
     user = stage.user()
     with stage.running(user), stage.running(user):
         stage.user().post("", json=text("hi")).raise_for_status()
@@ -260,7 +260,7 @@ def overloaded_for_a_user(stage: Stage) -> Produced:
 
 
 def overloaded(stage: Stage) -> Produced:
-    """Reads and health are not counted, and the refusal uses no key up."""
+    """Reads and health are not counted, and a refused request does not consume its key."""
     user, key = stage.user(), {"idempotency-key": "k"}
     with ExitStack() as stack:
         for _ in range(4):
@@ -389,7 +389,7 @@ def whole(answer: httpx.Response, code: str) -> None:
 
 
 def test_an_authority_that_is_away_and_a_token_that_lacks_a_scope() -> None:
-    """503 with Retry-After while nobody can be told from anybody; 403 names the scope. covers: AUTH-2"""
+    """503 with Retry-After while no caller can be identified; 403 names the scope. covers: AUTH-2"""
     with LocalAuthority() as authority:
         env = authority.environment(TA_API_KEY="none")
         lacking, whole_token = authority.token("alice", scopes=["other"]), authority.token("alice")
@@ -406,14 +406,14 @@ def test_an_authority_that_is_away_and_a_token_that_lacks_a_scope() -> None:
             assert client.get("/health").status_code == 200
 
 
-def test_a_process_that_drains_refuses_and_interrupts(tmp_path: Path) -> None:
-    """New messages are refused, reads go on, what is not waited for any longer is `interrupted`; exit 0."""
+def test_a_process_that_drains_refuses_and_interrupts(nursery: Nursery, tmp_path: Path) -> None:
+    """New messages are refused, reads continue, what is no longer waited for is `interrupted`; exit 0."""
     with OfflineModel() as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "k", "TA_AUTH": "mock", **TOOLS}
         config = agent_config(
             agent={"plugins": ["Shell"]}, limits={"drain_seconds": 600}, persistence=f"file://{tmp_path}/s"
         )
-        with ServiceProcess(config, env) as service, service.client("ada") as ada:
+        with nursery.service(config, env) as service, service.client("ada") as ada:
             done = ada.post("", json=text("hi")).raise_for_status().json()
             with ThreadPoolExecutor(2) as pool:
                 waiting = pool.submit(ada.post, "", json=text(LONG))
@@ -430,9 +430,9 @@ def test_a_process_that_drains_refuses_and_interrupts(tmp_path: Path) -> None:
                 assert ada.get("/health").json()["status"] == "draining"
                 service.process.terminate()  # a second time: it waits no longer
                 answer = waiting.result()
-                told = problem(answer, 503, "interrupted")
+                reported = problem(answer, 503, "interrupted")
                 whole(answer, "interrupted")
-                assert {"session_id", "task_id", "request_id"} <= told.keys()
+                assert {"session_id", "task_id", "request_id"} <= reported.keys()
                 last = following.result()[-1]
                 assert (last.name, last.data["code"]) == ("error", "interrupted")
             assert service.process.wait(60) == 0
@@ -449,8 +449,8 @@ def test_a_remote_conversation_that_is_gone() -> None:
             first = ada.post("", json=text("My name is Ada.")).raise_for_status().json()
         with OfflineModel(port=port):
             answer = ada.post("", json=text("What is my name?", task_id=first["task_id"]))
-            told = problem(answer, 502, "remote_thread_lost")
-            assert told["task_id"] == first["task_id"]
+            reported = problem(answer, 502, "remote_thread_lost")
+            assert reported["task_id"] == first["task_id"]
             whole(answer, "remote_thread_lost")
 
 
@@ -466,8 +466,8 @@ def test_a_fault_of_our_own_is_a_problem_too(stage: Stage, monkeypatch: pytest.M
     assert "secret" not in answer.text
 
 
-def test_an_end_that_cannot_be_stored_is_told_with_its_ids(stage: Stage) -> None:
-    """503 with the ids; once the store is back the request's record tells its fate. covers: STATE-4"""
+def test_an_end_that_cannot_be_stored_is_reported_with_its_ids(stage: Stage) -> None:
+    """503 with the ids; once the store is back the request's record shows its outcome. covers: STATE-4"""
     user = stage.user()
     stage.model.script({"otherwise": {"text": "at last", "headers_delay_ms": 10**9}})
     with ThreadPoolExecutor(1) as pool:
@@ -476,9 +476,9 @@ def test_an_end_that_cannot_be_stored_is_told_with_its_ids(stage: Stage) -> None
         AwayStore.away = True
         stage.model.release()
         answer = waiting.result()
-    told = problem(answer, 503, "persistence_unavailable")
+    reported = problem(answer, 503, "persistence_unavailable")
     whole(answer, "persistence_unavailable")
-    assert told["request_id"] == request
+    assert reported["request_id"] == request
     AwayStore.away = False
     while (record := user.get(f"/requests/{request}").json())["status"] == "Running":
         time.sleep(0.05)
@@ -490,7 +490,7 @@ def test_an_end_that_cannot_be_stored_is_told_with_its_ids(stage: Stage) -> None
 
 @dataclass
 class Trouble:
-    """What goes wrong, what becomes of the request, and how often the model service may be called for it."""
+    """What goes wrong, how the request ends, and how often the model service may be called for it."""
 
     reply: Json
     code: str = "model_error"
@@ -540,7 +540,7 @@ def wait_for_pieces(user: httpx.Client, words: str) -> None:
                 return
 
 
-def told(user: httpx.Client, way: str) -> Json:
+def problem_of(user: httpx.Client, way: str) -> Json:
     """The problem that a message ends with, however it is taken."""
     if way == "json":
         answer = user.post("", json=text("hi"))
@@ -566,14 +566,14 @@ def test_a_model_service_in_trouble(timed: tuple[ServiceThread, OfflineModel], n
     ways = ("json", "sse", "background")
     users = [stack_user(service, f"{name}-{way}") for way in ways]
     with ThreadPoolExecutor(3) as pool:
-        telling = pool.map(told, users, ways)
+        pending = pool.map(problem_of, users, ways)
         if trouble.code == TIMEOUT:
             while len(model.requests) < 3:
                 time.sleep(0.01)
             for user in users[1:]:
                 wait_for_pieces(user, trouble.output)
             service.advance(61)
-        found = list(telling)
+        found = list(pending)
     assert 3 <= len(model.requests) <= 3 * trouble.calls
     model.script(None)
     for user, way, document in zip(users, ways, found, strict=True):
@@ -603,8 +603,8 @@ def usable_again(user: httpx.Client, model: OfflineModel, task: str) -> None:
 
 
 def test_a_model_service_that_refuses_connections() -> None:
-    """Where nobody listens: 502, at once, for each request anew."""
-    env = {"TA_BASE_URL": f"http://127.0.0.1:{free_port()}/v1", "TA_API_KEY": "k", "TA_AUTH": "mock"}
+    """Where no server listens: 502, at once, for each request anew."""
+    env = {"TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "k", "TA_AUTH": "mock"}
     with ServiceThread(agent_config(), env) as service, service.client("ada") as ada:
         answer = ada.post("", json=text("hi"))
         document = problem(answer, 502, "model_error")
@@ -653,7 +653,7 @@ def test_a_failed_outcome_is_replayed_under_its_key(stage: Stage) -> None:
 
 
 def test_a_hundred_messages_at_once_to_one_task_run_one_at_a_time() -> None:
-    """One runs, the others are told which; the history is whole. covers: TASK-5"""
+    """One runs, the others learn which; the history is whole. covers: TASK-5"""
     at_once = 100
     with (
         offline_service(limits={"max_requests_per_user": 2 * at_once}) as (service, _),

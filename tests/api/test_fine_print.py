@@ -59,7 +59,7 @@ def test_half_a_chunked_body_is_forgotten(small_bodies: ServiceThread) -> None:
 
 
 def test_a_pause_is_decided_under_the_version_that_is_served_now(tmp_path: Path) -> None:
-    """0.2 of an agent goes on with the tasks of 0.1, their pauses too. covers: HITL-1, STATE-3"""
+    """Version 0.2 of an agent continues the tasks of 0.1, their pauses too. covers: HITL-1, STATE-3"""
     env = {"TA_PERSISTENCE": f"sqlite:///{tmp_path}/state.db"}
     with working_service(env=env) as (old, _), old.client() as ada:
         pause = paused(ada, call("Work-write", file=str(tmp_path / "f"), line="one"))
@@ -85,14 +85,14 @@ def test_who_only_decides_is_not_sent_where_they_may_not_read(tmp_path: Path) ->
     auth = {"provider": "mock", "options": {"approver_users": ["boss"]}}
     background = {"prefer": "respond-async"}
     with working_service(auth=auth) as (service, _), service.client() as ada, service.client("boss") as boss:
-        for decides, told in ((boss, False), (ada, True)):
+        for decides, shown in ((boss, False), (ada, True)):
             pause = paused(ada, call("Work-write", file=str(tmp_path / "f"), line="one"))
             url = f"/requests/{pause['request_id']}/resume"
             answer = decides.post(url, json={"action": "approve"}, headers=background)
-            assert (answer.status_code, "location" in answer.headers) == (202, told)
+            assert (answer.status_code, "location" in answer.headers) == (202, shown)
 
 
-def test_errors_tell_the_ids_that_a_path_names(small_bodies: ServiceThread) -> None:
+def test_errors_contain_the_ids_that_a_path_names(small_bodies: ServiceThread) -> None:
     """Also where nothing of that id exists, or it is another's. covers: APP-6"""
     with small_bodies.client() as ada, small_bodies.client("eve") as eve:
         found = send(ada, "hello")
@@ -103,7 +103,7 @@ def test_errors_tell_the_ids_that_a_path_names(small_bodies: ServiceThread) -> N
             assert refused[f"{kind}_id"] == found[f"{kind}_id"]
 
 
-def test_where_to_go_is_told(small_bodies: ServiceThread) -> None:
+def test_where_to_go_is_shown(small_bodies: ServiceThread) -> None:
     """No route, no such method, nothing in the body: the text says what to do. covers: APP-6"""
     with small_bodies.client() as ada:
         assert f"{small_bodies.prefix}/docs" in problem(ada.get("/nope"), 404, "not_found")["detail"]
@@ -155,18 +155,18 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
         assert "preference-applied" in answer.headers["access-control-expose-headers"]
 
 
-def test_a_health_check_tells_no_address(tmp_path: Path) -> None:
+def test_a_health_check_shows_no_address(tmp_path: Path) -> None:
     """Who may ask without a token does not learn where the store is. covers: APP-4"""
-    with offline_service() as (service, _), service.client(None) as nobody:
+    with offline_service() as (service, _), service.client(None) as anonymous:
         store = service.app.exchange.service.records.store
 
         async def away() -> None:
             raise store.unavailable("ConnectionError: db.internal:5432 refused")
 
         store.ping = away
-        told = nobody.get("/health")
-        assert "db.internal" not in told.text
-        assert told.json()["dependencies"]["store"]["status"] == "unavailable"
+        health = anonymous.get("/health")
+        assert "db.internal" not in health.text
+        assert health.json()["dependencies"]["store"]["status"] == "unavailable"
 
 
 def test_a_comment_is_a_line_and_no_event() -> None:
@@ -174,23 +174,23 @@ def test_a_comment_is_a_line_and_no_event() -> None:
     script = {"rules": [{"when": "wait", "reply": {"text": "at last", "headers_delay_ms": 10**9}}]}
     limits = {"keepalive_seconds": 0.05}
     with offline_service(script, limits=limits) as (service, model), service.client() as ada:
-        told = ""
+        received = ""
         with ada.stream("POST", "/sse", json=text("wait")) as stream:
             for piece in stream.iter_text():
-                told += piece
-                if told.count(": keepalive\n") > 2:
+                received += piece
+                if received.count(": keepalive\n") > 2:
                     model.release()
-        assert told.count(": keepalive\n") > 2
-        assert ": keepalive\n\n" not in told
-        assert [event.name for event in events(told)][-1] == "final-response"
+        assert received.count(": keepalive\n") > 2
+        assert ": keepalive\n\n" not in received
+        assert [event.name for event in events(received)][-1] == "final-response"
 
 
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
     """As `wget --spider` and `curl -I` ask; of a stream only the head is sent. covers: APP-4"""
-    with small_bodies.client(None) as nobody:
+    with small_bodies.client(None) as anonymous:
         for path in ("/health", "/health/live", "/health/ready"):
-            assert (nobody.head(path).status_code, nobody.head(path).content) == (200, b"")
-        assert nobody.head("/tasks").status_code == 401
+            assert (anonymous.head(path).status_code, anonymous.head(path).content) == (200, b"")
+        assert anonymous.head("/tasks").status_code == 401
     with small_bodies.client() as ada:
         assert (ada.head("/tasks").status_code, ada.head("/tasks").content) == (200, b"")
         request_id = send(ada, "hello")["request_id"]
@@ -203,7 +203,7 @@ def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
 
 
 def test_a_task_that_is_deleted_while_it_is_read_is_not_found() -> None:
-    """Whoever reads on while it goes is told that it is gone, not that it is damaged. covers: TASK-3"""
+    """A client that reads meanwhile learns that it is gone, not that it is damaged. covers: TASK-3"""
     with offline_service() as (service, _), service.client() as ada:
         task_id = send(ada, "hello")["task_id"]
         history = service.app.exchange.history

@@ -130,7 +130,7 @@ class AgUi:
 
 
 class Mcp:
-    """MCP: a host that cannot ask its user, and is told what `decide` needs when it asks on."""
+    """MCP: a host that cannot ask its user, and is shown what `decide` needs when it asks again."""
 
     def __init__(self, service: ServiceThread) -> None:
         self._service = service
@@ -148,7 +148,7 @@ class Mcp:
 
     async def _called(self, tool: str, **arguments: str) -> Json:
         async with mcp_talk.host(self._service, "2026-07-28") as client:
-            return mcp_talk.told(await client.call_tool(tool, arguments))
+            return mcp_talk.structured_result(await client.call_tool(tool, arguments))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def speakers(running: tuple[ServiceThread, OfflineModel]) -> Iterator[list[Speak
 def test_one_conversation_over_five_protocols_is_one_history(
     speakers: list[Speaker], model: OfflineModel, ada: httpx.Client, tmp_path: Path, shift: int
 ) -> None:
-    """Whoever begins it, asks and decides: what was said, done and decided stands once, in its order."""
+    """Whichever protocol starts, asks and decides: all of it is stored once, in order."""
     file, task = tmp_path / "written", None
     names = [f"{shift} {type(each).__name__}" for each in speakers]
     said = [call("Work-write", file=str(file), line=name) for name in names]
@@ -177,15 +177,15 @@ def test_one_conversation_over_five_protocols_is_one_history(
     assert lines(file) == names
     assert all(name in answer for name, answer in zip(names, answers, strict=True))
 
-    told = items(ada, f"/tasks/{task}/messages")
-    assert [message["role"] for message in told] == ["user", "assistant", "tool", "assistant"] * len(said)
-    assert [message["items"][0]["content"] for message in told if message["role"] == "user"] == said
-    assert [message["items"][0]["content"] for message in told[3::4]] == answers
-    requests = [message["request_id"] for message in told[::4]]
-    assert [message["request_id"] for message in told] == [each for each in requests for _ in range(4)]
+    messages = items(ada, f"/tasks/{task}/messages")
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"] * len(said)
+    assert [message["items"][0]["content"] for message in messages if message["role"] == "user"] == said
+    assert [message["items"][0]["content"] for message in messages[3::4]] == answers
+    requests = [message["request_id"] for message in messages[::4]]
+    assert [message["request_id"] for message in messages] == [each for each in requests for _ in range(4)]
     assert {request(ada, each)["status"] for each in requests} == {"Completed"}
     # the model was sent every message that came before its last answer, and the system prompt
-    assert len(model.requests[-1]["body"]["messages"]) == len(told)
+    assert len(model.requests[-1]["body"]["messages"]) == len(messages)
 
     steps = items(ada, f"/tasks/{task}/trace")
     kinds = ["model", "approval", "approval", "tool", "model"]
@@ -209,16 +209,16 @@ def test_each_protocol_reads_what_was_said_over_the_others(
         task = speaker.ask(call("Work-write", file=str(tmp_path / "written"), line="x"), task)
         speaker.decide(task)
     assert task is not None
-    told = [message["items"][0]["content"] for message in items(ada, f"/tasks/{task}/messages")[::4]]
+    texts = [message["items"][0]["content"] for message in items(ada, f"/tasks/{task}/messages")[::4]]
 
     page = Page(ada, task)
     page.run()
-    assert page.said("user") == told
+    assert page.said("user") == texts
     with sdk(running[0]) as openai:
         listed = openai.conversations.items.list(f"conv_{task}", order="asc", limit=100)
         shown: list[Any] = [item.to_dict() for item in listed]
-    assert [each["content"][0]["text"] for each in shown if each.get("role") == "user"] == told
+    assert [each["content"][0]["text"] for each in shown if each.get("role") == "user"] == texts
     assert len([each for each in shown if each["type"] == "mcp_call"]) == len(speakers)
     with a2a_talk.Wire(running[0], a2a_talk.REST) as rest:
         tasks = rest.result("ListTasks", {"contextId": task, "historyLength": 10})["tasks"]
-    assert [each["history"][0]["parts"][0]["text"] for each in reversed(tasks)] == told
+    assert [each["history"][0]["parts"][0]["text"] for each in reversed(tasks)] == texts

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a 4xx that names what is wrong, and the service goes on unimpressed."""
+"""Whatever is sent, the answer is a 4xx that names what is wrong, and the service keeps working."""
 
 import json
 import logging
@@ -218,7 +218,7 @@ def test_a_malformed_id_in_a_url_is_refused_by_name(ada: httpx.Client, field: st
 
 
 def test_an_id_in_capitals_is_the_same_id(ada: httpx.Client) -> None:
-    """UUIDs are compared without regard to case and told in lower case (RFC 9562)."""
+    """UUIDs are compared without regard to case and returned in lower case (RFC 9562)."""
     session = "ABCDEF12-51F0-4C8E-9D53-0A4B7C1D2E3F"
     first = ada.post("", json=text("hello", session_id=session)).raise_for_status().json()
     assert first["session_id"] == session.lower()
@@ -425,7 +425,7 @@ def test_a_body_just_within_the_limit_is_taken(ada: httpx.Client) -> None:
 
 
 def test_huge_and_many_headers_do_no_harm(ada: httpx.Client) -> None:
-    """Headers nobody asked for are passed over, and a token of 20 KB is no token."""
+    """Unknown headers are ignored, and a token of 20 KB is no token."""
     assert ada.get("/tasks", headers={"x-noise": "n" * 60_000}).status_code == 200
     assert ada.get("/tasks", headers={f"x-{n}": "n" for n in range(500)}).status_code == 200
     answer = ada.get("/tasks", headers={"authorization": "Bearer " + "a" * 20_000})
@@ -460,7 +460,7 @@ def test_unknown_paths_and_methods_are_refused_as_problems(ada: httpx.Client) ->
 
 
 def test_a_bad_query_without_a_token_is_unauthenticated(service: ServiceThread) -> None:
-    """Whoever may not call at all is not told what is wrong with a call. covers: AUTH-1"""
+    """A caller without access is not shown what is wrong with a call. covers: AUTH-1"""
     with service.client(None) as stranger:
         problem(stranger.get("/tasks?limit=0"), 401, "unauthenticated")
         problem(stranger.post("", content=b"{", headers=JSON), 401, "unauthenticated")

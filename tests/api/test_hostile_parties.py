@@ -87,7 +87,7 @@ def most_held(pid: int) -> int:
 
 
 def test_an_answer_folded_twice_is_not_unfolded(nursery: Nursery, tmp_path: Path) -> None:
-    """A tool's answer of some hundred bytes takes no memory worth speaking of, and the model is told."""
+    """A tool's answer of some hundred bytes takes next to no memory, and the model gets an error."""
     plugins = tmp_path / "remote.yaml"
     with unfolding() as url, OfflineModel() as model:
         remote = {"plugin_name": "Store", "openapi_json_path": f"{url}/openapi.json", "server_url": url}

@@ -168,10 +168,10 @@ def test_a_missing_doubled_or_malformed_header_is_refused(guarded: Guarded, name
             assert answer.status_code == 401, (where, answer.text)
             assert REFUSALS[where.protocol](answer.json()), answer.text
             place = f'Bearer resource_metadata="{metadata_url(guarded.service, protocol=where.protocol)}"'
-            told = answer.headers["www-authenticate"]
-            assert told.startswith(place)
-            assert ('error="invalid_token"' in told) is given, told
-            assert given or told == place
+            header = answer.headers["www-authenticate"]
+            assert header.startswith(place)
+            assert ('error="invalid_token"' in header) is given, header
+            assert given or header == place
 
 
 def test_a_token_in_the_url_or_the_body_is_no_token(guarded: Guarded) -> None:

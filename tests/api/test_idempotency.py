@@ -96,7 +96,7 @@ def test_a_number_is_the_same_however_it_is_written(ada: httpx.Client) -> None:
 
 
 def test_a_failure_is_the_outcome_too(ada: httpx.Client, model: OfflineModel) -> None:
-    """It is told again, without inviting to retry, and the model is not asked again."""
+    """It is returned again, without inviting a retry, and the model is not called again."""
     first = problem(post(ada, text("break"), "failed"), 502, "model_error")
     again = post(ada, text("break"), "failed")
     assert problem(again, 502, "model_error") == first
@@ -145,7 +145,7 @@ def test_a_stream_is_replayed_from_its_beginning(ada: httpx.Client, model: Offli
     assert len(model.requests) == 2
 
 
-def test_a_background_request_tells_its_outcome(ada: httpx.Client) -> None:
+def test_a_background_request_reports_its_outcome(ada: httpx.Client) -> None:
     """Sent again when it has ended, the answer comes at once."""
     first = post(ada, text("slowly"), "background", prefer="respond-async")
     assert first.status_code == 202
@@ -170,13 +170,13 @@ def test_another_body_is_refused(ada: httpx.Client, model: OfflineModel) -> None
     assert [r["body"]["messages"][-1]["content"] for r in model.requests] == ["one", "for ever"]
 
 
-def test_while_the_first_runs_its_ids_are_told(ada: httpx.Client) -> None:
+def test_while_the_first_runs_its_ids_are_returned(ada: httpx.Client) -> None:
     """So that it can be followed instead."""
     first = post(ada, text("for ever"), "running", prefer="respond-async").json()
     for path in ("", "/sse"):
         again = post(ada, text("for ever"), "running", path)
-        told = problem(again, 409, "request_in_progress")
-        assert {name: told[name] for name in ("session_id", "task_id", "request_id")} == {
+        refused = problem(again, 409, "request_in_progress")
+        assert {name: refused[name] for name in ("session_id", "task_id", "request_id")} == {
             name: first[name] for name in ("session_id", "task_id", "request_id")
         }
         assert int(again.headers["retry-after"]) >= 1
@@ -242,7 +242,7 @@ def test_a_key_is_one_text_of_up_to_255_characters(ada: httpx.Client) -> None:
 
 
 def test_a_key_holds_on_every_replica_and_after_a_kill(nursery: Nursery, tmp_path: Path) -> None:
-    """Its process dies: another one tells that it was interrupted, and does not run it. covers: STATE-3"""
+    """Its process dies: another one reports that it was interrupted, and does not run it. covers: STATE-3"""
     with (
         replicas(nursery, tmp_path, script=SCRIPT, limits={"lease_seconds": 1.5}) as pair,
         pair.first.client() as first,
@@ -254,10 +254,10 @@ def test_a_key_holds_on_every_replica_and_after_a_kill(nursery: Nursery, tmp_pat
         run = post(first, text("for ever"), "two", prefer="respond-async").json()
         problem(post(second, text("for ever"), "two"), 409, "request_in_progress")
         pair.first.kill()
-        told = until(lambda: _unless_in_progress(post(second, text("for ever"), "two")))
-        assert problem(told, 503, "interrupted")["request_id"] == run["request_id"]
-        assert told.headers[REPLAYED] == "true"
-        assert "retry-after" not in told.headers
+        repeated = until(lambda: _unless_in_progress(post(second, text("for ever"), "two")))
+        assert problem(repeated, 503, "interrupted")["request_id"] == run["request_id"]
+        assert repeated.headers[REPLAYED] == "true"
+        assert "retry-after" not in repeated.headers
         assert len(pair.model.requests) == 2
 
 

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from talk import approve, call, connections, items, lines, paused, request, send, told, working_service
+from talk import (
+    approve,
+    call,
+    connections,
+    items,
+    lines,
+    paused,
+    request,
+    send,
+    streamed_text,
+    working_service,
+)
 from wire import NOBODYS, Json, events, problem, streamed, text
 
 from tealagents.api import bodies, sse
@@ -27,14 +38,14 @@ rules:
 
 
 def begin(client: httpx.Client, words: str = "hang", **fields: object) -> Json:
-    """A request that goes on in the background."""
+    """A request that runs in the background."""
     answer = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"})
     accepted: Json = answer.raise_for_status().json()
     return accepted
 
 
 def is_left(model: OfflineModel) -> None:
-    """The connection of the last model call is closed by whoever made it."""
+    """The connection of the last model call is closed by the client that made it."""
     while model.requests[-1]["outcome"] is None:
         time.sleep(0.01)
     assert model.requests[-1]["outcome"] == "left"
@@ -71,7 +82,7 @@ def until_full(
 
 def test_bodies_on_their_way_have_a_budget() -> None:
     """Unfinished posts of one user hold no more than some bodies of the largest size; one too many is
-    answered 429, others go on, and what ends or leaves gives its share back. covers: STATE-5"""
+    answered 429, others continue, and what ends or leaves gives its share back. covers: STATE-5"""
     limits = {"max_body_bytes": 1_000_000}
     with working_service(SCRIPT, limits=limits) as (service, _), ExitStack() as stack:
         ada = stack.enter_context(service.client())
@@ -113,7 +124,7 @@ def test_one_request_too_many_of_a_user_is_refused_with_429(suffix: str) -> None
 
 
 def test_one_request_too_many_of_the_process_is_refused_with_503() -> None:
-    """Nobody's requests are taken; reads and health are answered; the refusal leaves nothing behind."""
+    """No new requests are taken; reads and health are answered; the refusal leaves nothing behind."""
     limits = {"max_concurrent_requests": 2}
     with (
         working_service(SCRIPT, limits=limits) as (service, _),
@@ -195,7 +206,7 @@ def test_a_request_past_its_deadline_ends_with_what_there_was(way: str) -> None:
                 service.advance(31)
                 found += incoming
             assert [event.name for event in found[-2:]] == ["partial-response", "error"]
-            assert told(found) == "one two"
+            assert streamed_text(found) == "one two"
             document = found[-1].data
             assert (document["code"], document["status"]) == ("request_timeout", 504)
         ended = request(ada, document["request_id"])
@@ -249,7 +260,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]
         yield
 
 
-#: more text than the kernel keeps for a connection nobody reads
+#: more text than the kernel buffers for a connection that is not read
 LOUD = {"rules": [{"when": "shout", "reply": {"pieces": ["loud " * 13_000] * 60}}]}
 
 
@@ -298,7 +309,7 @@ def test_a_client_that_reads_nothing_cancels_where_leaving_cancels(monkeypatch: 
         client.close()
 
 
-def test_clients_that_read_nothing_and_half_open_connections_keep_nobody_from_being_served(
+def test_clients_that_read_nothing_and_half_open_connections_do_not_stop_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With 12 of the one and 60 of the other, every honest request is answered."""

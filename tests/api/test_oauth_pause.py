@@ -75,8 +75,8 @@ def test_a_user_agrees_and_the_tool_runs_as_that_user(service: ServiceThread, pr
         assert (again.status_code, again.json()["code"]) == (422, "invalid_request")
         connected = ada.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"}).json()
         assert connected["status"] == "Completed"
-        told = send(ada, "call secure-whoami {}", task_id=paused["task_id"])
-        assert "Ada" in told["content"]["output"]
+        resumed = send(ada, "call secure-whoami {}", task_id=paused["task_id"])
+        assert "Ada" in resumed["content"]["output"]
 
 
 def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
@@ -95,7 +95,7 @@ def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
 
 
 def test_a_callback_without_a_link_leads_nowhere(service: ServiceThread) -> None:
-    """Neither state nor code, an unknown state: a problem document, and nothing is asked of anybody."""
+    """Neither state nor code, an unknown state: a problem document, and no server is called."""
     with service.client("ada") as ada:
         assert ada.get("/oauth/callback").status_code == 404
         unknown = ada.get("/oauth/callback", params={"error": "access_denied", "state": "forged"})

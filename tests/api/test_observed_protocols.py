@@ -34,7 +34,7 @@ MESSAGES: dict[str, tuple[str, Callable[[httpx.Client], httpx.Response]]] = {
 
 
 class Seen(NamedTuple):
-    """What a service has told of itself."""
+    """What a service has logged and exported."""
 
     lines: list[dict[str, Any]]
     metrics: str
@@ -63,7 +63,7 @@ def seen(nursery: Nursery) -> Iterator[Seen]:
             "TA_OTEL_ENDPOINT": collector.url,
         }
         service = stack.enter_context(nursery.service(agent_config(protocols=list(PROTOCOLS)), env))
-        with service.client() as ada, service.client("eve") as eve, service.client(None) as nobody:
+        with service.client() as ada, service.client("eve") as eve, service.client(None) as anonymous:
             for _, send in MESSAGES.values():
                 send(ada).raise_for_status()
             in_session = {"accept": ACCEPT, "mcp-session-id": opened(eve)}
@@ -75,7 +75,7 @@ def seen(nursery: Nursery) -> Iterator[Seen]:
             request = newest["checkpoint_id"]
             ada.get(f"/openai/v1/responses/resp_{request}_1").raise_for_status()
             ada.get(f"/a2a/tasks/{request}", headers=VERSION).raise_for_status()
-            nobody.get(f"/openai/v1/responses/resp_{request}_1")
+            anonymous.get(f"/openai/v1/responses/resp_{request}_1")
             metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         service.terminate()
         lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
@@ -104,7 +104,7 @@ def test_a_message_is_one_line_one_count_and_one_span(seen: Seen, protocol: str)
     assert f"POST {route}".encode() in seen.exported
 
 
-def test_a_read_is_told_with_the_id_of_what_is_read(seen: Seen) -> None:
+def test_a_read_is_logged_with_the_id_of_what_is_read(seen: Seen) -> None:
     """The route is named by its template, also where the call is refused."""
     known = {line["request_id"] for line in seen.lines if line["status"] == "Completed"}
     for route in ("/openai/v1/responses/{response_id}", "/a2a/tasks/{id}"):

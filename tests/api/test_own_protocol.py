@@ -50,20 +50,20 @@ def test_it_sends(ada: httpx.Client) -> None:
 
 def test_it_streams(ada: httpx.Client) -> None:
     """A stream has the protocol's own events, and its deltas make the answer."""
-    _, told = aloud(ada, "echo one two three")
-    assert [told[0].name, told[-1].name] == ["AHEM", "PHEW"]
-    deltas = [event.data["shout"] for event in told if event.name == "SHOUT"]
-    assert len(deltas) == len(told) - 2
-    assert "".join(deltas) == told[-1].data["shout"]
+    _, frames = aloud(ada, "echo one two three")
+    assert [frames[0].name, frames[-1].name] == ["AHEM", "PHEW"]
+    deltas = [event.data["shout"] for event in frames if event.name == "SHOUT"]
+    assert len(deltas) == len(frames) - 2
+    assert "".join(deltas) == frames[-1].data["shout"]
 
 
 def test_it_replays(ada: httpx.Client) -> None:
     """From any event on the rest comes again as it was, and behind the last one nothing."""
-    name, told = aloud(ada, "echo one two three")
-    for seen, event in enumerate(told, start=1):
+    name, frames = aloud(ada, "echo one two three")
+    for seen, event in enumerate(frames, start=1):
         again = ada.get(f"/shouting/{name}", headers={"last-event-id": str(event.number)})
         rest = [(each.number, each.name, each.data) for each in events(again.text)]
-        assert rest == [(each.number, each.name, each.data) for each in told[seen:]]
+        assert rest == [(each.number, each.name, each.data) for each in frames[seen:]]
     assert again.status_code == 204
 
 
@@ -74,8 +74,8 @@ def test_it_decides(ada: httpx.Client, tmp_path: Path) -> None:
     assert waiting["last"] == ["MAY-I", {"calls": ["Work-write"]}]
     assert lines(file) == []
     verdict = ada.post(f"/shouting/{waiting['id']}/verdict?aloud", json={"action": "approve"})
-    told = list(events(verdict.raise_for_status().text))
-    assert told[-1].name == "PHEW"
+    frames = list(events(verdict.raise_for_status().text))
+    assert frames[-1].name == "PHEW"
     assert lines(file) == ["loud"]
 
 

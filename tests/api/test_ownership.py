@@ -66,7 +66,7 @@ class Town:
         }
 
     def stored(self) -> Json:
-        """All that is stored for the owner, and for whoever might have got something of it."""
+        """All that is stored for the owner, and for every user who might have received some of it."""
         store, agent = store_of(self.service), self.service.prefix.split("/")[1]
         users = [(TENANT, name) for name in ("alice", "mallory", "carol", "dave")]
         users += [(OTHER_TENANT, name) for name in ("alice", "carol", "dave")]
@@ -98,9 +98,9 @@ CASES = [(name, n) for name, recipes in RECIPES.items() for n in range(len(recip
 OWN_CASES = [case for case in CASES if case[0] in OWN]
 #: what an approver is shown of another's: the calls that wait for a decision
 SHOWN = {"GET /requests/{request_id}/approvals/{approval_id}"}
-#: routes that name nothing of anybody's: each caller sees what is theirs
+#: routes that name nothing with an owner: all callers see what is theirs
 OWN_LISTS = {"GET /sessions", "GET /tasks", "GET /approvals", "GET /a2a/tasks"}
-#: routes that refuse every method but one, whoever calls
+#: routes that refuse every method but one for every caller
 NEVER = {f"{method} /tasks/import" for method in ("GET", "PATCH", "DELETE")}
 NAMELESS = (
     OWN_LISTS
@@ -113,7 +113,7 @@ NAMELESS = (
         "GET /openai/v1/models/{model}",
         "POST /openai/v1/conversations",
         "GET /a2a/extendedAgentCard",
-        # not supported, for nobody
+        # not supported for anyone
         *(f"{method} /a2a/tasks/{{id}}/pushNotificationConfigs" for method in ("GET", "POST")),
         *(f"{method} /a2a/tasks/{{id}}/pushNotificationConfigs/{{push_id}}" for method in ("GET", "DELETE")),
         # sessions, which `test_a_session_is_its_users` is about
@@ -169,12 +169,12 @@ def test_every_route_has_a_recipe(town: Town) -> None:
 
 def test_every_route_asks_for_a_token_but_the_public_ones(town: Town) -> None:
     """The OpenAPI document says so, too. covers: AUTH-1"""
-    with town.service.client(None) as nobody:
+    with town.service.client(None) as anonymous:
         for place in places(town.service):
             if place.name in PUBLIC:
-                assert nobody.get(place.path).status_code != 401, place
+                assert anonymous.get(place.path).status_code != 401, place
             elif place.name not in NEVER:
-                answer = nobody.request(place.method, place.path, json={})
+                answer = anonymous.request(place.method, place.path, json={})
                 assert answer.status_code == 401, place
                 assert answer.headers["www-authenticate"].startswith("Bearer "), place
     for method, path, operation in operations(town.document):
@@ -254,7 +254,7 @@ def test_an_approver_reads_the_calls_that_wait(town: Town, route: str, n: int) -
 
 
 def test_an_auditor_finds_the_tasks_of_the_tenant(town: Town) -> None:
-    """Of all its owners, as each of them lists them, and of no other tenant; nobody else gets the list."""
+    """Of all its owners, as each of them lists them, and of no other tenant; no one else gets the list."""
     # of others than the strangers, whose own lists other tests find empty
     frank, namesake = town.client("frank"), town.client("frank", tid=OTHER_TENANT)
     for client in (town.alice, frank):
@@ -286,7 +286,7 @@ def test_an_auditor_finds_the_tasks_of_the_tenant(town: Town) -> None:
     assert {task["owner"]["tid"] for task in elsewhere} == {OTHER_TENANT}
 
 
-def test_each_caller_is_told_who_they_are(town: Town) -> None:
+def test_each_caller_is_shown_who_they_are(town: Town) -> None:
     """By the ids that own what they make, and by the roles that the service grants."""
     people = {
         town.alice: ("alice", TENANT, []),
@@ -301,7 +301,7 @@ def test_each_caller_is_told_who_they_are(town: Town) -> None:
 
 @pytest.mark.parametrize("route", sorted(OWN_LISTS))
 def test_a_list_shows_what_is_the_callers_own(town: Town, route: str) -> None:
-    """Nobody finds another's things in a list of their own; an auditor neither."""
+    """No one finds another user's things in a list of their own, not even an auditor."""
     Estate.of(town.alice)
     path, name = route.removeprefix("GET "), "tasks" if "/a2a/" in route else "items"
     assert town.alice.get(path, headers=VERSION).json()[name]
@@ -322,7 +322,7 @@ def test_an_approver_finds_what_waits_for_a_decision(town: Town) -> None:
     assert estate.paused not in [item["request_id"] for item in found]
 
 
-def test_an_approver_is_not_told_why_a_request_failed(town: Town) -> None:
+def test_an_approver_is_not_shown_why_a_request_failed(town: Town) -> None:
     """What the model service said may quote the conversation; its owner reads it, JSON and SSE alike."""
     for way in ("", "/sse"):
         estate = Estate.of(town.alice)
@@ -332,15 +332,15 @@ def test_an_approver_is_not_told_why_a_request_failed(town: Town) -> None:
             answer = town.approver.post(f"/requests/{estate.paused}/resume{way}", json=APPROVE)
         finally:
             town.model.script(None)
-        told = list(events(answer.text))[-1].data if way else answer.json()
-        assert told["code"] == "model_error"
-        assert told["request_id"] == estate.paused
+        ended = list(events(answer.text))[-1].data if way else answer.json()
+        assert ended["code"] == "model_error"
+        assert ended["request_id"] == estate.paused
         assert SECRET not in answer.text
         assert SECRET in town.alice.get(f"/requests/{estate.paused}").json()["error"]["detail"]
 
 
 def test_an_approver_follows_a_second_pause_without_its_content(town: Town) -> None:
-    """Over SSE a further pause is told by ids and status; its calls are in the inbox."""
+    """Over SSE a further pause is reported by ids and status; its calls are in the inbox."""
     estate = Estate.of(town.alice)
     again = {"tool_calls": [{"name": "Shell-delete", "arguments": {"path": f"/{SECRET}/2"}}]}
     town.model.script({"rules": [{"when": {"tool_result": True}, "reply": again, "times": 1}]})
@@ -354,7 +354,7 @@ def test_an_approver_follows_a_second_pause_without_its_content(town: Town) -> N
     assert SECRET not in answer.text
 
 
-def test_unknown_ids_are_not_found_by_anybody(town: Town) -> None:
+def test_unknown_ids_are_not_found_by_anyone(town: Town) -> None:
     """404, for the owner, a stranger and an auditor alike. covers: AUTH-3"""
     nowhere = Estate.nowhere(NOBODYS)
     sends = ("POST ", "POST /", "POST /sse")

@@ -78,7 +78,7 @@ def _text(content: Any) -> str:
     return content or ""
 
 
-def told(document: Json) -> list[tuple[str, str, list[str]]]:
+def as_prompt(document: Json) -> list[tuple[str, str, list[str]]]:
     return [
         (
             item["role"],
@@ -128,13 +128,13 @@ def test_it_is_what_the_model_received(name: str) -> None:
         say(client, LOOK, fork)
         calls = model_calls(client, task, fork)
         sent = [each for each in received(model) if "then fail" not in str(each[-4:])]
-        failed = [step for step in calls if "then fail" in str(told(_of(client, step))[-1:])]
+        failed = [step for step in calls if "then fail" in str(as_prompt(_of(client, step))[-1:])]
         assert len(failed) == 1
         calls.remove(failed[0])
         assert len(calls) == len(sent) >= 9
         for step, messages in zip(calls, sent, strict=True):
             document = _of(client, step)
-            assert told(document) == messages
+            assert as_prompt(document) == messages
             assert document["gaps"] == []
             assert document["parts_sent"] == len(messages)
 

@@ -166,7 +166,7 @@ def test_a_session_groups_its_tasks_and_lists_them(user: httpx.Client) -> None:
 
 
 def test_a_filtered_list_finds_all_of_a_status(user: httpx.Client) -> None:
-    """A page may be short, even empty; the cursor goes on. covers: TASK-3"""
+    """A page may be short, even empty; the cursor continues. covers: TASK-3"""
     done = [say(user, f"hello {n}")["task_id"] for n in range(3)]
     paused = [say(user, 'call Shell-delete {"path": "/x"}')["task_id"] for _ in range(2)]
     done += [say(user, f"hello {n}")["task_id"] for n in range(3)]
@@ -181,7 +181,7 @@ def test_a_filtered_list_finds_all_of_a_status(user: httpx.Client) -> None:
     assert pages(user, "/approvals", 1, status="decided") == []
 
 
-def test_a_task_tells_what_it_holds(user: httpx.Client) -> None:
+def test_a_task_shows_what_it_holds(user: httpx.Client) -> None:
     """Owner, status, times with their offset, metadata, and the current checkpoint. covers: TASK-3"""
     answer = say(user, "hello", metadata={"channel": "web"})
     task = user.get(f"/tasks/{answer['task_id']}").raise_for_status().json()
@@ -218,7 +218,7 @@ def test_messages_and_steps_are_oldest_first(user: httpx.Client) -> None:
         assert [b["prev_hash"] for b in audit[1:]] == [a["hash"] for a in audit[:-1]]
 
 
-def test_a_request_tells_its_fate(user: httpx.Client) -> None:
+def test_a_request_shows_its_outcome(user: httpx.Client) -> None:
     """Ids, status, times, usage and content, as the answer had them. covers: REQUEST-6"""
     answer = say(user, "hello")
     record = user.get(f"/requests/{answer['request_id']}").raise_for_status().json()
@@ -337,7 +337,7 @@ def test_a_patch_merges_metadata(user: httpx.Client) -> None:
     assert "task.patched" in [entry["action"] for entry in pages(user, f"/tasks/{task}/audit", 200)]
 
 
-def test_an_expired_task_is_gone_for_everybody_and_erased_by_nobody(
+def test_an_expired_task_is_gone_for_everyone_and_erased_by_no_one(
     place: Place, user: httpx.Client, partition: str
 ) -> None:
     """404 on every path and in no list; what is stored stays. covers: TASK-3, STATE-2"""
@@ -385,7 +385,7 @@ def whole_life(client: httpx.Client, word: str, **fields: Any) -> list[Json]:
 
 
 def remains(place: Place, partition: str, *needles: str) -> list[str]:
-    """The records that still tell of something."""
+    """The records that still hold something."""
     agent = partition.split("/")[0]
     found = []
     for name in (partition, f"{agent}/inbox/mock", f"{agent}/erasing"):
@@ -450,7 +450,7 @@ DAMAGES = {"a letter changed": flipped, "half of it": cut, "something else": lam
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_message_is_told_by_name_and_left_as_it_is(
+def test_a_damaged_message_is_reported_by_name_and_left_as_it_is(
     place: Place, user: httpx.Client, partition: str, name: str
 ) -> None:
     """`corrupt_state` for that task alone; the next message is refused, too. covers: STATE-4"""
@@ -502,7 +502,7 @@ def test_a_damaged_task_is_listed_as_such(place: Place, user: httpx.Client, part
     assert place.value(partition, f"task/{damaged}") == left
 
 
-def test_damaged_sessions_requests_and_pauses_are_told_by_name(
+def test_damaged_sessions_requests_and_pauses_are_reported_by_name(
     place: Place, user: httpx.Client, partition: str
 ) -> None:
     """Each kind of record has its checksum. covers: STATE-4"""

@@ -323,7 +323,7 @@ def test_examples_are_what_they_stand_for(service: ServiceThread, document: Json
 
 
 def test_the_docs_page_is_served(service: ServiceThread) -> None:
-    """For people, without a token; nothing that it loads is somebody else's."""
+    """For people, without a token; it loads nothing from another site."""
     page = httpx.URL(service.url + "/docs")
     answer = httpx.get(page)
     assert answer.status_code == 200
@@ -337,7 +337,7 @@ def test_the_docs_page_is_served(service: ServiceThread) -> None:
 
 
 def test_the_root_lists_the_agent(service: ServiceThread) -> None:
-    """Whoever finds the service finds its documents."""
+    """The address of the service leads to its documents."""
     (agent,) = httpx.get(service.root).json()["agents"]
     for name in ("docs", "openapi"):
         assert httpx.get(service.root + agent[name]).status_code == 200

@@ -107,7 +107,7 @@ def life(client: httpx.Client) -> dict[str, Json]:
 
 @pytest.mark.parametrize("place", DURABLE, indirect=True)
 def test_all_state_moves_to_any_store(agent: Agent, place: Place) -> None:
-    """Exported again it is the same, byte for byte, and the agent goes on. covers: STATE-1, STATE-3"""
+    """Exported again it is the same, byte for byte, and the task continues. covers: STATE-1, STATE-3"""
     with agent.served() as service, service.client("ada") as ada, service.client("eve") as eve:
         made, hers = life(ada), say(eve, "hello")
         before = ada.get(f"/tasks/{made['first']['task_id']}/messages").json()
@@ -184,7 +184,7 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
 
 
 def test_what_is_damaged_is_moved_as_it_was_found(agent: Agent) -> None:
-    """The export tells of it; at its new place the task is as damaged as before. covers: STATE-4"""
+    """The export reports it; at its new place the task is as damaged as before. covers: STATE-4"""
     with agent.served() as service, service.client() as client:
         good, bad = say(client, "good")["task_id"], say(client, "bad")["task_id"]
     damage(agent.database, keys.log(bad, 1))
@@ -210,7 +210,7 @@ def test_an_export_is_its_owners_alone_and_replaces_nothing(agent: Agent) -> Non
 
 
 def test_pruning_erases_what_is_expired_or_old(agent: Agent) -> None:
-    """Only when told to, and not what is paused; a dry run erases nothing. covers: STATE-2"""
+    """Only on request, and nothing that is paused; a dry run erases nothing. covers: STATE-2"""
     with agent.served() as service, service.client() as client:
         made = life(client)
         expired = made["first"]["task_id"]

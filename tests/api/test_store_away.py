@@ -1,4 +1,4 @@
-"""What clients are told when the store refuses a write of their request."""
+"""What clients are answered when the store refuses a write of their request."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def is_an_intent(partition: str, commit: Commit) -> bool:
 
 @pytest.mark.parametrize("path", ["", "/sse"])
 def test_a_request_that_failed_for_want_of_the_store_asks_for_a_new_key(ada: httpx.Client, path: str) -> None:
-    """Whoever sends it again, reads it or replays its events: it failed, the key will bring no other end, and
+    """Sent again, read or replayed: it failed, the key will bring no other end, and
     where the store is stays inside. covers: STATE-4"""
     message, key = text('call Shell-look {"path": "a"}'), {"idempotency-key": f"key of {path or '/'}"}
     with refusing(is_an_intent):

@@ -21,7 +21,7 @@ from talk import (
     numbers,
     request,
     send,
-    told,
+    streamed_text,
     working_process,
     working_service,
 )
@@ -120,7 +120,7 @@ def test_a_stream_begins_with_the_request_and_ends_with_what_json_says(ada: http
         assert {name: event.data[name] for name in IDS} == {name: first[name] for name in IDS}
     assert set(found[1].data) == {*IDS, "source", "output_partial"}
     assert found[1].data["source"] == "Tester:0.1"
-    assert told(found) == counted(5) == last["content"]["output"]
+    assert streamed_text(found) == counted(5) == last["content"]["output"]
     assert last == send_again(ada, first["request_id"])
     json_keys = set(send(ada, "pieces-5"))
     assert set(last) == json_keys
@@ -257,7 +257,7 @@ def test_a_request_that_was_answered_as_json_is_replayed_too(ada: httpx.Client) 
     assert found[-1].data == refused
 
 
-def test_a_replay_goes_on_over_pauses_as_far_as_was_decided(ada: httpx.Client) -> None:
+def test_a_replay_continues_over_pauses_as_far_as_was_decided(ada: httpx.Client) -> None:
     """It ends at a pending pause, passes over a decided one, and waits behind a pending one."""
     before = streamed(ada, "/sse", text("say and call"))
     request_id = before[0].data["request_id"]
@@ -280,7 +280,7 @@ def test_a_replay_goes_on_over_pauses_as_far_as_was_decided(ada: httpx.Client) -
 
 
 def test_a_pause_that_is_canceled_ends_the_streams_that_wait_behind_it(ada: httpx.Client) -> None:
-    """Who waits for a decision is told that there will be none."""
+    """A client that waits for a decision learns that there will be none."""
     before = streamed(ada, "/sse", text("say and call"))
     request_id, last = before[0].data["request_id"], before[-1].number
     with ada.stream("GET", f"/requests/{request_id}/events?after={last}") as waiting:
@@ -305,7 +305,7 @@ def test_many_followers_see_the_same_whenever_they_come(ada: httpx.Client) -> No
     assert numbers(whole) == list(range(1, 43))
     for beginning in seen:
         assert [(e.number, e.name) for e in beginning] == [(1, "request"), (2, "partial-response")]
-    assert told(whole) == counted(40)
+    assert streamed_text(whole) == counted(40)
 
 
 class ShiftedClock(SystemClock):
@@ -341,7 +341,7 @@ async def collected(
     body: Json | None = None,
     until: Callable[[Event], bool] | None = None,
 ) -> list[Event]:
-    """The events of a stream, to its end or to the one that `until` tells."""
+    """The events of a stream, to its end or to the one that `until` accepts."""
     found: list[Event] = []
     pending: list[str] = []
     method = "GET" if body is None else "POST"
@@ -390,7 +390,7 @@ async def test_followers_in_another_process_see_every_event_soon_and_to_the_end(
 async def test_followers_of_a_killed_producer_get_the_error_that_the_request_ends_with(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Its id lies beyond whatever anybody has seen; the replay ends the same way. covers: STATE-4"""
+    """Its id lies beyond all that any client has seen; the replay ends the same way. covers: STATE-4"""
     limits = {"lease_seconds": 0.6}
     with (
         OfflineModel(SCRIPT) as model,
@@ -414,7 +414,7 @@ async def test_followers_of_a_killed_producer_get_the_error_that_the_request_end
             assert [event.name for event in found].count("error") == 1
             ended = (await there.get(f"/requests/{request_id}")).json()
             assert (ended["status"], ended["error"]) == ("Failed", end.data)
-            assert ended["content"]["output"] == told(found)
+            assert ended["content"]["output"] == streamed_text(found)
             assert plain(await collected(there, path)) == plain(found)
             assert plain(await collected(there, f"{path}?after={end.number - 1}")) == plain([end])
             assert (await there.get(f"{path}?after={end.number}")).status_code == 204
@@ -501,7 +501,7 @@ async def test_five_hundred_clients_that_leave_anywhere_do_not_stop_their_reques
 def test_a_json_client_that_leaves_does_not_stop_its_request(
     ada: httpx.Client, service: ServiceThread, model: OfflineModel
 ) -> None:
-    """The answer is stored for whoever reads it later."""
+    """The answer is stored for later readers."""
     with playing(model, held(40)):
         leave(service, model, "count, I cannot wait")
         assert request(ada, newest(ada))["status"] == "Running"
@@ -567,7 +567,7 @@ def test_where_leaving_cancels_a_followers_leaving_does_not(
 
 
 class Weak:
-    """Wraps the store of a service in this process: commits fail while it is told so."""
+    """Wraps the store of a service in this process: commits fail while a test says so."""
 
     def __init__(self, service: ServiceThread) -> None:
         self._store = store_of(service)
@@ -627,10 +627,10 @@ def test_a_model_that_breaks_off_ends_the_stream_with_its_error(name: str, after
         end = one_end(found)
         assert (end.name, end.data["code"]) == ("error", code)
         # what was shown is a beginning of what was said, and all of it is kept
-        assert counted(6).startswith(told(found))
+        assert counted(6).startswith(streamed_text(found))
         ended = stored_end(ada, found)
         assert ended["status"] == "Failed"
-        assert ended["content"]["output"] == told(found)
+        assert ended["content"]["output"] == streamed_text(found)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 6, 12, 20])
@@ -643,7 +643,7 @@ def test_a_cancel_ends_the_stream_with_its_error(ada: httpx.Client, model: Offli
         assert canceled["status"] == "Canceled"
         found += incoming
     assert one_end(found).data["code"] == "request_canceled"
-    assert stored_end(ada, found)["content"]["output"] == told(found)
+    assert stored_end(ada, found)["content"]["output"] == streamed_text(found)
 
 
 @pytest.mark.parametrize("milliseconds", [1, 60, 120, 240])
@@ -653,7 +653,7 @@ def test_a_timeout_ends_the_stream_with_its_error(milliseconds: int) -> None:
     with working_service(SCRIPT, limits=limits) as (service, _), service.client() as ada:
         found = streamed(ada, "/sse", text("pieces-500@5ms"))
         assert one_end(found).data["code"] == "request_timeout"
-        assert stored_end(ada, found)["content"]["output"] == told(found)
+        assert stored_end(ada, found)["content"]["output"] == streamed_text(found)
 
 
 @pytest.mark.parametrize("at", [1, 2, 10])
@@ -701,15 +701,15 @@ def test_a_store_that_goes_away_for_a_moment_costs_no_event(
     finally:
         weak.restore()
     assert one_end(found).name == "final-response"
-    assert told(found) == counted(40)
+    assert streamed_text(found) == counted(40)
     stored_end(ada, found)
 
 
 @pytest.mark.parametrize("only", ["", "events/", "log/"])
-def test_a_store_that_is_away_at_the_end_is_told_and_the_end_is_written_later(
+def test_a_store_that_is_away_at_the_end_is_reported_and_the_end_is_written_later(
     ada: httpx.Client, service: ServiceThread, model: OfflineModel, only: str
 ) -> None:
-    """3 points: `persistence_unavailable` with the ids; then the request tells its fate. covers: STATE-4"""
+    """3 points: `persistence_unavailable` with the ids; the request shows its outcome. covers: STATE-4"""
     weak = Weak(service)
     weak.only = only
     try:
@@ -732,14 +732,14 @@ def test_a_store_that_is_away_at_the_end_is_told_and_the_end_is_written_later(
     assert ended["content"]["output"] == counted(4)
     replayed = replay(ada, request_id)
     assert one_end(replayed).name == "final-response"
-    assert told(replayed) == counted(4)
+    assert streamed_text(replayed) == counted(4)
 
 
 # --- cut connections -----------------------------------------------------------------------------
 
 
 async def _cut(ports: list[int], prefix: str, streams: int, seed: int) -> None:
-    """Streams cut at random bytes and gone on with, some in another process: each whole, each ends once."""
+    """Streams cut at random bytes and resumed, some in another process: each whole, each ends once."""
     chance = random.Random(seed)
     places = asyncio.Semaphore(20)
 
@@ -778,16 +778,14 @@ async def two_processes(nursery: Nursery, tmp_path: Path) -> AsyncIterator[tuple
         yield [one.port, other.port], one.prefix
 
 
-async def test_streams_cut_at_random_bytes_are_gone_on_with(nursery: Nursery, tmp_path: Path) -> None:
-    """Forty of them, half going on in another process: every text equal to the byte. covers: STATE-3"""
+async def test_streams_cut_at_random_bytes_are_resumed(nursery: Nursery, tmp_path: Path) -> None:
+    """Forty of them, half resumed in another process: every text equal to the byte. covers: STATE-3"""
     async with two_processes(nursery, tmp_path) as (ports, prefix):
         await _cut(ports, prefix, 40, seed=1)
 
 
 @pytest.mark.soak
-async def test_a_thousand_streams_cut_at_random_bytes_are_gone_on_with(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+async def test_a_thousand_streams_cut_at_random_bytes_are_resumed(nursery: Nursery, tmp_path: Path) -> None:
     """As above, a thousand. covers: STATE-3"""
     async with two_processes(nursery, tmp_path) as (ports, prefix):
         await _cut(ports, prefix, 1000, seed=2)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from wire import Json, problem, records, store_of, text
 
+from tealagents.client import Client, InsufficientScope
 from tealagents.domain import ids
 from tealagents.domain.models import User
 from tealagents.domain.ports import Commit, Put
@@ -128,3 +129,16 @@ def test_damage_of_one_owner_never_fails_the_list(service: ServiceThread, eye: h
             ]
     finally:
         asyncio.run(put(left))
+
+
+def test_the_python_client_lists_them(service: ServiceThread) -> None:
+    """For an auditor, filtered as over HTTP; for another caller the error says that the role is missing."""
+    with Client(service.url, "eye") as eye:
+        assert (eye.me().oid, eye.me().roles) == ("eye", ("auditor",))
+        found = list(eye.tenant_tasks(oid="user-2", metadata="team:north"))
+        assert [(task.owner, task.metadata["n"]) for task in found] == [("user-2", 2), ("user-2", 1)]
+        assert list(eye.tenant_tasks(status="Failed")) == []
+    with Client(service.url, "user-2") as other:
+        assert other.me().roles == ()
+        with pytest.raises(InsufficientScope):
+            list(other.tenant_tasks())

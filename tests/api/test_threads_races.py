@@ -26,7 +26,9 @@ PROCESSES, SENDERS, TRAVELLERS, MESSAGES = 3, 8, 4, 120
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def services(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[list[ForkedService]]:
+def services(
+    request: pytest.FixtureRequest, nursery: Nursery, tmp_path: Any
+) -> Iterator[list[ForkedService]]:
     url = (
         f"sqlite:///{tmp_path}/state.db"
         if request.param == "sqlite"
@@ -38,7 +40,7 @@ def services(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[list[For
         thread={"context_providers": [{"name": "facts", "tools": False}]},
     )
     env = {"TA_AUTH": "mock"}
-    with Nursery() as nursery, ExitStack() as stack:
+    with ExitStack() as stack:
         yield [stack.enter_context(nursery.service(config, env)) for _ in range(PROCESSES)]
 
 
@@ -57,8 +59,8 @@ class World:
         self.tasks: list[str] = []
         #: request ids that completed, by task
         self.marks: dict[str, list[str]] = defaultdict(list)
-        #: answers that were told, by request
-        self.told: dict[str, str] = {}
+        #: answers that clients received, by request
+        self.answers: dict[str, str] = {}
         self.sent = 0
         self.outcomes: dict[str, int] = defaultdict(int)
 
@@ -74,7 +76,7 @@ class World:
         assert answer.status_code in (200, 409), answer.text
         if answer.status_code == 200:
             done = answer.json()
-            self.told[done["request_id"]] = done["content"]["output"]
+            self.answers[done["request_id"]] = done["content"]["output"]
             self.marks[done["task_id"]].append(done["request_id"])
             if task is None:
                 self.tasks.append(done["task_id"])
@@ -112,7 +114,7 @@ async def everything(client: httpx.AsyncClient, path: str, **query: str) -> list
 
 async def test_every_answer_knows_its_own_past_and_no_other(replicas: list[httpx.AsyncClient]) -> None:
     """Whatever was rolled back or forked meanwhile: the model was sent exactly the messages of the checkpoint
-    its answer became, nothing that was told is lost, and every audit holds. covers: THREAD-6, THREAD-7"""
+    its answer became, no returned answer is lost, and every audit holds. covers: THREAD-6, THREAD-7"""
     world = World(replicas, random.Random(7))
     await asyncio.gather(*(world.send() for _ in range(3)))
 
@@ -146,7 +148,7 @@ async def check(world: World, task: str) -> None:
         answer = "".join(item["content"] for item in messages[-1]["items"])
         assert answer == recount(said)
         assert messages[-1]["request_id"] == mark
-        assert world.told.get(mark, answer) == answer
+        assert world.answers.get(mark, answer) == answer
     (current,) = [mark for mark, each in marks.items() if each["current"]]
     now = await everything(client, f"/tasks/{task}/messages")
     assert now == await everything(client, f"/tasks/{task}/messages", checkpoint_id=current)

@@ -73,10 +73,10 @@ def test_tools_continue_the_response_that_asked(ada: httpx.Client, model: Offlin
     answer = say(ada, 'call Shell-look {"path": "/x"} and call Shell-look {"path": "/y"}')
     assert "/x holds nothing" in output(answer)
     assert "/y holds nothing" in output(answer)
-    asked, told = bodies(model)
-    assert [item["type"] for item in told["input"]] == ["function_call_output"] * 2
-    assert told["previous_response_id"]
-    assert asked["tools"] == told["tools"]
+    asked, answered = bodies(model)
+    assert [item["type"] for item in answered["input"]] == ["function_call_output"] * 2
+    assert answered["previous_response_id"]
+    assert asked["tools"] == answered["tools"]
     assert output(say(ada, "hello", answer["task_id"])) == "Hello! How can I help?"
 
 
@@ -107,7 +107,7 @@ def test_a_failed_request_is_no_part_of_it(ada: httpx.Client, model: OfflineMode
 
 
 def test_a_lost_conversation_says_so(ada: httpx.Client, running: Any) -> None:
-    """`502 remote_thread_lost`; a fork from before what was lost goes on. covers: THREAD-1"""
+    """`502 remote_thread_lost`; a fork from before what was lost continues. covers: THREAD-1"""
     _, model = running
     first = say(ada, "My name is Ada.")
     task = first["task_id"]
@@ -174,12 +174,12 @@ def test_the_kind_can_change_under_a_task(tmp_path: Path) -> None:
             config = agent_config(thread={"kind": kind}, **store)
             with ServiceThread(config, env) as service, service.client() as ada:
                 task = say(ada, f"My name is {name}.", task)["task_id"]
-                told = say(ada, "How many messages have I sent?", task)
-                assert output(told) == f"You have sent {2 * n + 2} messages."
+                answered = say(ada, "How many messages have I sent?", task)
+                assert output(answered) == f"You have sent {2 * n + 2} messages."
 
 
 def test_instructions_of_the_moment_are_not_kept(ada: httpx.Client, model: OfflineModel) -> None:
-    """What goes wrong with tools of a failed request is told in the instructions, not in the conversation."""
+    """What went wrong with tools of a failed request is sent in the instructions, not in the conversation."""
     task = say(ada, "hello")["task_id"]
     model.script(
         {

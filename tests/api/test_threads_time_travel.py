@@ -71,7 +71,7 @@ def fork(client: httpx.Client, task: str, **point: str) -> httpx.Response:
 
 
 def introduced(client: httpx.Client, *names: str) -> tuple[str, list[str]]:
-    """A task in which somebody has given each of these names, and its checkpoints."""
+    """A task in which the user has given each of these names, and its checkpoints."""
     task: str | None = None
     marks = []
     for name in names:
@@ -130,7 +130,7 @@ def test_the_model_is_sent_the_current_path_alone(ada: httpx.Client, model: Offl
 
 
 def test_a_checkpoint_must_be_the_tasks_own(ada: httpx.Client) -> None:
-    """Another task's, a failed request, and nobody's are not found. covers: THREAD-7"""
+    """A checkpoint of another task, of a failed request, or of no task is not found. covers: THREAD-7"""
     task, _ = introduced(ada, "Ada")
     _, others = introduced(ada, "Eve")
     for mark in (others[0], NOBODYS):
@@ -261,7 +261,7 @@ def moved(ada: httpx.Client, task: str) -> tuple[Json, Json]:
 
 
 def test_an_import_keeps_ids_messages_and_times(ada: httpx.Client) -> None:
-    """And the way back; the conversation goes on. covers: THREAD-1, THREAD-7"""
+    """And the way back; the conversation continues. covers: THREAD-1, THREAD-7"""
     task, marks = introduced(ada, "Ada", "Eve")
     say(ada, 'call Shell-look {"path": "/x"}', task)
     rollback(ada, task, marks[1]).raise_for_status()
@@ -293,7 +293,7 @@ def test_an_import_is_marked(ada: httpx.Client) -> None:
 
 
 def test_exporting_again_is_the_same_but_for_the_marks(ada: httpx.Client) -> None:
-    """The same entries and requests, behind one entry more that tells of the import. covers: THREAD-1"""
+    """The same entries and requests, followed by one more entry that records the import. covers: THREAD-1"""
     task, _ = introduced(ada, "Ada", "Eve")
     before, after = moved(ada, task)
     again = [unmarked(entry) for entry in after["entries"][1:]]
@@ -316,7 +316,7 @@ def unmarked(entry: Json, shift: int = 0) -> Json:
 
 
 def test_what_is_there_is_not_imported_over(ada: httpx.Client, eve: httpx.Client) -> None:
-    """A task whose id is taken; and nobody imports another's. covers: THREAD-1"""
+    """A task whose id is taken; and no one imports another user's task. covers: THREAD-1"""
     task, _ = introduced(ada, "Ada")
     document = ada.get(f"/tasks/{task}/export").json()
     problem(ada.post("/tasks/import", json=document), 409, "already_exists")

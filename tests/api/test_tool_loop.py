@@ -1,4 +1,4 @@
-"""Rounds of tool calls: how they run, what the model is told, where they end, what is on record."""
+"""Rounds of tool calls: how they run, what the model is sent, where they end, what is on record."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from talk import call, items, lines, request, send, told, working_service
+from talk import call, items, lines, request, send, streamed_text, working_service
 from wire import Json, events, problem, streamed, text
 
 from tealagents.llm.offline import OfflineModel
@@ -76,7 +76,7 @@ def results(model: OfflineModel) -> list[str]:
 # --- how calls run -------------------------------------------------------------------------------
 
 
-def test_the_calls_of_a_round_run_at_once_and_are_told_in_their_order(
+def test_the_calls_of_a_round_run_at_once_and_are_returned_in_their_order(
     ada: httpx.Client, model: OfflineModel
 ) -> None:
     """Four calls that wait for each other all end; the model gets them in its order. covers: FLOW-1"""
@@ -94,7 +94,7 @@ def test_the_calls_of_a_round_run_at_once_and_are_told_in_their_order(
     assert [m["tool_call_id"] for m in stored if m["role"] == "tool"] == asked
 
 
-def test_the_fastest_call_is_shown_first_and_told_in_its_place(
+def test_the_fastest_call_is_shown_first_and_returned_in_its_place(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
     """Events come as calls finish, messages in the order of the calls."""
@@ -129,12 +129,10 @@ def test_a_tool_that_blocks_its_thread_blocks_no_other_request(
         assert "unblocked" in held.result()["content"]["output"]
 
 
-# --- what the model is told ----------------------------------------------------------------------
+# --- what the model is sent ----------------------------------------------------------------------
 
 
-def test_a_tool_that_there_is_not_is_told_back_with_those_there_are(
-    ada: httpx.Client, model: OfflineModel
-) -> None:
+def test_an_unknown_tool_is_reported_with_the_known_ones(ada: httpx.Client, model: OfflineModel) -> None:
     """The model learns the names it may use, and answers."""
     assert send(ada, "nobody has")["status"] == "Completed"
     first, second = results(model)
@@ -143,7 +141,7 @@ def test_a_tool_that_there_is_not_is_told_back_with_those_there_are(
     assert "'fly'" in second
 
 
-def test_broken_arguments_are_told_back(ada: httpx.Client, model: OfflineModel) -> None:
+def test_broken_arguments_are_reported_to_the_model(ada: httpx.Client, model: OfflineModel) -> None:
     """Broken JSON, another kind, nothing, and a value of the wrong type: each says what is wrong."""
     assert send(ada, "broken")["status"] == "Completed"
     broken, array, empty, wrong = results(model)
@@ -153,9 +151,7 @@ def test_broken_arguments_are_told_back(ada: httpx.Client, model: OfflineModel) 
     assert "times" in wrong
 
 
-def test_a_model_that_uses_an_id_twice_gets_its_calls_told_apart(
-    ada: httpx.Client, model: OfflineModel
-) -> None:
+def test_a_model_that_uses_an_id_twice_gets_distinct_calls(ada: httpx.Client, model: OfflineModel) -> None:
     """In one round and over rounds: each call runs once and has a result of its own."""
     answer = send(ada, "same id")
     assert answer["status"] == "Completed"
@@ -172,7 +168,7 @@ def test_a_model_that_uses_an_id_twice_gets_its_calls_told_apart(
 def test_a_slow_tool_is_given_up_and_what_became_of_it_is_unknown(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
-    """The model is told that the tool may have taken effect all the same. covers: STATE-5"""
+    """The result says that the tool may have taken effect all the same. covers: STATE-5"""
     answer = send(ada, call("Work-hesitate", file=str(file)))
     assert answer["status"] == "Completed"
     [result] = results(model)
@@ -183,8 +179,8 @@ def test_a_slow_tool_is_given_up_and_what_became_of_it_is_unknown(
     assert lines(file) == ["hesitated"]
 
 
-def test_a_tools_own_timeout_is_told_as_what_it_is(ada: httpx.Client, model: OfflineModel) -> None:
-    """Only the service's own deadline is told as such."""
+def test_a_tools_own_timeout_is_reported_as_what_it_is(ada: httpx.Client, model: OfflineModel) -> None:
+    """Only the service's own deadline is reported as such."""
     send(ada, call("Work-slip"))
     assert results(model) == ["Error: TimeoutError: the printer gave no answer"]
 
@@ -192,7 +188,7 @@ def test_a_tools_own_timeout_is_told_as_what_it_is(ada: httpx.Client, model: Off
 def test_a_tool_that_refuses_is_an_error_to_the_model_and_none_of_the_request(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
-    """The model is told, the event and the message say so, the request completes."""
+    """The model's result, the event and the message say so; the request completes."""
     found = streamed(ada, "", text(call("Work-refuse", file=str(file))))
     assert found[-1].name == "final-response"
     [result] = [event.data for event in found if event.name == "tool-result"]
@@ -204,10 +200,10 @@ def test_a_tool_that_refuses_is_an_error_to_the_model_and_none_of_the_request(
 
 
 @pytest.mark.parametrize("size", [100_000, 3_000_000])
-def test_a_huge_result_is_cut_where_it_says_so_and_everything_goes_on(
+def test_a_huge_result_is_cut_where_it_says_so_and_the_request_continues(
     ada: httpx.Client, model: OfflineModel, size: int
 ) -> None:
-    """What the model is told is bounded; event, history and trace hold the same text. covers: STATE-5"""
+    """What the model is sent is bounded; event, history and trace hold the same text. covers: STATE-5"""
     found = streamed(ada, "", text(call("Work-repeat", text="häh", times=size // 3)))
     assert found[-1].name == "final-response", found[-1].data
     [result] = results(model)
@@ -238,7 +234,7 @@ def test_many_large_results_of_one_round_are_all_kept(ada: httpx.Client, model: 
 
 
 def test_a_model_that_asks_for_tools_for_ever_is_stopped(ada: httpx.Client, model: OfflineModel) -> None:
-    """After `max_tool_rounds` the request fails with a code, and the task goes on. covers: STATE-5"""
+    """After `max_tool_rounds` the request fails with a code, and the task continues. covers: STATE-5"""
     refused = problem(ada.post("", json=text("for ever")), 502, "tool_rounds_exceeded")
     assert len(model.requests) == 4
     assert "max_tool_rounds" in refused["detail"]
@@ -266,7 +262,7 @@ def test_events_of_tools_have_the_promised_fields(ada: httpx.Client) -> None:
 
 
 def test_extra_data_and_ids_reach_and_leave_a_tool(ada: httpx.Client, model: OfflineModel) -> None:
-    """What tools add is in the answer; what they are told is whom they serve. covers: SESSION-6"""
+    """What tools add is in the answer; their context says whom they serve. covers: SESSION-6"""
     words = f"{call('Work-tell', key='a', value='1')} and {call('Work-tell', key='b', value='2')}"
     answer = send(ada, words)
     assert answer["content"]["extra_data"] == {"a": "1", "b": "2"}
@@ -285,7 +281,7 @@ def test_usage_is_summed_and_every_call_is_in_the_trace(ada: httpx.Client) -> No
         "total_tokens": 77,
     }
     assert answer["content"]["output"] == "Done it is."
-    assert told(found) == "Let me see.And more.Done it is."
+    assert streamed_text(found) == "Let me see.And more.Done it is."
     steps = items(ada, f"/tasks/{answer['task_id']}/trace")
     assert [(s["kind"], s["outcome"]) for s in steps] == [
         ("model", "tool_calls"),
@@ -314,10 +310,10 @@ def notes(model: OfflineModel) -> list[str]:
     return [m["content"] for m in sent[1:] if m["role"] == "system"]
 
 
-def test_what_the_tools_of_a_failed_request_did_is_told_once(
+def test_what_the_tools_of_a_failed_request_did_is_reported_once(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
-    """Each call by name: done, failed, or unknown; later calls are told the same. covers: STATE-3"""
+    """Each call by name: done, failed, or unknown; later model calls get the same. covers: STATE-3"""
     words = " and ".join(
         [
             f"then fail: {call('Work-note', file=str(file), line='x')}",
@@ -340,7 +336,7 @@ def test_what_the_tools_of_a_failed_request_did_is_told_once(
         assert not [m for m in sent if m["role"] == "tool" or "then fail" in str(m["content"])]
 
 
-def test_what_the_tools_of_a_canceled_request_did_is_told(
+def test_what_the_tools_of_a_canceled_request_did_is_reported(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
     """A call that was under way is unknown, one that had ended was done, one not begun is not named."""
@@ -385,7 +381,7 @@ def test_the_note_goes_with_the_path_it_belongs_to(
 
 
 def test_a_request_without_tools_that_fails_leaves_no_note(ada: httpx.Client, model: OfflineModel) -> None:
-    """Only calls are told of, not failures."""
+    """Only calls are reported, not failures."""
     model.script({"rules": [{"when": "oops", "reply": {"error": {"status": 400}}}]})
     try:
         refused = problem(ada.post("", json=text("oops")), 502, "model_error")
@@ -395,7 +391,7 @@ def test_a_request_without_tools_that_fails_leaves_no_note(ada: httpx.Client, mo
     assert notes(model) == []
 
 
-def test_a_request_that_failed_after_its_pause_tells_what_was_done_before(
+def test_a_request_that_failed_after_its_pause_shows_what_was_done_before(
     ada: httpx.Client, model: OfflineModel, file: Path
 ) -> None:
     """Free calls that ran before the decision are not forgotten when the request fails after it."""
@@ -414,7 +410,7 @@ def test_a_request_that_failed_after_its_pause_tells_what_was_done_before(
 def test_a_blocked_tool_does_not_keep_its_request_from_being_canceled(
     ada: httpx.Client, file: Path, tmp_path: Path
 ) -> None:
-    """Canceled when the call returns, though the thread goes on to its own end. covers: STATE-5"""
+    """Canceled when the call returns, though the thread runs to its own end. covers: STATE-5"""
     until = tmp_path / "until"
     words = call("Work-block", file=str(file), until=str(until))
     accepted: Json = ada.post("", json=text(words), headers={"prefer": "respond-async"}).json()

@@ -47,7 +47,7 @@ def test_the_model_is_sent_system_prompt_history_and_message_each_once(
     assert [sent[1]["content"], sent[3]["content"]] == ["one", "two"]
 
 
-def test_user_context_is_told_in_its_request_only(ada: httpx.Client, model: OfflineModel) -> None:
+def test_user_context_is_sent_in_its_request_only(ada: httpx.Client, model: OfflineModel) -> None:
     """What the application says about one request is not kept in the history. covers: MODEL-1"""
     task = ada.post("", json=text("one", user_context={"city": "Rome"})).json()["task_id"]
     assert "Rome" in str(model.requests[-1]["body"]["messages"])

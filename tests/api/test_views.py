@@ -78,11 +78,11 @@ def test_every_call_of_the_model_keeps_to_the_count() -> None:
         assert all(request["body"]["messages"][0]["role"] == "system" for request in model.requests)
         stored = client.get(f"/tasks/{task}/messages", params={"limit": 200}).json()["items"]
         assert len(stored) == 2 + 3 * 2 + 3 * 5
-        told = steps(client, task, "reduction")
-        assert told
-        assert all(step["input"] == {"reducers": ["message_count"]} for step in told)
+        reductions = steps(client, task, "reduction")
+        assert reductions
+        assert all(step["input"] == {"reducers": ["message_count"]} for step in reductions)
         ids = [message["message_id"] for message in stored]
-        assert all(step["output"]["everything_before"] in ids for step in told)
+        assert all(step["output"]["everything_before"] in ids for step in reductions)
 
 
 def test_what_the_application_says_counts_too() -> None:
@@ -111,7 +111,7 @@ def test_a_view_is_the_same_behind_a_pause(action: str, tmp_path: Path) -> None:
 
 
 def test_a_reducer_that_breaks_its_promise_fails_the_request() -> None:
-    """Nothing is sent; the task goes on. covers: THREAD-8"""
+    """Nothing is sent; the task continues. covers: THREAD-8"""
     with talking(reducers=[{"name": "threads_extras:broken"}]) as (client, model, _):
         task = say(client, LOOK)["task_id"]
         before = len(model.requests)
@@ -148,17 +148,17 @@ def test_a_config_that_cannot_be_served_says_why(thread: Json, complaint: str, t
 
 
 def test_preferences_survive_a_restart(tmp_path: Path) -> None:
-    """In a new session of the same user; the trace tells what was added. covers: THREAD-10"""
+    """In a new session of the same user; the trace shows what was added. covers: THREAD-10"""
     store: Json = {"persistence": f"sqlite:///{tmp_path}/state.db"}
     with talking(providers=["user_preferences"], **store) as (client, _, _):
         say(client, "I prefer tea.")
     with talking(providers=["user_preferences"], **store) as (client, model, service):
         answer = say(client, "hello")
-        told = [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "system"]
-        assert told[1].endswith("- tea")
+        instructions = [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "system"]
+        assert instructions[1].endswith("- tea")
         (step,) = steps(client, answer["task_id"], "context")
         assert step["name"] == "user_preferences"
-        assert step["output"]["instructions"] == told[1]
+        assert step["output"]["instructions"] == instructions[1]
         with service.client("eve") as eve:
             say(eve, "hello")
             assert len(model.requests[-1]["body"]["messages"]) == 2
@@ -171,9 +171,10 @@ def test_a_provider_that_fails(required: bool) -> None:
     with talking(providers=[provider]) as (client, _, _):
         answer = client.post("", json=text("hello"))
         if required:
-            told = problem(answer, 502, "model_error")
+            reported = problem(answer, 502, "model_error")
             assert (
-                "The context provider Failing failed in invoking: RuntimeError: no pencil" in told["detail"]
+                "The context provider Failing failed in invoking: RuntimeError: no pencil"
+                in reported["detail"]
             )
         else:
             (step,) = steps(client, answer.json()["task_id"], "context")
@@ -211,7 +212,7 @@ def test_tools_of_a_provider_are_governed(tmp_path: Path) -> None:
 
 
 def test_a_remote_conversation_has_its_context() -> None:
-    """Told in the instructions, which go with each call. covers: THREAD-4, THREAD-10"""
+    """Sent in the instructions, which go with each call. covers: THREAD-4, THREAD-10"""
     thread = {"kind": "remote", "context_providers": ["user_preferences"]}
     with offline_service(thread=thread) as (service, model), service.client() as client:
         say(client, "I prefer tea.")

@@ -41,7 +41,7 @@ def profiles(browser: Browser) -> Profiles:
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that lets an answer go on once it is there."""
+    """The file that lets an answer continue once it is there."""
     return tmp_path_factory.mktemp("gate") / "open"
 
 

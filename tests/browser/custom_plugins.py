@@ -38,7 +38,7 @@ class Files(Plugin):
 class Gate(Plugin):
     @tool
     async def wait(self, path: str) -> str:
-        """Wait until there is a file at the path: until the test lets the answer go on."""
+        """Wait until there is a file at the path: until the test lets the answer continue."""
         while not Path(path).exists():
             await asyncio.sleep(0.02)
         return "open"

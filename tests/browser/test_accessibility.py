@@ -1,4 +1,4 @@
-"""No view shuts anybody out: axe looks at each, in the light on a desk and in the dark on a phone."""
+"""Every view is accessible: axe checks each, in light mode on a desktop and in dark mode on a phone."""
 
 from pathlib import Path
 from typing import Any

@@ -94,7 +94,7 @@ def test_nothing_else_is_served(service: ServiceThread, path: str) -> None:
     ],
 )
 def test_where_it_is_served(host: str, said: str, served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`serve` does on loopback addresses, elsewhere where it is enabled; its workers are told the same."""
+    """`serve` does on loopback addresses, and elsewhere if enabled; its workers get the same setting."""
     monkeypatch.setenv("TA_CONSOLE__ENABLED", said)
     config = load(ROOT / "configs/hello.yaml", env={"TA_CONSOLE__ENABLED": said}, dotenv=None)
     assert with_console_on_loopback(config, host).console.enabled is served

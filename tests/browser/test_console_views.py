@@ -80,7 +80,7 @@ def test_the_audit_names_the_first_bad_entry(ada: Tab, service: ServiceThread) -
         ada.page.unroute("**/audit?**")
 
 
-def test_keyed_hashes_are_told_from_broken_ones(tabs: Tabs) -> None:
+def test_keyed_hashes_are_distinguished_from_broken_ones(tabs: Tabs) -> None:
     """With an audit key the page can check the links, and says that it cannot check the hashes."""
     env = {**ENVIRONMENT, "TA_AUDIT_KEY": "a key of at least sixteen characters"}
     with offline_service(None, env, **agent()) as (service, _):

@@ -11,6 +11,7 @@ from tabs import Tab, Tabs
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import USER_CLIENT, LocalAuthority
+from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceProcess, agent_config
 from tealagents.testing.signing_in import self_signed
 
@@ -27,7 +28,7 @@ def authority(certificate: Path) -> Iterator[LocalAuthority]:
 
 
 @pytest.fixture(scope="module")
-def protected(authority: LocalAuthority, certificate: Path) -> Iterator[ServiceProcess]:
+def protected(nursery: Nursery, authority: LocalAuthority, certificate: Path) -> Iterator[ServiceProcess]:
     """A service that trusts the authority, and its certificate."""
     spec = agent(console={"enabled": True, "client_id": USER_CLIENT}, auth={})
     with OfflineModel() as model:
@@ -38,7 +39,7 @@ def protected(authority: LocalAuthority, certificate: Path) -> Iterator[ServiceP
             "TA_API_KEY": "key",
             "SSL_CERT_FILE": str(certificate),
         }
-        with ServiceProcess(agent_config(**spec), env) as running:
+        with nursery.service(agent_config(**spec), env) as running:
             yield running
 
 

@@ -12,6 +12,11 @@ from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
 
+#: texts that can be a user's id, which the provider `mock` takes from the token
+USERS = [
+    text.replace(" ", "/") for text in TEXTS if len(text) < 200 and text.isascii() and text.isprintable()
+]
+
 #: elements and attributes that are only there if a text became more than text
 _BECAME_MORE = """() => {
   const made = [...document.querySelectorAll(
@@ -35,6 +40,9 @@ def _script() -> dict[str, Any]:
         rules.append({"when": when, "reply": {"text": text, "tool_calls": [call]}})
     calls = [{"name": "Files-delete", "arguments": {"path": text, text[:200]: True}} for text in TEXTS]
     rules.append({"when": "delete it all", "reply": {"tool_calls": calls}})
+    asked = [{"name": "Hostile-consent", "arguments": {"number": number}} for number in range(len(TEXTS))]
+    rules.append({"when": "consent", "reply": {"tool_calls": asked}})
+    rules.append({"when": "fill in", "reply": {"tool_calls": [{"name": "Hostile-form", "arguments": {}}]}})
     rules.append({"when": "fail", "reply": {"error": {"status": 400, "message": TEXTS[0] + TEXTS[8]}}})
     return {"rules": rules}
 
@@ -43,7 +51,9 @@ def _script() -> dict[str, Any]:
 def service() -> Iterator[ServiceThread]:
     # the model needs the last message alone: to send it all the others each time would take most of the time
     last = {"reducers": [{"name": "message_count", "max_messages": 4}]}
-    with offline_service(_script(), ENVIRONMENT, **agent(thread=last)) as (running, _):
+    spec = agent(thread=last)
+    spec["agent"]["toolsets"] = ["hostile_tools:Toolset"]
+    with offline_service(_script(), ENVIRONMENT, **spec) as (running, _):
         yield running
 
 
@@ -70,13 +80,25 @@ def everywhere(service: ServiceThread) -> dict[str, str]:
         reason = "".join(TEXTS[:40])[:4000]
         where = f"/requests/{decided['request_id']}/resume"
         client.post(where, json={"action": "reject", "reason": reason}).raise_for_status()
+        points = client.get(f"/tasks/{talk['task_id']}/checkpoints", params={"limit": 60}).json()["items"]
+        point = {"checkpoint_id": points[30]["checkpoint_id"]}
+        fork = client.post(f"/tasks/{talk['task_id']}/fork", json=point)
+        consent, form = (client.post("", json=_said(text)).json() for text in ("consent", "fill in"))
+        approved = client.post(f"/requests/{consent['request_id']}/resume", json={"action": "approve"}).json()
+        assert len(approved["content"]["authorizations"]) == 60
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(as_title, TEXTS))
+    for name in USERS:
+        with service.client(name) as client:
+            client.post("", json=_said("hello")).raise_for_status()
     return {
         "talk": talk["task_id"],
         "failed": failed.json()["task_id"],
         "pause": pause["task_id"],
         "decided": decided["task_id"],
+        "fork": fork.json()["task_id"],
+        "consent": consent["task_id"],
+        "form": form["task_id"],
     }
 
 
@@ -107,11 +129,15 @@ def _scrolled_up(tab: Tab) -> set[str]:
 
 @pytest.fixture
 def ada(tabs: Tabs, service: ServiceThread) -> Tab:
-    return tabs.signed_in(f"{service.url}/console/", "ada", viewport={"width": 1280, "height": 900})
+    return _signed_in(tabs, service, "ada")
+
+
+def _signed_in(tabs: Tabs, service: ServiceThread, user: str) -> Tab:
+    return tabs.signed_in(f"{service.url}/console/", user, viewport={"width": 1280, "height": 900})
 
 
 def test_in_messages_answers_arguments_and_results(ada: Tab, everywhere: dict[str, str]) -> None:
-    """As what was said, answered, asked of tools and told by them."""
+    """In messages, answers, and the arguments and results of tools."""
     assert len(TEXTS) == 60
     ada.open("tasks", everywhere["talk"])
     expect(ada.page.locator(".turn").last).to_contain_text("constructor.constructor")
@@ -130,9 +156,6 @@ def test_in_the_trace_the_tree_and_the_audit(ada: Tab, everywhere: dict[str, str
     _open_all(ada, ".step-line")
     expect(ada.page.locator(".step:not([data-kind=reduction]) .step-details")).to_have_count(180)
     _harmless(ada)
-    ada.button("Show it").first.click()
-    expect(ada.page.locator(".sent-part").last).to_contain_text("This request")
-    _harmless(ada)
     ada.open("tasks", everywhere["talk"], "travel")
     expect(ada.page.locator(".node")).to_have_count(60)
     _harmless(ada)
@@ -142,10 +165,71 @@ def test_in_the_trace_the_tree_and_the_audit(ada: Tab, everywhere: dict[str, str
     _harmless(ada)
 
 
+def test_in_what_the_model_was_sent(ada: Tab, everywhere: dict[str, str]) -> None:
+    """As parts of the prompts of all requests: the messages of both sides, calls and results."""
+    ada.open("tasks", everywhere["talk"], "trace")
+    expect(ada.page.locator(".waterfall")).to_have_count(60)
+    _open_all(ada, ".step[data-kind=model] .step-line")
+    shown = ada.page.locator(".sent-parts")
+    expect(ada.page.locator(".sent button")).to_have_count(120)
+    _open_all(ada, ".sent button")
+    expect(shown).to_have_count(120)
+    for origin in ("history", "request"):
+        expect(ada.page.locator(f".sent-part[data-origin={origin}]").first).to_be_visible()
+    _harmless(ada)
+
+
+def test_in_two_branches(ada: Tab, everywhere: dict[str, str]) -> None:
+    """As the messages of both sides of a comparison, and as their titles."""
+    ada.open("compare", everywhere["talk"], "current", everywhere["fork"], "current")
+    expect(ada.page.locator(".common .turn")).to_have_count(30)
+    expect(ada.page.locator(".branch").first.locator(".turn")).to_have_count(30)
+    _open_all(ada, ".common > summary")
+    _open_all(ada, ".call:not([open]) summary")
+    _harmless(ada)
+
+
+def test_in_a_form_made_of_a_schema(ada: Tab, everywhere: dict[str, str]) -> None:
+    """As names, descriptions and choices of arguments, those that can be added, too."""
+    ada.open("tasks", everywhere["form"])
+    ada.button("Edit the arguments").click()
+    expect(ada.page.locator(".field")).to_have_count(60)
+    expect(ada.page.get_by_role("button", name="Add optional")).to_have_count(60)
+    expect(ada.page.locator(".field .about")).to_have_count(60)
+    expect(ada.page.locator(".field option", has_text="<script>hacked=1").first).to_be_attached()
+    _harmless(ada)
+
+
+def test_in_requests_for_consent(ada: Tab, everywhere: dict[str, str]) -> None:
+    """As servers, addresses and scopes. Only addresses of the web are links; none is followed by itself."""
+    ada.open("tasks", everywhere["consent"])
+    expect(ada.page.locator(".authorizations li")).to_have_count(60)
+    links = ada.page.locator(".authorizations a")
+    expect(links).to_have_count(30)
+    assert all(href.startswith(EVIL) for href in links.evaluate_all("(all) => all.map((each) => each.href)"))
+    assert set(links.evaluate_all("(all) => all.map((each) => each.rel)")) == {"noopener noreferrer"}
+    _harmless(ada)
+
+
+def test_in_the_list_of_the_tenant(tabs: Tabs, service: ServiceThread, everywhere: dict[str, str]) -> None:
+    """As titles and as names of users: what an auditor is shown of all."""
+    dave = _signed_in(tabs, service, "dave")
+    dave.button("All of the tenant").click()
+    shown = dave.page.locator(".task")
+    total = 67 + len(USERS)
+    for count in range(50, total, 50):
+        expect(shown).to_have_count(count)
+        dave.button("Older conversations").click()
+    expect(shown).to_have_count(total)
+    assert set(dave.page.locator(".task .owner").all_inner_texts()) == {"ada", *USERS}
+    _harmless(dave)
+    dave.button("Mine").click()
+
+
 def test_in_metadata(ada: Tab, everywhere: dict[str, str]) -> None:
     """As titles in the list and above a conversation, and as keys and values."""
     ada.button("Older conversations").click()
-    expect(ada.page.locator(".task")).to_have_count(64)
+    expect(ada.page.locator(".task")).to_have_count(67)
     _harmless(ada)
     for beginning in ("<script>", "<svg onload", "invoice_"):
         ada.page.locator(".task", has_text=beginning).first.click()
@@ -157,12 +241,14 @@ def test_in_metadata(ada: Tab, everywhere: dict[str, str]) -> None:
 def test_in_pauses_and_errors(ada: Tab, everywhere: dict[str, str]) -> None:
     """As arguments that are shown, or edited, as reasons, and as what a model service says of its failure."""
     ada.open("approvals")
-    expect(ada.page.locator(".shown-call")).to_have_count(60)
-    _open_all(ada, ".shown-call .quiet")
-    expect(ada.page.locator(".fields")).to_have_count(60)
+    expect(ada.page.locator(".card")).to_have_count(3)
+    files = ada.page.locator(".card", has_text="Files-delete")
+    expect(files.locator(".shown-call")).to_have_count(60)
+    files.locator(".shown-call .quiet").evaluate_all("(all) => all.forEach((each) => each.click())")
+    expect(files.locator(".fields")).to_have_count(60)
     _harmless(ada)
     ada.button("Decided").click()
-    expect(ada.page.get_by_text("Decided by ada")).to_be_visible()
+    expect(files.get_by_text("Decided by ada")).to_be_visible()
     ada.open("tasks", everywhere["decided"], "trace")
     _open_all(ada, ".step-line")
     _harmless(ada)

@@ -80,8 +80,8 @@ def test_a_second_tab_follows_live(tabs: Tabs, ada: Tab, gate: Path) -> None:
         expect(tab.page.locator("[data-live]")).to_have_count(0)
 
 
-def test_an_answer_goes_on_after_the_network_was_gone(ada: Tab, gate: Path) -> None:
-    """Offline the page says so and keeps what it has; back again, it goes on from there."""
+def test_an_answer_continues_after_the_network_was_gone(ada: Tab, gate: Path) -> None:
+    """Offline the page says so and keeps what it has; online again, it continues from there."""
     ada.may_be_cut = True
     ada.say("Please wait at the third gate.")
     expect(ada.page.locator("[data-live] strong")).to_be_visible()

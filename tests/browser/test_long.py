@@ -43,7 +43,7 @@ def test_home_and_end(long: Tab) -> None:
     expect(_message(long, 1)).to_have_count(0)
 
 
-def test_screen_readers_are_told_the_place(long: Tab) -> None:
+def test_screen_readers_announce_the_place(long: Tab) -> None:
     """Each message says which of how many it is, though not all of them are drawn."""
     newest = long.page.get_by_role("article").last
     expect(newest).to_have_attribute("aria-posinset", str(TURNS))

@@ -9,22 +9,23 @@ from playwright.sync_api import expect
 from tabs import Tabs
 
 from tealagents.llm.offline import OfflineModel
+from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceProcess, agent_config
 
 
 @pytest.fixture
-def killable(gate: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
+def killable(nursery: Nursery, gate: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
     # so short that the end is soon noticed, and longer than a busy machine keeps a process waiting
     spec = agent(limits={"lease_seconds": 6}, persistence=f"sqlite:///{tmp_path}/state.db")
     with OfflineModel(SCRIPT.replace("GATE", str(gate))) as model:
         env = {**ENVIRONMENT, "TA_BASE_URL": model.base_url, "TA_API_KEY": "key"}
-        with ServiceProcess(agent_config(**spec), env) as running:
+        with nursery.service(agent_config(**spec), env) as running:
             yield running
 
 
 def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killable: ServiceProcess) -> None:
     """While it is away the page says so; once it is back, that the answer was interrupted, with what
-    there was of it; and the conversation goes on."""
+    there was of it; and the conversation continues."""
     tab = tabs.signed_in(f"{killable.url}/console/", "ada")
     tab.may_be_cut = True
     tab.expected = {503}

@@ -63,7 +63,7 @@ def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread)
 
 
 def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:
-    """Two deciders of one pause: the second one is told that it was decided."""
+    """Two approvers of one pause: the second one is shown that it was decided."""
     of_ada = _paused(service, "ada", "late.txt")
     first, second = (tabs.signed_in(_console(service), user) for user in ("ada", "carol"))
     second.expected = {409}

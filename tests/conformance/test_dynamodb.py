@@ -71,7 +71,7 @@ async def test_many_start_at_once(dynamodb_url: str, client: Any) -> None:
     assert expiry["TimeToLiveDescription"]["AttributeName"] == "t"
 
 
-async def test_somebody_elses_table_is_refused(dynamodb_url: str, client: Any) -> None:
+async def test_a_foreign_table_is_refused(dynamodb_url: str, client: Any) -> None:
     """A table with other keys is not touched."""
     await client.create_table(
         TableName=table_of(dynamodb_url),
@@ -322,7 +322,7 @@ async def test_a_condition_that_held_again(dynamodb_url: str) -> None:
 @pytest.mark.usefixtures("credentials")
 async def test_a_service_that_is_not_there() -> None:
     """A service that refuses connections is an error at start that names the place and no credentials."""
-    url = f"dynamodb://table?region=us-east-1&endpoint=http://127.0.0.1:{free_port()}"
+    url = "dynamodb://table?region=us-east-1&endpoint=http://127.0.0.1:1"
     with pytest.raises(PersistenceUnavailable, match=r"127\.0\.0\.1"):
         await store_of(url).open()
 
@@ -331,7 +331,7 @@ async def test_a_service_that_is_not_there() -> None:
 async def test_a_lost_reply_is_unknown(
     dynamodb_server: DynamoServer, dynamodb_url: str, faults: Faults
 ) -> None:
-    """Where the reply to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
+    """Where the reply to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
     async with (
         FaultProxy(dynamodb_server.host, dynamodb_server.port) as proxy,
         store_of(proxy.url_for(dynamodb_url)) as store,

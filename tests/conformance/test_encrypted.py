@@ -151,7 +151,7 @@ def test_a_key_that_is_too_short() -> None:
     assert "hunter2" not in str(refused.value)
 
 
-async def test_a_forgotten_key_is_what_is_told(plain: Store) -> None:
+async def test_a_forgotten_key_is_what_is_reported(plain: Store) -> None:
     """Without its key a sealed record is not called damaged beyond that."""
     await put(EncryptedStore(plain, KEY), PARTITION, {"key": b"{}"})
     with pytest.raises(CorruptState, match="is encrypted: set TA_ENCRYPTION_KEY"):

@@ -60,7 +60,7 @@ async def test_other_bytes_are_base64(store: Store, folder: Path) -> None:
     assert json.loads((folder / "blob.json").read_text())["base64"] == "/wA="
 
 
-async def test_nobody_else_can_read_it(store: Store, tmp_path: Path) -> None:
+async def test_no_other_user_can_read_it(store: Store, tmp_path: Path) -> None:
     """Folders and files are the service's own user's alone."""
     await put(store, PARTITION, {"log/1": VALUE})
     await put(store, PARTITION, {"log/2": VALUE}, ttl=60)

@@ -14,7 +14,7 @@ from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.postgres import PostgresStore
 from tealagents.testing.faults import FaultProxy, Faults
-from tealagents.testing.servers import PostgresServer, free_port
+from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore, applied
 from tealagents.testing.stores import StoreContract
@@ -245,7 +245,7 @@ async def test_a_restarted_server_is_found_again(options: str) -> None:
 
 async def test_a_refused_connection_names_no_password() -> None:
     """A server that is not there is an error at start, which names the place and no credentials."""
-    url = f"postgresql://ann:hunter2@127.0.0.1:{free_port()}/db"
+    url = "postgresql://ann:hunter2@127.0.0.1:1/db"
     with pytest.raises(PersistenceUnavailable) as failed:
         await store_of(url).open()
     assert "127.0.0.1" in str(failed.value)
@@ -271,7 +271,7 @@ async def test_a_server_that_takes_no_writes(
         await store_of(postgres_server.url.replace("tealagents:", "reader:")).open()
 
 
-async def test_wrong_options_are_told(postgres_server: PostgresServer) -> None:
+async def test_wrong_options_are_reported(postgres_server: PostgresServer) -> None:
     """An unknown option, or a schema name that is none, is a clear error."""
     for wrong in ("poool=3", "schema=a;drop", "pool=0"):
         with pytest.raises(StoreConfigError, match=wrong.partition("=")[0]):
@@ -279,7 +279,7 @@ async def test_wrong_options_are_told(postgres_server: PostgresServer) -> None:
 
 
 async def test_a_lost_reply_is_unknown(postgres_server: PostgresServer, postgres_url: str) -> None:
-    """Where the answer to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
+    """Where the answer to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
     async with (
         FaultProxy(postgres_server.host, postgres_server.port) as proxy,
         store_of(proxy.url_for(postgres_url)) as store,

@@ -82,7 +82,7 @@ async def test_a_server_that_evicts_is_refused(server: RedisServer, policy: str)
         ("appendonly", "no", "since its last snapshot is lost"),
     ],
 )
-async def test_weak_durability_is_told(
+async def test_weak_durability_is_reported(
     server: RedisServer, setting: str, value: str, warned: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server that may lose what it acknowledged is used, with a warning that says what to set."""
@@ -127,7 +127,7 @@ async def test_errors_name_no_password(server: RedisServer) -> None:
     server.ask("ACL", "SETUSER", "ann", "on", ">right", "~*", "+@all")
     for url in (
         f"redis://ann:hunter2@127.0.0.1:{server.port}",
-        f"redis://ann:hunter2@127.0.0.1:{free_port()}",
+        "redis://ann:hunter2@127.0.0.1:1",
     ):
         with pytest.raises(PersistenceUnavailable) as failed:
             await store_of(url).open()
@@ -253,7 +253,7 @@ async def test_an_idle_connection_that_died(server: RedisServer, store: Store) -
 
 
 async def test_a_lost_reply_is_unknown(server: RedisServer) -> None:
-    """Where the reply to a commit is lost its outcome is unknown, and reading tells it. covers: STATE-4"""
+    """Where the reply to a commit is lost its outcome is unknown, and a read reveals it. covers: STATE-4"""
     async with (
         FaultProxy(server.host, server.port) as proxy,
         store_of(proxy.url_for(server.url)) as store,

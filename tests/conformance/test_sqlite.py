@@ -45,7 +45,7 @@ def by_hand(file: Path, statement: str, *arguments: object) -> list[tuple[object
 # --- durability -------------------------------------------------------------------------------------
 
 
-async def test_nobody_else_can_read_it(store: Store, tmp_path: Path) -> None:
+async def test_no_other_user_can_read_it(store: Store, tmp_path: Path) -> None:
     """The database, its log and its index are the service's own user's alone."""
     await put(store, "p", {"key": b""})
     assert {path.name for path in tmp_path.iterdir()} >= {"state.db", "state.db-wal"}
@@ -80,7 +80,7 @@ async def in_another_process(file: Path, *keys: str) -> list[str]:
 async def test_a_process_that_closes_leaves_the_log_to_those_that_have_it_open(
     store: Store, file: Path
 ) -> None:
-    """Processes come and go on one file; what each has written is there for the others, and stays."""
+    """Processes open and close one file; what each has written is there for the others, and stays."""
     await put(store, "p", {"a": b""})
     log = file.with_name("state.db-wal").stat().st_ino
     assert await in_another_process(file, "b") == ["a", "b"]

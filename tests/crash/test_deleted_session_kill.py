@@ -108,7 +108,7 @@ async def deleted(service: ForkedService, session: Doomed) -> None:
 
 
 async def looks(client: httpx.AsyncClient, session: Doomed, deletion: asyncio.Task[None]) -> None:
-    """Reads in turn while the deletion goes on: once something of the session is gone, all of it is."""
+    """Reads in turn while the deletion runs: once something of the session is gone, all of it is."""
     gone = False
     while not deletion.done():
         for path in session.reads:

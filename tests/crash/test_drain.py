@@ -1,5 +1,6 @@
 """Stopping in good order: what is running ends, what remains is interrupted, nothing new begins, exit 0."""
 
+import os
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from tealagents.testing.service import Process, ServiceProcess, agent_config
 
 sys.path.append(str(Path(__file__).parents[1] / "api"))
 
-from talk import AGENT, PLUGINS, call, decide, paused, request, send, told
+from talk import AGENT, PLUGINS, call, decide, paused, request, send, streamed_text
 from wire import Event, Json, events, problem, text
 
 SCRIPT = """
@@ -122,7 +123,7 @@ def stopped(service: ServiceProcess) -> "Future[int]":
     return status
 
 
-def test_a_process_that_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(
+def test_a_process_that_is_stopped_finishes_what_runs_and_takes_nothing_new(
     patient: ForkedService, tmp_path: Path
 ) -> None:
     """New messages and resumes are refused, reads and health work, what runs ends, exit 0."""
@@ -162,7 +163,7 @@ def test_a_process_that_is_told_to_stop_finishes_what_runs_and_takes_nothing_new
     assert file.read_text().count("x") == 1
 
 
-def test_what_has_not_ended_in_time_is_interrupted_and_everybody_is_told(
+def test_what_has_not_ended_in_time_is_interrupted_and_every_client_is_informed(
     service: ForkedService, model: OfflineModel
 ) -> None:
     """The sender by JSON and by SSE, followers and who waits in the queue get the same; exit 0."""
@@ -181,7 +182,7 @@ def test_what_has_not_ended_in_time_is_interrupted_and_everybody_is_told(
         until(lambda: [call["outcome"] for call in model.requests].count(None) == 3)
         status = stopped(service)
         assert follower.end()[-1].data["code"] == "interrupted"
-        assert told(follower.events) == "one two"
+        assert streamed_text(follower.events) == "one two"
         last = streaming.end()[-1]
         assert (last.name, last.data["code"]) == ("error", "interrupted")
         problem(plain.result(), 503, "interrupted")
@@ -203,7 +204,7 @@ def test_what_has_not_ended_in_time_is_interrupted_and_everybody_is_told(
         assert send(ada, "hello", task_id=first["task_id"])["status"] == "Completed"
 
 
-def test_followers_of_what_goes_on_elsewhere_are_let_go_quietly(
+def test_followers_of_what_runs_elsewhere_are_let_go_quietly(
     nursery: Nursery, model: OfflineModel, tmp_path: Path
 ) -> None:
     """A stream of what runs in another process ends without an event: its client continues there."""
@@ -241,7 +242,7 @@ def test_an_idle_process_stops_at_once_even_with_idle_connections(patient: Forke
 def test_a_second_signal_does_not_wait(
     nursery: Nursery, model: OfflineModel, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Told twice, the process stores what runs as interrupted and goes."""
+    """On a second signal the process stores what runs as interrupted and exits."""
     spec = {"limits": {"drain_seconds": 600}}
     with (
         nursery.service(config(**spec), env(model, tmp_path / "state.db")) as service,
@@ -269,7 +270,7 @@ class TwoWorkers(ServiceProcess):
 
 
 def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None:
-    """Told to stop, the parent lets both finish: what runs ends or is interrupted; exit 0."""
+    """On a signal the parent lets both finish: what runs ends or is interrupted; exit 0."""
     file, go_on = tmp_path / "written", tmp_path / "go-on"
     spec = {"limits": {"drain_seconds": 8}}
     with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
@@ -288,5 +289,48 @@ def test_two_workers_drain_like_one(model: OfflineModel, tmp_path: Path) -> None
         assert [following.end()[-1].name for following in ending] == ["final-response"] * 3
         assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 3
         assert status.result() == 0
+        for client in clients:
+            client.close()
+
+
+def test_a_second_signal_reaches_two_workers(model: OfflineModel, tmp_path: Path) -> None:
+    """On a second signal the parent does not wait either: what runs in both is stored as interrupted."""
+    spec = {"limits": {"drain_seconds": 600}}
+    with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
+        clients = [service.client("ada", timeout=60) for _ in range(6)]
+        hanging = [Following(client, "/sse", text("hang")) for client in clients]
+        for following in hanging:
+            following.wait_for("partial-response")
+        status = stopped(service)
+        until(lambda: drains(clients[0]))
+        service.process.terminate()
+        assert [following.end()[-1].data["code"] for following in hanging] == ["interrupted"] * 6
+        assert status.result() == 0
+        for client in clients:
+            client.close()
+
+
+def test_ctrl_c_is_one_signal_for_two_workers(model: OfflineModel, tmp_path: Path) -> None:
+    """A terminal sends it to the parent and to each worker: what runs is finished all the same."""
+    file, go_on = tmp_path / "written", tmp_path / "go-on"
+    spec = {"limits": {"drain_seconds": 600}}
+    with TwoWorkers(config(**spec), env(model, tmp_path / "state.db")) as service:
+        clients = [service.client("ada", timeout=60) for _ in range(4)]
+        body = text(call("Work-block", file=str(file), until=str(go_on)))
+        ending = [Following(client, "/sse", body) for client in clients]
+        for following in ending:
+            following.wait_for("tool-call")
+        parent = service.process.pid
+        workers = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        files = Path(f"/proc/{parent}/fd")
+        opened = len(list(files.iterdir()))
+        for pid in (parent, *map(int, workers)):
+            os.kill(pid, signal.SIGINT)
+        # the parent has passed it on when it has closed both ends of its connection to each worker
+        until(lambda: len(list(files.iterdir())) <= opened - 4)
+        until(lambda: all(map(drains, clients)))
+        go_on.touch()
+        assert [following.end()[-1].name for following in ending] == ["final-response"] * 4
+        assert service.process.wait(60) == 0
         for client in clients:
             client.close()

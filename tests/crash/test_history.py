@@ -186,7 +186,7 @@ async def break_connections(
 
 
 async def calm(place: Place, services: Sequence[ForkedService]) -> None:
-    """Everybody lives and nothing breaks any more."""
+    """All processes live and nothing breaks any more."""
     if place.proxy:
         place.proxy.calm()
     for service in services:

@@ -1,7 +1,7 @@
 """`kill -9` after every await of a turn on its store, its model and its tools.
 
 A first process goes through a scenario and notes the points that it passes. Then one process for each point
-dies there. Another one on the same store tells what is left: what was acknowledged is there, nothing is there
+dies there. Another one on the same store shows what is left: what was acknowledged is there, nothing is there
 twice, no tool has run twice, and the task continues, knowing what tools may have done.
 """
 

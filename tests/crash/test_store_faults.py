@@ -54,7 +54,7 @@ class Writer:
         return False
 
     async def _applied(self, commit: Commit, position: int) -> bool:
-        """Sends a commit until its fate is certain, as the record store does: under its own operation id."""
+        """Sends a commit until its outcome is certain, as the record store does: under one operation id."""
         in_doubt = False
         while True:
             try:

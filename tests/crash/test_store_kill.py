@@ -1,6 +1,6 @@
 """Stores of one machine under `kill -9`: every acknowledged commit is there, and none is half there.
 
-Processes commit in a loop and tell what was acknowledged; they are killed at random moments, two at a time.
+Processes commit in a loop and report what was acknowledged; they are killed at random moments, two at a time.
 Then, for the files, whose commit takes many steps, a process is killed before each of its steps in turn.
 
 This file is also the program that does it: it forks those processes, so that each begins within milliseconds.
@@ -119,14 +119,14 @@ async def work_until_killed(url: str, report: int) -> None:
             group.create_task(work(store, partition, lambda *turn: os.write(report, b"%s %d %s\n" % turn)))
 
 
-async def work(store: Store, partition: str, tell: Callable[[bytes, int, bytes], object]) -> None:
+async def work(store: Store, partition: str, acknowledged: Callable[[bytes, int, bytes], object]) -> None:
     """Adds turns as fast as it can, beside the others."""
     while True:
         [head] = await store.read(partition, ["head"])
         turn = Turn(partition, turns(head) + 1, operation_id())
         with suppress(Conflict):
             await store.commit(partition, turn.commit(head))
-            tell(partition.encode(), turn.number, turn.operation.encode())
+            acknowledged(partition.encode(), turn.number, turn.operation.encode())
 
 
 async def check(url: str, acknowledged: Sequence[Turn]) -> None:

@@ -3,6 +3,7 @@
 Python's start and the imports are nearly all that such a command costs; there are dozens of them.
 """
 
+import gc
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any, Self
 
 import httpx
 
+from tealagents.testing.forking import PRELOADED
 from tealagents.testing.service import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -34,17 +36,8 @@ PATIENCE = 60.0
 _PORTS = ("8000", "8100", "8444")
 _PORT = re.compile(r"(?<![-\w])\d{4,5}(?![-\w])")
 _ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(\S*)\s+")
-_IMPORTS = (
-    "tealagents.bootstrap",
-    "tealagents.cli.main",
-    "tealagents.cli.serve",
-    "tealagents.client",
-    "tealagents.llm.offline",
-    "tealagents.llm.openai_chat",
-    "uvicorn.lifespan.on",
-    "uvicorn.loops.uvloop",
-    "uvicorn.protocols.http.httptools_impl",
-)
+#: what commands import besides what services do
+_IMPORTS = ("h2.connection", "httpcore", "mcp", "tealagents.client", "tealagents.llm.offline")
 
 
 class Origin:
@@ -217,8 +210,9 @@ def _forkable(command: str) -> bool:
 
 
 def _serve_orders() -> None:
-    for module in _IMPORTS:
+    for module in (*PRELOADED, *_IMPORTS):
         import_module(module)
+    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         answer: int | None

@@ -10,18 +10,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tealagents.llm.offline import OfflineModel
-from tealagents.testing.service import Process, ServiceProcess, agent_config, free_port
+from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.service import Process, agent_config, free_port
 
 PLUGINS = Path(__file__).parents[1] / "api" / "working" / "custom_plugins.py"
 
 
-class MonitoredService(ServiceProcess):
+class MonitoredService(ForkedService):
     """`tealagents serve` with `/metrics` on a port of its own."""
 
-    def __init__(self, folder: Path, model: OfflineModel, *, workers: int = 1, **env: str) -> None:
+    def __init__(
+        self, nursery: Nursery, folder: Path, model: OfflineModel, *, workers: int = 1, **env: str
+    ) -> None:
         self.metrics_port = free_port()
         self._arguments = ["--workers", str(workers)] if workers > 1 else []
         super().__init__(
+            nursery,
             agent_config(name="Watched", agent={"plugins": ["Work"]}, concurrency="enqueue"),
             {
                 "TA_AUTH": "mock",
@@ -32,6 +36,7 @@ class MonitoredService(ServiceProcess):
                 "TA_METRICS_PORT": str(self.metrics_port),
                 **env,
             },
+            None,
         )
 
     def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:
@@ -57,9 +62,11 @@ class MonitoredService(ServiceProcess):
 
 
 @contextmanager
-def monitored(folder: Path, script: Any = None, **options: Any) -> Iterator[MonitoredService]:
+def monitored(
+    nursery: Nursery, folder: Path, script: Any = None, **options: Any
+) -> Iterator[MonitoredService]:
     """A monitored service, and behind it an offline model with a script."""
-    with OfflineModel(script) as model, MonitoredService(folder, model, **options) as service:
+    with OfflineModel(script) as model, MonitoredService(nursery, folder, model, **options) as service:
         yield service
 
 

@@ -167,7 +167,7 @@ def test_probes_and_ports_are_those_of_the_service() -> None:
 
 
 def test_what_was_not_filled_in_does_not_start() -> None:
-    """As it is shipped the config names what is missing, and lets nobody in."""
+    """The shipped config names what is missing and lets no one in."""
     settings = next(m for m in build(DEPLOY / "base") if m["metadata"]["name"] == "tealagents-settings")
     with pytest.raises(ConfigError, match="TA_ENTRA_TENANT_ID"):
         load(DEPLOY / "base" / "config.yaml", env=settings["data"], dotenv=None)
@@ -205,7 +205,7 @@ def test_selectors_find_the_pods() -> None:
     assert all(selector.items() <= labels.items() and selector.items() <= of_job.items() for selector in wide)
 
 
-def test_the_autoscaler_reads_what_the_service_tells() -> None:
+def test_the_autoscaler_reads_what_the_service_reports() -> None:
     """The metric it scales by is the one that the adapter makes of the one that is scraped."""
     [metric] = [
         m["pods"]["metric"]["name"] for m in base("HorizontalPodAutoscaler")["spec"]["metrics"] if "pods" in m

@@ -1,4 +1,4 @@
-"""`/metrics`: what it tells, what it never tells, and who answers for several workers."""
+"""`/metrics`: what it reports, what it never reports, and which process answers for several workers."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.telemetry import scraping
+from tealagents.testing.forking import Nursery
 
 USER, WORDS, MADE_UP = "canary-user", "canary words", "Work-canary_tool"
 SCRIPT = f"""
@@ -31,8 +32,8 @@ rules:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredService]:
-    with monitored(tmp_path_factory.mktemp("metrics"), SCRIPT) as running:
+def service(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredService]:
+    with monitored(nursery, tmp_path_factory.mktemp("metrics"), SCRIPT) as running:
         yield running
 
 
@@ -61,7 +62,7 @@ def test_a_turn_is_counted(service: MonitoredService) -> None:
     assert value("process_open_fds") > 0
 
 
-def test_what_is_under_way_is_told(service: MonitoredService) -> None:
+def test_what_is_under_way_is_reported(service: MonitoredService) -> None:
     """Requests in flight, those that wait for their turn, and open streams; and when they are over."""
 
     def seen() -> tuple[float, ...]:
@@ -91,9 +92,9 @@ def following(client: httpx.Client, body: Mapping[str, Any]) -> Iterator[dict[st
 
 def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
     """Requests that end Failed, and HTTP requests that are refused."""
-    with service.client(USER) as client, service.client(None) as nobody:
+    with service.client(USER) as client, service.client(None) as anonymous:
         assert client.post("", json=message("not today")).status_code == 502
-        assert nobody.post("", json=message("hello")).status_code == 401
+        assert anonymous.post("", json=message("hello")).status_code == 401
         assert client.post("", json={"items": []}).status_code == 422
     for code in ("unauthenticated", "invalid_request"):
         assert service.value("tealagents_refusals_total", error_type=code) >= 1
@@ -101,7 +102,7 @@ def test_what_fails_is_counted_by_its_code(service: MonitoredService) -> None:
     assert service.value("http_server_request_duration_seconds_count", http_response_status_code="401") == 1
 
 
-def test_nothing_is_told_that_anyone_could_make_up(service: MonitoredService) -> None:
+def test_nothing_is_exported_that_anyone_could_make_up(service: MonitoredService) -> None:
     """No user, no message, no id, no tool that the model invents, no path or method that a client invents."""
     with service.client(USER) as client:
         answer = client.post("", json=message(WORDS)).raise_for_status().json()
@@ -140,9 +141,9 @@ def test_a_reader_that_is_silent_is_hung_up_on(service: MonitoredService) -> Non
             each.close()
 
 
-def test_all_workers_are_told_of_as_one(tmp_path: Path) -> None:
-    """Two workers share one address; one that dies is told of no more, and the one in its place is."""
-    with monitored(tmp_path, workers=2) as service:
+def test_all_workers_are_reported_as_one(nursery: Nursery, tmp_path: Path) -> None:
+    """Two workers share one address; one that dies is no longer reported, and its replacement is."""
+    with monitored(nursery, tmp_path, workers=2) as service:
         until(lambda: service.value("tealagents_workers") == 2)
         with service.client(USER) as client:
             for _ in range(5):
@@ -160,13 +161,13 @@ def workers_of(service: MonitoredService) -> set[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_address_that_is_taken_fails_the_start(tmp_path: Path, workers: int) -> None:
-    """With one sentence that names it: a service that nobody can watch is not what was asked for."""
+def test_an_address_that_is_taken_fails_the_start(nursery: Nursery, tmp_path: Path, workers: int) -> None:
+    """With one sentence that names it: the operator asked for a service that can be monitored."""
     with socket.socket() as taken, OfflineModel() as model:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        service = MonitoredService(tmp_path, model, workers=workers, TA_METRICS_PORT=str(port))
+        service = MonitoredService(nursery, tmp_path, model, workers=workers, TA_METRICS_PORT=str(port))
         try:
             with pytest.raises(RuntimeError):
                 service.start()
@@ -177,9 +178,9 @@ def test_an_address_that_is_taken_fails_the_start(tmp_path: Path, workers: int) 
             service.__exit__()
 
 
-def test_without_a_port_there_is_nothing_to_read(tmp_path: Path) -> None:
+def test_without_a_port_there_is_nothing_to_read(nursery: Nursery, tmp_path: Path) -> None:
     """Metrics are off by default."""
-    with monitored(tmp_path, TA_METRICS_PORT="") as service, pytest.raises(httpx.ConnectError):
+    with monitored(nursery, tmp_path, TA_METRICS_PORT="") as service, pytest.raises(httpx.ConnectError):
         service.metrics()
 
 

@@ -16,6 +16,7 @@ import yaml
 from monitored import MonitoredService, message, monitored
 from prometheus_server import PrometheusServer, Promtool
 
+from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_servers import running
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -42,13 +43,13 @@ def traffic(service: MonitoredService) -> Iterator[None]:
     over = threading.Event()
 
     def talk(user: str, task_id: str) -> None:
-        with service.client(user) as client, service.client(None) as nobody:
+        with service.client(user) as client, service.client(None) as anonymous:
             while not over.is_set():
                 client.post("", json=message('call Work-repeat {"text": "a", "times": 2}'))
                 client.post("", json=message("hello", task_id=task_id))
                 client.post("", json=message("hello"), headers={"accept": "text/event-stream"})
                 client.post("", json=message("not today"))
-                nobody.post("", json=message("hello"))
+                anonymous.post("", json=message("hello"))
 
     with service.client("ada") as ada:
         task_id = ada.post("", json=message("hello")).raise_for_status().json()["task_id"]
@@ -62,11 +63,11 @@ def traffic(service: MonitoredService) -> Iterator[None]:
         each.result()
 
 
-def test_dashboard_and_alerts_find_what_they_ask_for(tmp_path: Path) -> None:
+def test_dashboard_and_alerts_find_what_they_ask_for(nursery: Nursery, tmp_path: Path) -> None:
     """Every query of the dashboard, run as Grafana runs it, finds numbers in what a service of two workers
-    told a real Prometheus; alerts ask for metrics that there are, and are evaluated without an error."""
+    reported to a real Prometheus; alerts use metrics that exist, and are evaluated without an error."""
     with (
-        monitored(tmp_path, SCRIPT, workers=2) as service,
+        monitored(nursery, tmp_path, SCRIPT, workers=2) as service,
         running(lambda: PrometheusServer(f"127.0.0.1:{service.metrics_port}", ALERTS)) as prometheus,
         traffic(service),
     ):

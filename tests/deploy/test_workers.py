@@ -1,4 +1,4 @@
-"""`serve --workers`: how many requests are taken, and what becomes of those of a worker that dies."""
+"""`serve --workers`: how many requests are taken, and how those of a worker that dies end."""
 
 import os
 import signal
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import httpx
 from monitored import MonitoredService, message, monitored
+
+from tealagents.testing.forking import Nursery
 
 SCRIPT = "rules: [{when: {text: think}, reply: {fault: silence}}]"
 EACH = 3
@@ -33,10 +35,10 @@ def sent(service: MonitoredService, words: str = "think", **fields: str) -> http
         return client.post("", json=message(words, **fields), headers={"prefer": "respond-async"})
 
 
-def test_admission_is_counted_by_worker(tmp_path: Path) -> None:
+def test_admission_is_counted_by_worker(nursery: Nursery, tmp_path: Path) -> None:
     """Two workers take twice as many requests as one; then each refuses, whichever is asked."""
     limit = {"TA_LIMITS__MAX_CONCURRENT_REQUESTS": str(EACH)}
-    with monitored(tmp_path, SCRIPT, workers=2, **limit) as service:
+    with monitored(nursery, tmp_path, SCRIPT, workers=2, **limit) as service:
         until(lambda: len(in_flight(service)) == 2)
         taken: list[httpx.Response] = []
 
@@ -53,9 +55,9 @@ def test_admission_is_counted_by_worker(tmp_path: Path) -> None:
             assert refused.headers["retry-after"]
 
 
-def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_replaced(nursery: Nursery, tmp_path: Path) -> None:
     """What it ran is interrupted by the others, the task continues there, and there are two workers again."""
-    with monitored(tmp_path, SCRIPT, workers=2, TA_LIMITS__LEASE_SECONDS="1") as service:
+    with monitored(nursery, tmp_path, SCRIPT, workers=2, TA_LIMITS__LEASE_SECONDS="1") as service:
         until(lambda: len(in_flight(service)) == 2)
         running = sent(service).json()
         until(lambda: sum(in_flight(service).values()) == 1)
@@ -73,9 +75,9 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
         until(lambda: len(in_flight(service)) == 2 and in_flight(service).keys() != before.keys())
 
 
-def test_workers_stop_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+def test_workers_stop_when_their_supervisor_is_killed(nursery: Nursery, tmp_path: Path) -> None:
     """No process is left that answers on the port, and none that holds a lease."""
-    with monitored(tmp_path, SCRIPT, workers=2) as service:
+    with monitored(nursery, tmp_path, SCRIPT, workers=2) as service:
         until(lambda: len(in_flight(service)) == 2)
         workers = list(in_flight(service))
         service.process.kill()

@@ -119,7 +119,7 @@ def test_commands() -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    """Whoever opens the index finds every page of the documentation."""
+    """The index links to every page of the documentation."""
     index = (ROOT / "docs/index.md").read_text()
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert {page for page in pages if f"]({page})" not in index} == set()

@@ -11,7 +11,7 @@ from benchmarks.simulation import FIRST, FOLLOW_ON, NEXT, Simulated, simulate
 PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 
 
-def told() -> dict[str, Asked]:
+def stated() -> dict[str, Asked]:
     """What the page says is asked of the store."""
     rows = PAGE.partition("|  | reads | scans | commits |\n")[2].partition("\n\n")[0].splitlines()[1:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -20,7 +20,7 @@ def told() -> dict[str, Asked]:
 
 async def test_what_the_page_says_is_asked() -> None:
     """Counted again it is the same; `python -m benchmarks.sizing` prints the table."""
-    assert await operations.count() == told()
+    assert await operations.count() == stated()
 
 
 def test_the_tables_of_costs_and_sizes() -> None:
@@ -32,7 +32,7 @@ def test_the_tables_of_costs_and_sizes() -> None:
 
 def agrees(found: Simulated) -> None:
     """All turns together, and each that was looked at, asked for what the page says."""
-    paper = told()
+    paper = stated()
     assert set(found.turns) == {FIRST, NEXT, FOLLOW_ON}
     for kind, seen in found.seen.items():
         assert set(seen) == {paper[kind]}, kind

@@ -163,7 +163,7 @@ def test_the_disk_is_full(site: Site) -> None:
 
 
 def test_the_memory_of_redis_is_full(site: Site) -> None:
-    """Writes are refused until the limit is raised; reads go on, and nothing is restarted."""
+    """Writes are refused until the limit is raised; reads continue, and nothing is restarted."""
     with running(lambda: RedisServer(durable=True)) as redis:
         site.env["TA_PERSISTENCE"] = redis.url
         operator = site.operator("The disk is full")
@@ -183,7 +183,7 @@ def test_the_memory_of_redis_is_full(site: Site) -> None:
 
 
 def test_a_hot_owner(site: Site, nursery: Nursery) -> None:
-    """The log tells who sends the most, and a limit keeps the places of others free."""
+    """The log shows who sends the most, and a limit keeps the places of others free."""
     with nursery.service(site.config, site.env) as service:
         for user, messages in (("ada", 2), ("application", 9), ("eve", 1)):
             with service.client(user) as client:
@@ -226,7 +226,7 @@ def test_a_stuck_task_is_canceled(site: Site) -> None:
 
 
 def test_a_process_that_hangs_is_killed(site: Site, nursery: Nursery) -> None:
-    """Two leases later its request is interrupted on every other process, and the task goes on."""
+    """Two leases later its request is interrupted on every other process, and the task continues."""
     site.configured(limits={"lease_seconds": 1})
     with nursery.service(site.config, site.env) as hanging, nursery.service(site.config, site.env) as other:
         with hanging.client() as ada:

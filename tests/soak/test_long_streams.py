@@ -363,7 +363,7 @@ async def test_rolling_restarts_lose_no_turn(nursery: Nursery, tmp_path: Path) -
             url = proxy.url_for(services[0].url)
 
             async def talk(number: int) -> int:
-                """A conversation that goes on until the restarts are over; returns its turns."""
+                """A conversation that continues until the restarts are over; returns its turns."""
                 async with AsyncClient(url, f"talker-{number}", retry=retry) as client:
                     first = await client.send("pieces-3")
                     turns = 1

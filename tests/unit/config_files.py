@@ -1,11 +1,11 @@
-"""Config files for tests: a smallest one, and what becomes of it with something added."""
+"""Config files for tests: a smallest one, and the result of adding something to it."""
 
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
 
-from tealagents.config import ConfigError, Problem, ServiceConfig, load
+from tealagents.config import ConfigError, ConfigProblem, ServiceConfig, load
 
 SMALLEST = """\
 apiVersion: tealagents/v1alpha1
@@ -34,7 +34,7 @@ def read(folder: Path, text: str = SMALLEST, **env: str) -> ServiceConfig:
     return load(file, env=env, dotenv=None)
 
 
-def problems(folder: Path, text: str = SMALLEST, **env: str) -> list[Problem]:
+def problems(folder: Path, text: str = SMALLEST, **env: str) -> list[ConfigProblem]:
     """What is wrong with the config; fails the test when nothing is."""
     with pytest.raises(ConfigError) as caught:
         read(folder, text, **env)

@@ -26,7 +26,7 @@ from tealagents.domain.ports import (
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals
 from tealagents.engine.run import Stop
-from tealagents.engine.service import Sent, Service
+from tealagents.engine.service import Service, Submitted
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
 from tealagents.state.catalog import Catalog
@@ -36,7 +36,7 @@ from tealagents.state.importing import TaskImporter
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.submission import Key, NewMessage
-from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores.memory import MemoryStore
 
@@ -49,13 +49,13 @@ Answer = Callable[[ModelCall], AsyncGenerator[ModelEvent, None]]
 
 
 class Faulty:
-    """A store whose commits fail as told. `fault` is asked before and after each."""
+    """A store whose commits fail as `fault` says, which is called before and after each."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.name, self.shared, self.durable = store.name, store.shared, store.durable
         self.pushes = store.pushes
-        #: "away": nothing is done; "lost": it is done and nobody hears of it; None: all is well
+        #: "away": nothing is done; "lost": it is done and its reply is lost; None: all is well
         self.fault: Callable[[str, Commit], str | None] = lambda _, __: None
         self.unreadable = False
         self.commits: list[tuple[str, Commit]] = []
@@ -107,7 +107,7 @@ class Faulty:
 
 
 class Scripted:
-    """A model that says what it is told to, one `Answer` a call; the last one again and again."""
+    """A model that gives the answers of a test, one `Answer` a call; the last one again and again."""
 
     name = "scripted"
     provider = "test"
@@ -127,11 +127,11 @@ class Scripted:
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return b",".join(spec.name.encode() for spec in tools)
 
-    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         self.calls.append(call)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         async for event in answer(call):
-            yield event
+            yield [event]
 
     async def __aenter__(self) -> Self:
         return self
@@ -238,7 +238,9 @@ class Process:
         self.model = model
         self.records = RecordStore(store, AGENT, clock or SystemClock())
         self.lease = Lease(self.records, lease_seconds)
-        self.tasks = Tasks(self.records, self.lease, Directory(self.records), Rules(**rules), f"{AGENT}:0.1")
+        self.tasks = Tasks(
+            self.records, self.lease, Directory(self.records), TaskRules(**rules), f"{AGENT}:0.1"
+        )
         toolbox = Toolbox(model, 120)
         toolbox.load([Tools(*tools)])
         self.service = Service(
@@ -271,7 +273,7 @@ class Process:
         streamed: bool = False,
         key: Key | None = None,
         **fields: Any,
-    ) -> Sent:
+    ) -> Submitted:
         message = NewMessage(items=(Item("text", text),), task_id=task_id, **fields)
         return await self.service.send(caller, message, key, streamed=streamed)
 
@@ -307,7 +309,7 @@ async def process(
 
 
 async def damage(store: Store, partition: str, key: str) -> None:
-    """Overwrites a record with what nobody has sealed."""
+    """Overwrites a record with one that is not sealed."""
     await store.commit(partition, Commit(operation=operation_id(), put={key: Put(b'{"sha256":"')}))
 
 

@@ -216,7 +216,7 @@ def _unsigned(alg: str) -> Make:
 
 
 def _mac(secret: Callable[[Forge], bytes]) -> Make:
-    """HS256 with something that everybody knows as the secret: the public key."""
+    """HS256 with something public as the secret: the public key."""
 
     def make(forge: Forge) -> str:
         parts = (forge.header(alg="HS256"), forge.claims())

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,7 +51,15 @@ def call(model: Model, *messages: Message, stream: bool = True, **parts: Any) ->
 
 
 async def events(model: Model, *messages: Message, stream: bool = True, **parts: Any) -> list[ModelEvent]:
-    return [event async for event in model.stream(call(model, *messages, stream=stream, **parts))]
+    return [event async for event in one_by_one(model.stream(call(model, *messages, stream=stream, **parts)))]
+
+
+async def one_by_one(stream: AsyncGenerator[Sequence[ModelEvent], None]) -> AsyncGenerator[ModelEvent, None]:
+    """The events of a call, however many of them came at once."""
+    async with aclosing(stream) as batches:
+        async for batch in batches:
+            for event in batch:
+                yield event
 
 
 async def done(model: Model, *messages: Message, stream: bool = True, **parts: Any) -> ModelDone:
@@ -163,7 +172,7 @@ def sse(said: dict[str, Any]) -> bytes:
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
+    """A port on which no server listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]

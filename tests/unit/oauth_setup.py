@@ -32,7 +32,7 @@ CALLBACK = "http://127.0.0.1:8000/Agent/1/oauth/callback"
 
 
 class SecretStore:
-    """Secrets in memory, shared by whoever is given it."""
+    """Secrets in memory, shared by all that hold it."""
 
     def __init__(self) -> None:
         self.secrets: dict[tuple[str, str], str] = {}
@@ -48,7 +48,7 @@ class SecretStore:
 
 
 class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):
-    """An authorization server whose user is whoever `user` names, and who always agrees."""
+    """An authorization server whose user is the one that `user` names, and who always agrees."""
 
     def __init__(self) -> None:
         self.user = "nobody"

@@ -234,8 +234,8 @@ async def _model(kind: Any, url: str, *, stream: bool) -> str:
     )
     async with kind(options) as model:
         text = []
-        async for event in model.stream(ModelCall(prompt=[b"{}"], stream=stream)):
-            text.append(getattr(event, "text", ""))
+        async for batch in model.stream(ModelCall(prompt=[b"{}"], stream=stream)):
+            text += [getattr(event, "text", "") for event in batch]
         return "".join(text)
 
 
@@ -294,6 +294,7 @@ class Ending(NamedTuple):
 
 async def tried(place: str, url: str) -> Ending:
     gc.collect()
+    gc.freeze()  # what a place has imported is not gone through again before each of the next
     idle = _memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     gaps: list[float] = [0.0]

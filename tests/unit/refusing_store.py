@@ -1,4 +1,4 @@
-"""A store that refuses what it is told to, for services that run in this process.
+"""A store that refuses what a test asks it to, for services that run in this process.
 
 ::
 

@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tealagents.api.protocols import PROTOCOLS
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/tealagents"
 
@@ -112,3 +114,39 @@ def test_functions_and_classes_stay_small() -> None:
     assert [
         node.name for node in found if isinstance(node, ast.ClassDef) and len(attributes(node)) > 12
     ] == []
+
+
+def is_mirrored(modules: set[str]) -> bool:
+    """Whether one of two classes is the client's, for the same error, document or event on the wire: it
+    shares no code with the service."""
+    client = {name for name in modules if name.startswith("client.")}
+    return len(modules) == 2 and any(
+        client == {ours} and modules - client <= theirs
+        for ours, theirs in (
+            ("client.errors", {"domain.errors"}),
+            ("client.documents", {"domain.models", "api.v1alpha1.schemas"}),
+            ("client.items", {"domain.models"}),
+            ("client.events", {"domain.models", "domain.events"}),
+        )
+    )
+
+
+def test_one_class_for_one_name() -> None:
+    """A name of a public class opens one file. Only the client's mirrors have the service's names."""
+    homes: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(module)
+    shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}
+    assert {name: modules for name, modules in shared.items() if not is_mirrored(set(modules))} == {}
+
+
+def test_protocols_stay_small() -> None:
+    """A protocol of `spec.protocols` has at most 500 lines that are not blank, OpenAI's three APIs 1,000."""
+    for name in PROTOCOLS:
+        if "/" not in name:  # the service's own protocol is none of those
+            sources = (PACKAGE / "api" / name.replace("-", "_")).rglob("*.py")
+            lines = [line for path in sources for line in path.read_text().splitlines() if line.strip()]
+            assert len(lines) <= (1000 if name == "openai" else 500), name

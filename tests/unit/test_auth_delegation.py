@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from tealagents.auth import AuthConfigError
 from tealagents.auth.delegation import EntraDelegation, NoDelegation, open_delegation
 from tealagents.auth.options import EntraOptions
-from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
 from tealagents.domain.models import User
 from tealagents.domain.ports import Delegation
 from tealagents.testing.authority import OTHER_TENANT, SERVICE_ID, LocalAuthority, Mode, object_id
@@ -95,8 +95,8 @@ async def test_a_token_is_replaced_before_it_ends(
     assert authority.hits["token"] == 2
 
 
-async def test_nobody_acts_for_another_user(delegation: Delegation, authority: LocalAuthority) -> None:
-    """With somebody else's token, such as an approver's, the owner's own is asked for."""
+async def test_no_one_acts_for_another_user(delegation: Delegation, authority: LocalAuthority) -> None:
+    """With another user's token, such as an approver's, the owner's own is requested."""
     elsewhere = User(OTHER_TENANT, ALICE.oid)
     for user, assertion in (
         (ALICE, authority.token("bob")),
@@ -125,7 +125,7 @@ async def test_without_consent_the_user_is_asked(delegation: Delegation, authori
     """Without consent the tool asks for it, with the page; once given, that counts. covers: AUTH-5"""
     assertion = authority.token("alice")
     authority.ask_for_consent()
-    with pytest.raises(Authorization) as asked:
+    with pytest.raises(NeedsAuthorization) as asked:
         await delegation.token_for(ALICE, assertion, MAIL)
     assert asked.value.server == "https://graph.example"
     assert asked.value.scopes == tuple(MAIL)
@@ -154,7 +154,7 @@ async def test_whatever_needs_the_user_asks_the_user(
 ) -> None:
     """Each way in which the authority says that the user is needed leads to the user, with its challenge."""
     authority.refuse_delegation(error, number, **more)
-    with pytest.raises(Authorization) as asked:
+    with pytest.raises(NeedsAuthorization) as asked:
         await delegation.token_for(ALICE, authority.token("alice"), MAIL)
     query = parse_qs(urlsplit(asked.value.url).query)
     assert query.get("claims") == ([more["claims"]] if "claims" in more else None)
@@ -169,7 +169,7 @@ async def test_where_the_browser_goes_after_consent(authority: LocalAuthority, c
     )
     authority.ask_for_consent()
     async with open_delegation(EntraOptions(**options), clock) as delegation:
-        with pytest.raises(Authorization) as asked:
+        with pytest.raises(NeedsAuthorization) as asked:
             await delegation.token_for(ALICE, authority.token("alice"), MAIL)
     assert parse_qs(urlsplit(asked.value.url).query)["redirect_uri"] == ["https://agents.example/done"]
 
@@ -178,7 +178,7 @@ async def test_where_the_browser_goes_after_consent(authority: LocalAuthority, c
 
 
 @pytest.mark.parametrize(("error", "number"), [("invalid_scope", 70011), ("invalid_grant", 50013)])
-async def test_a_refusal_is_told_by_its_number(
+async def test_a_refusal_is_reported_by_its_number(
     delegation: Delegation, authority: LocalAuthority, error: str, number: int
 ) -> None:
     """Another refusal fails the tool, with the error's name and number and not the authority's prose."""
@@ -203,7 +203,7 @@ async def test_an_outage_fails_the_tool(
 
 
 async def test_a_wrong_secret_fails_the_tool(authority: LocalAuthority, clock: MachineClock) -> None:
-    """A service whose own secret is wrong cannot act for anybody."""
+    """A service whose own secret is wrong cannot act for any user."""
     options = authority.options(client_id=SERVICE_ID, client_secret="wrong")
     async with open_delegation(EntraOptions(**options), clock) as delegation:
         with pytest.raises(ToolFailed, match="invalid_client"):

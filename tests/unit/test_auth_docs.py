@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "auth.md").read_text()
 
 
 def test_every_setting_is_explained() -> None:
-    """The table of settings has a row for each setting of Entra, but the leeway, which is told apart."""
+    """The table of settings has a row for each setting of Entra, except the leeway, described elsewhere."""
     rows = set(re.findall(r"^\| `([A-Z_]+)` \|", PAGE, re.MULTILINE))
     assert rows == {name.upper() for name in EntraOptions.model_fields} - {"LEEWAY"}
 

@@ -45,7 +45,7 @@ async def service(authority: LocalAuthority, clock: FakeClock) -> AsyncIterator[
 async def test_a_users_token_names_the_user(
     service: Authenticator, authority: LocalAuthority, ver: str
 ) -> None:
-    """The caller of a v1 or v2 token is its tenant and object id, and nobody special. covers: AUTH-2"""
+    """The caller of a v1 or v2 token is its tenant and object id, without any role. covers: AUTH-2"""
     token = authority.token("alice", ver=ver)
     assert await service.authenticate(token) == Caller(ALICE, token=token)
 
@@ -140,7 +140,7 @@ async def test_all_scopes_are_needed(authority: LocalAuthority, clock: FakeClock
     assert refused.value.required == "Ask Tell"
 
 
-async def test_a_forged_token_is_not_told_of_scopes(
+async def test_a_forged_token_is_not_answered_with_scopes(
     service: Authenticator, authority: LocalAuthority
 ) -> None:
     """A token that lacks the scope and is forged besides is invalid, not insufficient."""
@@ -154,14 +154,14 @@ async def test_roles_make_approvers_and_auditors(authority: LocalAuthority, cloc
     async with entra(authority, clock, approver_role="Approver", auditor_role="Auditor") as service:
         approver = await service.authenticate(authority.token(roles=["Reader", "Approver"]))
         auditor = await service.authenticate(authority.token(roles=["Auditor"]))
-        nobody = await service.authenticate(authority.token(roles=["Approver2", "auditor"]))
+        other = await service.authenticate(authority.token(roles=["Approver2", "auditor"]))
     assert (approver.approver, approver.auditor) == (True, False)
     assert (auditor.approver, auditor.auditor) == (False, True)
-    assert (nobody.approver, nobody.auditor) == (False, False)
+    assert (other.approver, other.auditor) == (False, False)
 
 
 async def test_roles_are_off_by_default(service: Authenticator, authority: LocalAuthority) -> None:
-    """Without configured roles nobody is an approver or an auditor."""
+    """Without configured roles no one is an approver or an auditor."""
     caller = await service.authenticate(authority.token(roles=["Approver", "Auditor", "None", ""]))
     assert (caller.approver, caller.auditor) == (False, False)
 
@@ -299,14 +299,14 @@ async def test_a_remembered_token_is_that_very_token(
 
 
 async def test_many_tokens_at_once(service: Authenticator, authority: LocalAuthority) -> None:
-    """A hundred callers at once, before any key is known, are told apart after one reading of keys."""
+    """A hundred callers at once, before any key is known, are identified after one fetch of the keys."""
     users = [f"user {number}" for number in range(100)]
     callers = await asyncio.gather(*(service.authenticate(authority.token(user)) for user in users))
     assert [caller.user.oid for caller in callers] == [object_id(user) for user in users]
     assert authority.hits == {"metadata": 1, "keys": 1}
 
 
-# --- what is told ------------------------------------------------------------------------------------
+# --- what is reported --------------------------------------------------------------------------------
 
 
 async def test_the_resource_document(service: Authenticator, authority: LocalAuthority) -> None:

@@ -37,7 +37,7 @@ async def service(authority: LocalAuthority, clock: FakeClock) -> AsyncIterator[
 
 
 async def refused(service: Authenticator, token: str) -> bool:
-    """Whether the token is refused as one whose signature is nobody's."""
+    """Whether the token is refused for a signature that no known key made."""
     try:
         await service.authenticate(token)
     except Unauthenticated:
@@ -185,7 +185,7 @@ async def test_a_failed_refresh_is_tried_again_after_five_minutes(
 @pytest.mark.parametrize(
     "outage", ["down", "failing", "garbage", "empty", "redirecting", "plain_http", "endless"]
 )
-async def test_without_any_keys_nobody_can_be_told_from_anybody(
+async def test_without_any_keys_no_caller_can_be_identified(
     service: Authenticator, authority: LocalAuthority, clock: FakeClock, outage: Mode
 ) -> None:
     """No keys ever read: 503 with a time to come again, at which it works once the authority is back."""
@@ -202,7 +202,7 @@ async def test_without_any_keys_nobody_can_be_told_from_anybody(
     assert (await service.authenticate(authority.token())).user == ALICE
 
 
-async def test_another_issuers_metadata_lets_nobody_in(
+async def test_another_issuers_metadata_lets_no_one_in(
     service: Authenticator, authority: LocalAuthority
 ) -> None:
     """Where metadata names another issuer, this authority's tokens are refused."""

@@ -18,7 +18,7 @@ ENTRA = {"tenant_id": TENANT, "audience": "api://tealagents"}
 
 
 class Everybody:
-    """A provider of somebody else: everybody is Alice."""
+    """A third party's provider: every caller is Alice."""
 
     def __init__(self, options: dict[str, Any], clock: Clock) -> None:
         self.options = options
@@ -51,7 +51,7 @@ def test_the_providers_are_found_by_name() -> None:
 
 
 async def test_a_provider_of_ones_own() -> None:
-    """A class of somebody else is given its options as they are, and the clock. covers: AUTH-4"""
+    """A third party's class gets its options as they are, and the clock. covers: AUTH-4"""
     opened = open_auth(f"{__name__}:Everybody", {"colour": "blue"}, FakeClock())
     assert isinstance(opened, Everybody)
     assert opened.options == {"colour": "blue"}
@@ -60,13 +60,13 @@ async def test_a_provider_of_ones_own() -> None:
 
 
 def test_an_unknown_provider_lists_the_known_ones() -> None:
-    """A name that is nobody's fails, listing those that are."""
+    """An unknown name fails, and the error lists the known ones."""
     with pytest.raises(AuthConfigError, match=r"'okta'.*entra.*mock.*module:Class"):
         open_auth("okta", {}, FakeClock())
 
 
 @pytest.mark.parametrize(
-    ("provider", "told"),
+    ("provider", "reported"),
     [
         ("no_such_module:Class", "no_such_module"),
         (f"{__name__}:Nobody", "no 'Nobody'"),
@@ -74,9 +74,9 @@ def test_an_unknown_provider_lists_the_known_ones() -> None:
         ("json:JSONEncoder", "has no authenticate, resource_metadata"),
     ],
 )
-def test_a_provider_that_is_none(provider: str, told: str) -> None:
+def test_a_provider_that_is_none(provider: str, reported: str) -> None:
     """A module, a class or a kind of thing that is wrong is named."""
-    with pytest.raises(AuthConfigError, match=told):
+    with pytest.raises(AuthConfigError, match=reported):
         open_auth(provider, {}, FakeClock())
 
 
@@ -90,7 +90,7 @@ def test_lists_may_be_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"tenant_id": ""}, "tenant_id"),
         ({"tenant_id": "../common"}, "tenant_id"),
@@ -110,9 +110,9 @@ def test_lists_may_be_texts() -> None:
         ({"scope": "access_as_user"}, "scope"),
     ],
 )
-def test_wrong_settings_are_named_at_start(wrong: dict[str, Any], told: str) -> None:
+def test_wrong_settings_are_named_at_start(wrong: dict[str, Any], reported: str) -> None:
     """A setting that cannot be meant fails the start and is named."""
-    with pytest.raises(AuthConfigError, match=told):
+    with pytest.raises(AuthConfigError, match=reported):
         open_auth("entra", ENTRA | wrong, FakeClock())
 
 
@@ -139,14 +139,14 @@ async def test_the_mock_takes_the_token_for_the_user() -> None:
 
 @pytest.mark.parametrize("token", ["", " ", "a b", "x" * 201, "a\nb", "a\0", "\u202ealice", "\udce4"])
 async def test_the_mock_refuses_what_is_no_name(token: str) -> None:
-    """Nothing, too much, spaces and what cannot be printed are nobody's name."""
+    """Nothing, too much, spaces and what cannot be printed are not a user's name."""
     async with open_auth("mock", {}, FakeClock()) as mock:
         with pytest.raises(Unauthenticated):
             await mock.authenticate(token)
 
 
 async def test_the_mock_knows_approvers_and_auditors() -> None:
-    """Users listed as approvers or auditors are such, nobody else."""
+    """Users listed as approvers or auditors are such, no one else."""
     options = {"approver_users": "carol dave", "auditor_users": ["dave"]}
     async with open_auth("mock", options, FakeClock()) as mock:
         callers = [await mock.authenticate(name) for name in ("alice", "carol", "dave")]

@@ -11,7 +11,7 @@ from hostile_tokens import HOSTILE, Forge
 
 from tealagents.auth.delegation import open_delegation
 from tealagents.auth.options import EntraOptions
-from tealagents.domain.errors import Authorization, AuthUnavailable, Refusal, ToolFailed
+from tealagents.domain.errors import AuthUnavailable, NeedsAuthorization, Refusal, ToolFailed
 from tealagents.testing.authority import SERVICE_ID, LocalAuthority, Mode
 
 SECRET = "canary-client-secret"
@@ -32,7 +32,7 @@ def authority(clock: MachineClock) -> Iterator[LocalAuthority]:
 @pytest.fixture
 def everything(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """All that any library logs, at every level."""
-    for name in (None, "msal", "httpx", "httpcore"):  # some are quieted by whoever configured logging before
+    for name in (None, "msal", "httpx", "httpcore"):  # other tests may have configured some before
         caplog.set_level(logging.DEBUG, name)
     return caplog
 
@@ -81,13 +81,13 @@ async def test_acting_for_a_user_logs_nothing_secret(
         authority.ask_for_consent()
         for number, outage in enumerate(OUTAGES):
             authority.behave(outage)
-            with pytest.raises((ToolFailed, Authorization)):
+            with pytest.raises((ToolFailed, NeedsAuthorization)):
                 await delegation.token_for(ALICE, assertion, [f"https://graph.example/Read{number}"])
     assert "msal" in everything.text
     assert not leaked(everything, assertion, SECRET, *given)
 
 
-async def test_a_failure_nobody_waits_for_is_not_reported_with_its_token(
+async def test_a_failure_no_one_waits_for_is_not_reported_with_its_token(
     authority: LocalAuthority, clock: MachineClock, everything: pytest.LogCaptureFixture
 ) -> None:
     """A caller who leaves while the authority hangs leaves no token in asyncio's complaints."""

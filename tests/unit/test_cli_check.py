@@ -26,7 +26,7 @@ def check(folder: Path, **environment: str) -> Result:
 
 
 def test_the_tools_are_named_and_those_that_ask(folder: Path) -> None:
-    """The plugin file is loaded, and the catalogue says which calls a person approves."""
+    """The plugin file is loaded, and the catalogue says which calls need approval."""
     checked = check(folder, TA_PLUGIN_CATALOG_FILE=str(folder / "catalogue.json"))
     assert checked.exit_code == 0, checked.output
     assert "Files-list, Files-delete (asks first)" in checked.output
@@ -94,7 +94,7 @@ def test_what_the_config_names_may_lie_beside_it(folder: Path, monkeypatch: pyte
 
 
 def test_documents_that_are_files_are_read(folder: Path) -> None:
-    """A document's operations are named, or what is wrong with it is told; a server's is left alone."""
+    """A document's operations are named, or what is wrong with it is reported; a server's is left alone."""
     config, remote, document = folder / "config.yaml", folder / "remote.yaml", folder / "shop.json"
     config.write_text(
         config.read_text().replace("    plugins:", "    remote_plugins: [Shop, Far]\n    plugins:")

@@ -173,7 +173,8 @@ def editing(before: str, after: str) -> Callable[[Patient], object]:
     return lambda patient: patient.config.write_text(CONFIG.replace(before, after))
 
 
-NOWHERE = f"127.0.0.1:{free_port()}"
+#: where no server listens
+NOWHERE = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_a_running_service_is_looked_at_from_outside(status: int, date: float | 
     assert said in " ".join(result.output.split())
 
 
-def test_another_service_and_none_are_told_apart(patient: Patient) -> None:
+def test_another_service_and_none_are_distinguished(patient: Patient) -> None:
     """An address at which another agent answers, and one at which nothing does."""
     with answering(200, {"agents": [{"url": "/Other/2"}]}) as url:
         assert "is not the agent of this config" in patient.examined(url)[1]

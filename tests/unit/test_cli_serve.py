@@ -32,7 +32,7 @@ def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "reported"),
     [
         ("raise SystemExit(0)", "custom_plugins.py, line 1: the file cannot be loaded: SystemExit"),
         (
@@ -46,21 +46,21 @@ def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProce
         ),
     ],
 )
-def test_a_start_that_fails_serves_nothing(tmp_path: Path, source: str, told: str) -> None:
+def test_a_start_that_fails_serves_nothing(tmp_path: Path, source: str, reported: str) -> None:
     """Whatever a plugin raises: exit status 3 with the reason, and the port stays closed."""
     shutil.copy(DEMO / "config.yaml", tmp_path)
     (tmp_path / "custom_plugins.py").write_text(source)
     served = serve(tmp_path)
     assert served.returncode == 3, served
-    assert told in served.stderr
+    assert reported in served.stderr
     assert served.stdout == ""
 
 
 def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> None:
-    """The parent of several processes exits with 3 as a single one does: whoever looks after it can tell."""
+    """The parent of several processes exits with 3 as a single one does, for its supervisor to see."""
     for name in ("config.yaml", "custom_plugins.py"):
         shutil.copy(DEMO / name, tmp_path)
-    away = {"TA_PERSISTENCE": f"redis://127.0.0.1:{free_port()}"}
+    away = {"TA_PERSISTENCE": "redis://127.0.0.1:1"}
     served = serve(tmp_path, "--workers", "2", **away)
     assert served.returncode == 3, served
     assert "redis" in served.stderr

@@ -102,7 +102,7 @@ def test_one_agent(tmp_path: Path, text: str) -> None:
     assert config.agent.system_prompt.startswith("You")
 
 
-def test_what_only_a_person_can_tell(tmp_path: Path) -> None:
+def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     """Several agents, templates that loop, and files of ours are refused, and nothing is written."""
     sequence = write(tmp_path, SEQUENTIAL, custom_types=TYPES)
     code, said = upgrade(sequence)

@@ -92,7 +92,7 @@ def test_new_history_fork_and_rollback(talk: LoopState) -> None:
     assert talk("one", "two", "/rollback", "2", "/history", "/fork", "three", "/new", "four", "/fork 1") == 0
     assert "* 1" in talk.saw
     assert "  2" in talk.saw
-    history = talk.saw.split("goes on from checkpoint 2")[1].split("this is task")[0]
+    history = talk.saw.split("continues from checkpoint 2")[1].split("this is task")[0]
     assert "one" in history
     assert "two" not in history
     assert len(set(talk.ids("task"))) == 4
@@ -100,7 +100,7 @@ def test_new_history_fork_and_rollback(talk: LoopState) -> None:
 
 
 def test_commands_that_cannot_be(talk: LoopState) -> None:
-    """A wrong command says what is right, and the conversation goes on."""
+    """A wrong command shows what is right, and the conversation continues."""
     assert talk("/history", "/nonsense", "/help", "hello", "/rollback 7", "/decide", interrupt, "hello") == 0
     for said in ("There is no task yet", "no command /nonsense", "/rollback [N]", "no checkpoint 7"):
         assert said in talk.saw
@@ -161,7 +161,7 @@ def test_given_session(talk: LoopState) -> None:
 
 
 def test_failures_are_sentences(talk: LoopState, service: ContractServer) -> None:
-    """What goes wrong is told in the service's words, with its code, and the conversation goes on."""
+    """What goes wrong is reported in the service's words, with its code, and the conversation continues."""
     assert talk("fail", "hello") == 0
     assert "The model service broke off." in talk.saw
     assert "model_error" in talk.saw
@@ -192,13 +192,13 @@ def command() -> typer.Typer:
 
 
 def test_piped(command: typer.Typer, service: ContractServer) -> None:
-    """What is piped in is one message; only its plain answer is printed."""
+    """Piped input is one message; only its plain answer is printed."""
     result = CliRunner().invoke(command, [service.root, "--token", "me"], input="hi **there**\nfriend\n")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "hi **there** friend \n", "")
 
 
 def test_piped_without_an_answer(command: typer.Typer, service: ContractServer) -> None:
-    """A failure, a pause nobody is there to decide, and nothing to send: stderr says so, the code differs."""
+    """A failure, a pause without an approver, and nothing to send: stderr says so, the code differs."""
     run = CliRunner().invoke
     failed = run(command, [service.root], input="fail")
     assert (failed.exit_code, failed.stdout) == (1, "half an ")
@@ -329,7 +329,7 @@ def test_service_below_a_path(path: str) -> None:
 
 
 def test_login_name_stays_on_this_machine() -> None:
-    """Only a service on loopback is told the user's name without being asked to."""
+    """Only a service on loopback is sent the user's name without an option."""
     assert login_name_for("http://127.0.0.1:8000/A/1")
     assert login_name_for("https://agents.example.com/A/1") == ""
 

@@ -127,7 +127,7 @@ def client(service: ContractServer, connect: Connect) -> Client:
     return connect(service.url)
 
 
-def told(events: list[StreamEvent]) -> str:
+def streamed_text(events: list[StreamEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, Piece))
 
 
@@ -151,7 +151,7 @@ def test_stream(client: Client) -> None:
     events = list(client.stream("count 5"))
     assert isinstance(events[0], Request)
     assert [event.id for event in events] == list(range(1, 8))
-    assert told(events) == "0 1 2 3 4 "
+    assert streamed_text(events) == "0 1 2 3 4 "
     assert isinstance(events[-1], Final)
     assert events[-1].answer.output == "0 1 2 3 4 "
     assert events[-1].answer == client.request(events[0].request_id).answer()
@@ -186,7 +186,7 @@ def test_idempotency(client: Client, service: ContractServer) -> None:
     key, before = str(uuid.uuid4()), service.model_calls
     first = client.send("once", idempotency_key=key)
     assert client.send("once", idempotency_key=key).request_id == first.request_id
-    assert told(list(client.stream("once", idempotency_key=key))) == "once "
+    assert streamed_text(list(client.stream("once", idempotency_key=key))) == "once "
     assert service.model_calls == before + 1
     with pytest.raises(IdempotencyKeyReused):
         client.send("twice", idempotency_key=key)
@@ -249,7 +249,7 @@ def test_approve(client: Client, service: ContractServer) -> None:
 
 
 def test_approve_as_a_stream(client: Client) -> None:
-    """Calls can be decided one by one, with other arguments; the stream goes on behind the pause."""
+    """Calls can be decided one by one, with other arguments; the stream continues after the pause."""
     events = list(client.stream("delete /data/x"))
     assert isinstance(events[-1], ApprovalRequired)
     approval = events[-1].approval
@@ -257,7 +257,7 @@ def test_approve_as_a_stream(client: Client) -> None:
     more = list(client.resume_stream(approval, "reject", decisions=[decision], after=events[-1].id or 0))
     assert [type(event) for event in more] == [ToolCall, ToolResult, Piece, Final]
     assert [event.id for event in more] == [3, 4, 5, 6]
-    assert told(more) == "deleted /tmp/y"
+    assert streamed_text(more) == "deleted /tmp/y"
 
 
 def test_reject_and_supersede(client: Client) -> None:
@@ -453,7 +453,7 @@ def test_streams_survive_cuts(service: ContractServer, connect: Connect, in_good
             ]
             events = list(connect(url).stream("count 3"))
             assert [event.id for event in events] == [1, 2, 3, 4, 5], cut
-            assert told(events) == "0 1 2 "
+            assert streamed_text(events) == "0 1 2 "
             proxy.upcoming.clear()
         assert service.model_calls == before + len(cuts)
 
@@ -503,7 +503,7 @@ def test_dead_connections_are_noticed(service: ContractServer, connect: Connect)
         name = str(uuid.uuid4())
         proxy.upcoming.append(Faults(blackhole=True))
         client = connect(url, timeouts=Timeouts(keepalive=0.1))
-        assert told(list(client.stream("count 3"))) == "0 1 2 "
+        assert streamed_text(list(client.stream("count 3"))) == "0 1 2 "
         stream = client.stream(f"hold {name}")
         assert [next(stream).id, next(stream).id] == [1, 2]
         proxy.faults = Faults(blackhole=True)
@@ -518,11 +518,11 @@ def test_a_service_that_is_busy(service: ContractServer, client: Client, code: s
     service.faults += [Problem(503, code, "later", 0), Response("<html>", 502)]
     assert client.send("hello").output == "hello "
     service.faults += [Problem(503, code, "later", 0), Response("<html>", 502)]
-    assert told(list(client.stream("hello"))) == "hello "
+    assert streamed_text(list(client.stream("hello"))) == "hello "
 
 
 def test_a_service_that_is_away(connect: Connect) -> None:
-    """Nobody there: an error that names the key, not a search without end."""
+    """No server there: an error that names the key, not an endless search."""
     client = connect("http://127.0.0.1:9/A/1", retry=Retry(attempts=2, first_delay=0.001))
     with pytest.raises(ConnectionLost) as lost:
         client.send("hello", idempotency_key="k-1")

@@ -296,7 +296,7 @@ def test_unknown_events_and_bad_ones() -> None:
 
 
 def test_trouble_with_the_log_is_not_the_end() -> None:
-    """An error without an id, of a store that is away, is no end of the request: reading goes on."""
+    """An error without an id, of a store that is away, is not the end of the request: reading continues."""
     away = json.dumps(
         {**IDS, "code": "persistence_unavailable", "status": 503, "detail": "The store is away."}
     )
@@ -321,7 +321,7 @@ def test_trouble_with_the_log_is_not_the_end() -> None:
 )
 @pytest.mark.parametrize("empty", [Reply(status=204), problem(404, "not_found")], ids=["204", "404"])
 def test_log_without_an_end(empty: Reply, request_document: dict[str, Any], kind: type[StreamEvent]) -> None:
-    """Where the log has nothing more to say, the request itself tells the end."""
+    """If the log ends early, the request itself shows the end."""
     network = Network(lambda call: empty if call.path.endswith("/events") else document(request_document))
     cursor = Cursor(request_id=REQUEST, last_event_id=5, located=True)
     events = network.read(network.operations().follow(REQUEST, cursor))
@@ -337,7 +337,7 @@ def test_follow_of_nothing() -> None:
 
 
 def test_resume_stream_starts_behind_the_pause() -> None:
-    """What came before the pause is not told again, even if the service tells it."""
+    """What came before the pause is not shown again, even if the service sends it again."""
     log = [
         *LOG[:2],
         event(3, "tool-result", {**IDS, "call_id": "c", "tool": "t"}),
@@ -351,7 +351,7 @@ def test_resume_stream_starts_behind_the_pause() -> None:
 
 
 def test_a_stream_answered_without_one() -> None:
-    """An outcome told as JSON, by a service or a proxy that does so, ends the stream as well."""
+    """An outcome sent as JSON, by a service or a proxy that does so, ends the stream as well."""
     assert shown(Network(sending(document(ANSWER))).stream()) == [(None, Final)]
 
 
@@ -423,7 +423,7 @@ def test_request_in_progress_without_ids() -> None:
 
 
 def test_waiting_has_a_limit() -> None:
-    """Waiting ends when it was told to; the request goes on."""
+    """Waiting ends at its timeout; the request continues."""
     network = Network(sending(document({**IDS, "status": "Running"})))
     with pytest.raises(StillRunning) as still:
         network.run(network.operations().wait(REQUEST, 10.0))
@@ -507,7 +507,7 @@ def test_ids_stay_within_their_segment(id: str) -> None:
 # --- values -------------------------------------------------------------------------------------------
 
 
-def test_problems_by_whoever_wrote_them() -> None:
+def test_problems_in_every_form() -> None:
     """A problem document, another JSON object, HTML, nothing: each is an error with its status."""
     known = problem_from_body(b'{"code": "not_owner", "detail": "no", "task_id": "t"}', status=401)
     assert (type(known).__name__, known.task_id, str(known)) == ("NotOwner", "t", "no (not_owner, HTTP 401)")

@@ -111,7 +111,7 @@ def client(url: str, user: str) -> Iterator[Client]:
         yield client
 
 
-def told(events: list[StreamEvent]) -> str:
+def streamed_text(events: list[StreamEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, Piece))
 
 
@@ -120,7 +120,7 @@ def numbers(count: int) -> str:
 
 
 def test_conversation(client: Client, url: str) -> None:
-    """Messages are answered and remembered; what is somebody else's, or nobody's, is refused.
+    """Messages are answered and remembered; another user's tasks and unknown ones are refused.
 
     covers: FLOW-1, FLOW-2, AUTH-3
     """
@@ -141,7 +141,7 @@ def test_stream_replay_and_end(client: Client) -> None:
     events = list(client.stream("pieces-20", idempotency_key=key))
     assert isinstance(events[0], Request)
     assert isinstance(events[-1], Final)
-    assert told(events) == events[-1].answer.output == numbers(20)
+    assert streamed_text(events) == events[-1].answer.output == numbers(20)
     assert [event.id for event in events] == list(range(1, len(events) + 1))
     assert list(client.follow(events[0].request_id)) == events
     assert list(client.stream("pieces-20", idempotency_key=key)) == events
@@ -173,7 +173,7 @@ async def test_streams_survive_cuts(ports: list[int], user: str, in_good_order: 
                 return [*events, *[event async for event in stream]]
 
     for events in await asyncio.gather(*(one(cut) for cut in cuts)):
-        assert told(events) == numbers(30)
+        assert streamed_text(events) == numbers(30)
         assert [isinstance(event, Final) for event in events] == [False] * 31 + [True]
 
 
@@ -188,6 +188,10 @@ def test_approvals(client: Client) -> None:
     assert [call.tool for call in pause.approval.tool_calls] == ["Files-delete"]
     (pending,) = client.approvals()
     assert pending.approval_id == pause.approval.approval_id
+    (call,) = client.approval(pause.request_id, pending.approval_id).tool_calls
+    assert call.description == "Delete one file."
+    assert call.parameters is not None
+    assert call.parameters["required"] == ["path"]
     with pytest.raises(ApprovalPending) as refused:
         client.send("hello", task_id=pause.task_id)
     assert refused.value.approval_id == pending.approval_id
@@ -257,6 +261,16 @@ def test_state(client: Client) -> None:
     assert {step.kind for step in client.trace(task_id)} == {"model"}
     newest, oldest = client.checkpoints(task_id)
     assert (newest.current, oldest.checkpoint_id) == (True, first.request_id)
+    assert [point.parent_id for point in client.checkpoints(task_id, parents=True)] == [
+        oldest.checkpoint_id,
+        None,
+    ]
+    parts = [(part.origin, part.role, part.text) for part in client.prompt(newest.request_id)]
+    assert parts[1:] == [
+        ("history", "user", "My name is Ada."),
+        ("history", "assistant", first.output),
+        ("request", "user", "My name is Bob."),
+    ]
     fork = client.fork(task_id, checkpoint_id=oldest.checkpoint_id)
     assert client.send("What is my name?", task_id=fork.task_id).output == "Your name is Ada."
     client.rollback(task_id, oldest.checkpoint_id)

@@ -86,7 +86,7 @@ def test_variables_of_the_earlier_platform(tmp_path: Path) -> None:
         TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL="gpt-4o",
         TA_AGENT_BASE_URL="http://x",
     )
-    told = "\n".join(config.warnings)
+    reported = "\n".join(config.warnings)
     for name, word in {
         "TA_STATE_MANAGEMENT": "keeps no state",
         "TA_PERSISTENCE": "keeps no state",
@@ -94,7 +94,7 @@ def test_variables_of_the_earlier_platform(tmp_path: Path) -> None:
         "TA_STRUCTURED_OUTPUT_TRANSFORMER_MODEL": "the agent's own model",
         "TA_AGENT_BASE_URL": "TA_PUBLIC_URL",
     }.items():
-        assert any(name in line and word in line for line in config.warnings), told
+        assert any(name in line and word in line for line in config.warnings), reported
 
 
 def test_state_in_redis_is_translated(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_dotenv_is_below_the_environment(tmp_path: Path) -> None:
 
 
 def test_mistakes_in_dotenv_have_lines(tmp_path: Path) -> None:
-    """What is wrong in `.env` is told with its line there."""
+    """What is wrong in `.env` is reported with its line there."""
     (tmp_path / "agent.yaml").write_text(SMALLEST)
     dotenv = tmp_path / ".env"
     dotenv.write_text("\n\nthis is no assignment\n\nTA_CONCURRENCY=rejct\nTA_COLOUR=red\n")

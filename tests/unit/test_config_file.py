@@ -120,7 +120,7 @@ def test_syntax_error_names_its_line(tmp_path: Path) -> None:
 
 
 def test_file_that_is_not_there(tmp_path: Path) -> None:
-    """A missing file, a folder and bytes that are no text are told apart."""
+    """A missing file, a folder and bytes that are no text are distinguished."""
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
     for name, message in (
         ("nope.yaml", "no such file or directory"),

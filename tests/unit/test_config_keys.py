@@ -1,4 +1,4 @@
-"""The keys of the file: what is required, what is refused, and how a mistake is told."""
+"""The keys of the file: what is required, what is refused, and how a mistake is reported."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def test_defaults_are_the_contracts(tmp_path: Path) -> None:
     }
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     """One run names every mistake of the file with file, line, key and, for a slip, what was meant."""
     text = """\
 apiVersion: tealagents/v1alpha1
@@ -206,7 +206,7 @@ def test_zero_temperature_is_kept(tmp_path: Path) -> None:
 
 
 def test_mcp_servers_need_what_their_transport_needs(tmp_path: Path) -> None:
-    """Each transport is told what it lacks; a url alone makes it http."""
+    """The error says what each transport lacks; a url alone makes it http."""
     text = """
         mcp_servers:
           - {name: a, transport: stdio}
@@ -231,7 +231,7 @@ def test_mcp_servers_need_what_their_transport_needs(tmp_path: Path) -> None:
 
 
 def test_mcp_servers_have_names_of_their_own(tmp_path: Path) -> None:
-    """Two servers of one name would be told apart by nobody."""
+    """Two servers of one name could not be distinguished."""
     [complaint] = complaints(
         tmp_path, with_agent("mcp_servers: [{name: a, command: b}, {name: a, command: c}]")
     )
@@ -312,7 +312,7 @@ def test_reducers_and_providers_by_name_or_with_options(tmp_path: Path) -> None:
     ],
 )
 def test_components_that_are_none(tmp_path: Path, component: str, complaint: str) -> None:
-    """What is no component is told where it stands."""
+    """What is not a component is reported with its place."""
     [text] = complaints(tmp_path, with_spec(f"thread: {{reducers: [{component}]}}"))
     assert text == f"8: spec.thread.reducers{complaint}"
 

@@ -157,7 +157,7 @@ class World:
             await asyncio.sleep(0)
 
     async def assert_erased(self, session: Doomed) -> None:
-        """Nothing of it is left, neither records nor notes, and its id is anybody's."""
+        """Nothing of it is left, neither records nor notes, and any user can use its id."""
         assert await self._names(session.session_id) == self._before
 
     async def _names(self, session_id: str) -> list[str]:
@@ -224,7 +224,7 @@ async def test_a_session_is_there_or_gone_for_all_who_look_while_it_is_deleted()
 
 
 async def test_a_deletion_killed_at_any_await_is_finished_while_the_service_runs() -> None:
-    """Either nothing was deleted and all goes on, or the session is gone for all who look, takes no message,
+    """Either nothing was deleted and all works, or the session is gone for all who look, takes no message,
     and is erased without another restart. covers: STATE-2"""
     at, outcomes = 1, set()
     while True:
@@ -287,6 +287,6 @@ async def list_against_deletion(at: int, *, by_session: bool) -> bool:
 
 
 async def dying(here: World, session: Doomed, held: int, at: int, came: list[bool], point: int) -> None:
-    """While the reader is held, the deletion goes on until it dies."""
+    """While the reader is held, the deletion continues until it dies."""
     if point == held:
         came.append(await here.killed(session, at))

@@ -42,8 +42,8 @@ async def test_a_new_task_may_begin_with_earlier_messages() -> None:
     async with process(None, model) as here:
         request = await asked(here, NewMessage(items=text("three"), earlier=earlier))
         assert request.status == "Completed"
-        told = [each for each in prompt(model) if each[0] != "system"]
-        assert told == [("user", "one"), ("assistant", "two"), ("user", "three")]
+        prompted = [each for each in prompt(model) if each[0] != "system"]
+        assert prompted == [("user", "one"), ("assistant", "two"), ("user", "three")]
         partition, task_id = here.partition(), request.task_id
         head = (await here.tasks.head(partition, task_id)).value
         messages, _ = await here.tasks.history.messages(partition, task_id, head.path, limit=50)
@@ -53,12 +53,12 @@ async def test_a_new_task_may_begin_with_earlier_messages() -> None:
         assert (resent.status, resent.imported) == ("Completed", True)
         forked = await fork(here.tasks, partition, task_id, ADA.user, checkpoint_id=request.parent)
         await asked(here, NewMessage(items=text("else"), task_id=forked.task_id))
-        told = [each for each in prompt(model) if each[0] != "system"]
-        assert told == [("user", "one"), ("assistant", "two"), ("user", "else")]
+        prompted = [each for each in prompt(model) if each[0] != "system"]
+        assert prompted == [("user", "one"), ("assistant", "two"), ("user", "else")]
 
 
 async def test_instructions_hold_for_one_request() -> None:
-    """The next request is not told of them. covers: FLOW-2"""
+    """The next request does not contain them. covers: FLOW-2"""
     model = Scripted(says("oui"), says("yes"))
     async with process(None, model) as here:
         first = await asked(here, NewMessage(items=text("hi"), instructions="Answer in French."))
@@ -81,7 +81,7 @@ async def test_a_client_may_name_its_task_once() -> None:
 
 
 async def test_a_message_may_ask_for_a_checkpoint() -> None:
-    """Where the task has gone on from there, nothing is stored. covers: TASK-5"""
+    """If the task has continued from there, nothing is stored. covers: TASK-5"""
     async with process(None, Scripted(says("a"), says("b"))) as here:
         first = await here.ask()
         second = await asked(
@@ -103,7 +103,7 @@ async def paused_for(here: Process) -> RequestRecord:
 
 
 async def test_a_tool_of_the_client_pauses_the_request_for_its_output() -> None:
-    """The output is what the model is told; sent again it is known, another one is refused. covers: HITL-1"""
+    """The model gets the output; sent again it is recognized, another one is refused. covers: HITL-1"""
     model = Scripted(calls(ToolCall("c1", "weather", '{"city": "Rome"}')), says("sunny"))
     async with process(None, model) as here:
         request = await paused_for(here)

@@ -15,7 +15,7 @@ from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
-from tealagents.testing.counting import CountingOptions, CountingStore, Operation
+from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
 
 
 class Silent(MemoryStore):
@@ -64,7 +64,9 @@ async def test_silent_requests_cost_one_look_at_the_process_that_runs_them(clock
         store.operations.clear()
         for _ in range(3):
             await pass_by(clock, CHECK_SECONDS)
-        assert store.operations == Counter({Operation("read", "workers"): 3, Operation("now", ""): 3})
+        assert store.operations == Counter(
+            {StoreOperation("read", "workers"): 3, StoreOperation("now", ""): 3}
+        )
         for each in following:
             each.cancel()
 

@@ -5,11 +5,11 @@ from engine_setup import ADA, Function, Process, Scripted, calls, noting, proces
 from msgspec.structs import replace
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 
-from tealagents.domain.errors import Authorization
+from tealagents.domain.errors import NeedsAuthorization
 from tealagents.domain.models import Approval, Json, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Governance, ToolSpec
 from tealagents.engine.approvals import Command
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult, digest_of_tool
+from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput, digest_of_tool
 from tealagents.state import keys
 from tealagents.stores.memory import MemoryStore
 from tealagents.tools.catalogue import GovernedToolset
@@ -142,7 +142,7 @@ async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() ->
         async with MCPServer(options, consents) as server:
             box = boxed(GovernedToolset(server, None, consents))
             assert box.pinned(call).pinned == ""
-            with pytest.raises(Authorization) as asked:
+            with pytest.raises(NeedsAuthorization) as asked:
                 await server.connect(context())
             brought = await visited(provider, "Ada", asked.value.url)
             await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
@@ -153,7 +153,7 @@ async def test_a_listing_that_was_lost_is_asked_for_before_an_approved_call() ->
         async with MCPServer(options, consents) as server:
             box = boxed(GovernedToolset(server, None, consents)).of(User("contoso", "ada"))
             result = await box.call(pinned, context())
-            assert isinstance(result, ToolResult)
+            assert isinstance(result, ToolOutput)
             assert (result.output, result.is_error) == ("the notes of Ada", False)
             other = replace(pinned, pinned="0" * 64)
             assert await box.current().call(other, context()) == Deferred(other, None, changed=True)

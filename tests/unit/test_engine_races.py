@@ -23,7 +23,7 @@ from engine_setup import (
 from tealagents.domain import lifecycle
 from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent
-from tealagents.domain.models import Json, ToolCall, Usage
+from tealagents.domain.models import Json, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
@@ -95,7 +95,7 @@ async def has_begun(here: Process, task_id: str) -> str:
 
 
 async def note_of(here: Process, task_id: str) -> str:
-    """What the next model call is told of tools."""
+    """What the next model call is sent about tools."""
     return effects_note((await here.tasks.head(here.partition(), task_id)).value) or ""
 
 
@@ -149,7 +149,7 @@ async def test_a_reducers_memory_of_a_request_that_failed_is_not_believed() -> N
 
 
 @pytest.mark.parametrize("action", ["approve", "reject"])
-async def test_tools_that_ran_before_a_pause_are_told_however_the_decision_ends(action: Any) -> None:
+async def test_tools_that_ran_before_a_pause_are_reported_however_the_decision_ends(action: Any) -> None:
     """Canceled, or the store away, before the request has recalled itself. covers: HITL-1, TOOL-1"""
     ran: list[Json] = []
     store = Faulty(MemoryStore())
@@ -171,7 +171,7 @@ async def test_tools_that_ran_before_a_pause_are_told_however_the_decision_ends(
 # --- begins whose reply is late or lost ----------------------------------------------------------------
 
 
-async def test_a_begin_whose_fate_was_not_told_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_begin_in_doubt_does_not_run_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that made it ends it, so that others need not wait for its lease. covers: STATE-3"""
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "LOOK_SECONDS", 0.05)
@@ -277,7 +277,7 @@ async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
 
 
 @pytest.mark.parametrize("how", ["damaged", "away"])
-async def test_who_waits_is_told_in_time_although_the_task_cannot_be_read(how: str) -> None:
+async def test_waiting_clients_are_informed_in_time_although_the_task_cannot_be_read(how: str) -> None:
     """A queued request's caller is not kept past its timeout. covers: STATE-5"""
     store = Faulty(MemoryStore())
     model = Scripted(says("one"), waits(asyncio.Event()))
@@ -302,7 +302,7 @@ async def _ended(turn: asyncio.Future[Any]) -> None:
 
 
 async def test_a_drain_waits_for_what_is_beginning() -> None:
-    """A message whose begin is on its way when the process is told to stop is answered. covers: FLOW-4"""
+    """A message whose begin is on its way when the process is stopped is answered. covers: FLOW-4"""
     store = Late(MemoryStore())
     async with process(store) as here:
         store.late = True
@@ -369,7 +369,7 @@ async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
         assert isinstance(found[-1].event, Canceled)
 
 
-async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() -> None:
+async def test_a_request_that_is_ended_from_outside_is_reported_as_any_other() -> None:
     """Where its process does not answer: its model calls count, and its end is a step of the trace.
     covers: REQUEST-8"""
     store, never = MemoryStore(), asyncio.Event()  # this store carries no signals
@@ -377,7 +377,7 @@ async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() ->
     async def counted(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
         look = ToolCall("c1", "Shell-look", "{}")
         yield ModelDone(
-            finish_reason="tool_calls", tool_calls=(look,), model="scripted", usage=Usage(9, 2, 11)
+            finish_reason="tool_calls", tool_calls=(look,), model="scripted", usage=TokenUsage(9, 2, 11)
         )
 
     model = Scripted(counted, waits(never, "late"))
@@ -387,7 +387,7 @@ async def test_a_request_that_is_ended_from_outside_is_told_of_as_any_other() ->
             await asyncio.sleep(0.005)
         request_id, task_id = sent.request.request_id, sent.request.task_id
         ended = await there.service.cancel(there.partition(), request_id, "mock.ada")
-        assert ended.usage == Usage(9, 2, 11)
+        assert ended.usage == TokenUsage(9, 2, 11)
         head = (await there.tasks.head(there.partition(), task_id)).value
         steps, _ = await there.tasks.history.steps(there.partition(), task_id, head.tail_seq, limit=20)
         assert [(step.kind, step.name) for step in steps][-1] == ("error", "request_canceled")

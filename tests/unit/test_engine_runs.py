@@ -81,7 +81,7 @@ async def settled(here: Process) -> None:
 
 
 async def check(here: Process, ran: Sequence[Json]) -> None:
-    """What holds of every task, whatever happened: it goes on, and its log tells everything once."""
+    """What holds for every task, whatever happened: it continues, and its log holds everything once."""
     await settled(here)
     assert len(ran) == len({repr(arguments) for arguments in ran})
     here.model.answers = [says("fine")]
@@ -126,7 +126,7 @@ async def check_stream(here: Process, request_id: str) -> None:
 @pytest.mark.parametrize("verdict", ["away", "lost", "unheard"])
 @pytest.mark.parametrize("seconds", [0, 0.06])
 async def test_an_outage_at_any_commit(verdict: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever commit fails, surely or with its reply lost: tools run once, and the task goes on.
+    """Whichever commit fails, surely or with its reply lost: tools run once, and the task continues.
 
     covers: TASK-5, STATE-4, SESSION-7
     """
@@ -170,27 +170,27 @@ class Watched(Faulty):
     def __init__(self, store: Store | None = None) -> None:
         super().__init__(store or MemoryStore())
         self.accesses = 0
-        self.told: Callable[[int], None] = lambda _: None
+        self.on_access: Callable[[int], None] = lambda _: None
 
-    async def _tell(self) -> None:
+    async def _note(self) -> None:
         await asyncio.sleep(0)
         self.accesses += 1
-        self.told(self.accesses)
+        self.on_access(self.accesses)
         await asyncio.sleep(0)
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
-        await self._tell()
+        await self._note()
         return await super().read(partition, keys)
 
     async def commit(self, partition: str, commit: Commit) -> None:
-        await self._tell()
+        await self._note()
         await asyncio.shield(asyncio.ensure_future(super().commit(partition, commit)))
-        await self._tell()
+        await self._note()
 
 
 @pytest.mark.parametrize("what", ["cancel", "drop", "leave"])
 async def test_ended_at_any_moment(what: str) -> None:
-    """Canceled, dropped or left at any access to the store: no place is kept, and the task goes on.
+    """Canceled, dropped or left at any access to the store: no place is kept, and the task continues.
 
     covers: TASK-5, SESSION-7
     """
@@ -216,9 +216,9 @@ async def test_ended_at_any_moment(what: str) -> None:
                 for run in runs if what != "leave" else ():
                     run.stop(Stop(None if what == "drop" else CANCELED, "ada"))
 
-            store.told = strike
+            store.on_access = strike
             await asyncio.wait([talking])
-            store.told = lambda _: None
+            store.on_access = lambda _: None
             await check(here, ran)
         if not struck:
             break
@@ -322,7 +322,7 @@ async def test_waiting_costs_the_same_however_many_wait() -> None:
     gate, looks = asyncio.Event(), 0
 
     class Ticking(FakeClock):
-        """No two readings are the same, so that they tell what was first."""
+        """No two readings are the same, so that they show what was first."""
 
         def now(self) -> datetime:
             self.advance(1e-6)
@@ -481,7 +481,7 @@ async def test_a_follower_that_has_seen_too_much_gets_the_end(elsewhere: bool) -
 
 
 async def test_a_newer_message_does_not_wait_for_ever_for_an_end_that_cannot_be_stored() -> None:
-    """While the store takes nothing, a message that would interrupt another is told so. covers: STATE-4"""
+    """While the store takes nothing, a message that would supersede another fails. covers: STATE-4"""
     store = Watched()
     async with process(store, Scripted(waits(asyncio.Event())), concurrency="interrupt") as here:
         sent = await here.send()
@@ -492,8 +492,8 @@ async def test_a_newer_message_does_not_wait_for_ever_for_an_end_that_cannot_be_
         assert store.accesses - before < 500
 
 
-async def test_a_log_that_goes_on_behind_its_task_is_damage() -> None:
-    """A contradiction is told at once, rather than tried again for ever. covers: STATE-4"""
+async def test_a_log_that_is_longer_than_its_task_is_damage() -> None:
+    """A contradiction is reported at once, rather than retried for ever. covers: STATE-4"""
     async with process() as here:
         task_id = (await here.ask()).task_id
         head = (await here.tasks.head(here.partition(), task_id)).value

@@ -1,4 +1,4 @@
-"""Tools and models that do what nobody should: it is told to the model, or kept as far as it can be kept."""
+"""Tools and models that misbehave: it is reported to the model, or kept as far as it can be kept."""
 
 import asyncio
 import sys
@@ -49,8 +49,8 @@ def loses_itself(_: Json) -> str:
         (loses_itself, "RecursionError"),
     ],
 )
-async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object, words: str) -> None:
-    """The request goes on to its answer, and the process goes on, too. covers: HITL-1"""
+async def test_a_tool_that_ends_oddly_is_an_error_reported_to_the_model(does: object, words: str) -> None:
+    """The request continues to its answer, and the process keeps running. covers: HITL-1"""
     model = Scripted(calls(ToolCall("c1", "Odd-tool", "{}")), says("I see."))
     async with process(None, model, Function("Odd-tool", does)) as here:  # type: ignore[arg-type]
         request = await here.ask(streamed=True)
@@ -61,10 +61,10 @@ async def test_a_tool_that_ends_oddly_is_an_error_the_model_is_told(does: object
 
 
 @pytest.mark.parametrize(("given", "words"), [(None, "gave back NoneType"), (b"bytes", "gave back bytes")])
-async def test_a_tool_that_gives_back_no_text_is_an_error_the_model_is_told(
+async def test_a_tool_that_gives_back_no_text_is_an_error_reported_to_the_model(
     given: object, words: str
 ) -> None:
-    """One of a third party may; it has run, and the request goes on."""
+    """A third party's tool may; it has run, and the request continues."""
 
     class Careless(Function):
         async def call(self, context: ToolContext, arguments: Json) -> str:
@@ -80,7 +80,7 @@ async def test_a_tool_that_gives_back_no_text_is_an_error_the_model_is_told(
 
 
 async def test_a_canceled_request_still_cancels_its_tools() -> None:
-    """A tool is told that its request was canceled; nothing is made of it."""
+    """A tool is notified that its request was canceled; its result is dropped."""
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def works(_: Json) -> str:
@@ -141,8 +141,8 @@ async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
 
 @pytest.mark.parametrize("governed", [False, True])
 @pytest.mark.parametrize("arguments", ["[" * 100_000, "[1]", "{", "\x00", '{"a":' * 5000 + "1" + "}" * 5000])
-async def test_arguments_that_are_none_are_told_to_the_model(arguments: str, governed: bool) -> None:
-    """Whatever a model writes as arguments: nobody is asked, nothing runs, and it may try again."""
+async def test_invalid_arguments_are_reported_to_the_model(arguments: str, governed: bool) -> None:
+    """Whatever a model writes as arguments: no approver is asked, nothing runs, and it may try again."""
     ran: list[Json] = []
     model = Scripted(calls(ToolCall("c1", "Odd-tool", arguments)), says("sorry"))
     async with process(None, model, noting(ran, "Odd-tool", governed=governed)) as here:
@@ -153,7 +153,7 @@ async def test_arguments_that_are_none_are_told_to_the_model(arguments: str, gov
 
 
 async def test_names_and_ids_without_end_are_cut() -> None:
-    """A model that makes up a name of a megabyte is told that there is no such tool."""
+    """A model that makes up a name of a megabyte gets the error that there is no such tool."""
     model = Scripted(calls(ToolCall("i" * 1_000_000, "N" * 1_000_000, "{}")), says("sorry"))
     async with process(None, model) as here:
         request = await here.ask(streamed=True)

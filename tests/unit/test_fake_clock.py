@@ -1,4 +1,4 @@
-"""Time that moves when it is told to."""
+"""Time that moves when a test moves it."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from tealagents.testing.clock import FakeClock, advance
 
 
 async def test_time_stands_still_until_it_is_moved() -> None:
-    """Both clocks stand still, and move together by what they are told."""
+    """Both clocks stand still, and advance together."""
     clock = FakeClock()
     began, counted = clock.now(), clock.monotonic()
     await asyncio.sleep(0.01)
@@ -40,7 +40,7 @@ async def test_sleepers_wake_in_order() -> None:
 
 
 async def test_a_canceled_sleeper_is_forgotten() -> None:
-    """A sleeper may be canceled; time goes on for the others."""
+    """A sleeper may be canceled; time continues for the others."""
     clock = FakeClock()
     canceled, other = asyncio.create_task(clock.sleep(1)), asyncio.create_task(clock.sleep(1))
     await asyncio.sleep(0)

@@ -159,7 +159,7 @@ async def test_faults_of_the_next_connection(proxy: FaultProxy) -> None:
 
 
 async def test_blackhole(client: Client, proxy: FaultProxy) -> None:
-    """Nothing passes while it lasts, and what waited goes on afterwards."""
+    """Nothing passes while it lasts, and what waited continues afterwards."""
     proxy.faults = Faults(blackhole=True)
     await client.say(b"a")
     with pytest.raises(TimeoutError):

@@ -13,7 +13,7 @@ MODEL = {"client": "tealagents.testing.digest_model:DigestModel", "model": "reco
 
 
 class World:
-    """A service, a client, and what they told each other: two tasks, the first of three messages."""
+    """A service, a client, and what they exchanged: two tasks, the first of three messages."""
 
     def __init__(self, service: ServiceThread, correspondent: Correspondent, history: ClientHistory) -> None:
         self.service = service
@@ -39,14 +39,14 @@ async def world() -> AsyncIterator[World]:
             yield World(service, correspondent, history)
 
 
-async def test_what_is_as_it_was_told_passes(world: World) -> None:
+async def test_a_consistent_history_passes(world: World) -> None:
     """Nothing is found where nothing is wrong, and every message was answered."""
     assert world.history.count("ok") == 4
     assert (await world.verdict()).faults == {}
 
 
 async def test_an_answer_that_is_not_there_is_lost(world: World) -> None:
-    """One was told another answer, or of a message that the task does not hold."""
+    """A client got another answer, or one to a message that the task does not hold."""
     world.history.operations["word-2"].answer = "something else"
     ghost = replace(world.first, word="word-9")
     world.history.operations["word-9"] = ghost
@@ -57,7 +57,7 @@ async def test_an_answer_that_is_not_there_is_lost(world: World) -> None:
 
 
 async def test_a_failure_that_is_completed_is_lost(world: World) -> None:
-    """What was told to have failed for good must not be there as an answer."""
+    """What was reported to have failed for good must not be there as an answer."""
     operation = world.history.operations["word-2"]
     operation.outcome, operation.code = "failed", "model_error"
     assert (await world.verdict()).faults.keys() == {"lost"}
@@ -73,7 +73,7 @@ async def test_the_same_message_twice_is_doubled(world: World) -> None:
 
 @pytest.mark.parametrize("how", ["nobody sent it", "it was refused", "it was sent elsewhere"])
 async def test_a_message_that_should_not_be_there_is_a_phantom(world: World, how: str) -> None:
-    """It stands in a task, and nobody has a right to have put it there."""
+    """It stands in a task, and no request could have put it there."""
     operation = world.history.operations["word-3"]
     if how == "nobody sent it":
         del world.history.operations["word-3"]
@@ -92,8 +92,8 @@ async def test_a_look_that_missed_a_message_is_stale(world: World) -> None:
     assert (await world.verdict()).faults == {"stale": ["a look did not see word-3"]}
 
 
-async def test_a_look_that_saw_what_is_gone_tells_of_a_loss(world: World) -> None:
-    """What one reader has seen, nobody may lose."""
+async def test_a_read_that_saw_what_is_gone_reveals_a_loss(world: World) -> None:
+    """What one reader has seen must not be lost."""
     look = world.history.looks[0]
     world.history.looks.append(Look(look.task_id, look.began, look.words | {"word-7"}))
     assert (await world.verdict()).faults == {"lost": ["a look saw word-7, which is not there"]}

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from llm_setup import RawConnection, RawService, answer_whole, client, events, free_port
+from llm_setup import RawConnection, RawService, answer_whole, client, events
 
 from tealagents.domain.errors import ModelFailed
 from tealagents.llm import ModelConfigError
@@ -55,9 +55,9 @@ def test_a_secret_is_not_quoted() -> None:
         "TA_AZURE_CLIENT_SECRET": "hunter2",
         "AZURE_CLIENT_ID": "x",
     }
-    with pytest.raises(ModelConfigError, match="TA_AZURE_TENANT_ID") as told:
+    with pytest.raises(ModelConfigError, match="TA_AZURE_TENANT_ID") as raised:
         AzureCredentialOptions.from_environment(given)
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def certificate(folder: Path) -> tuple[rsa.RSAPrivateKey, Path]:
 
 
 class Asked:
-    """An endpoint that gives a token to whoever asks, and keeps what it was asked."""
+    """An endpoint that gives a token to every caller, and keeps the requests."""
 
     def __init__(self, **answer: Any) -> None:
         self.answer = answer
@@ -188,7 +188,7 @@ async def test_a_virtual_machines_identity_gets_a_token(monkeypatch: pytest.Monk
     asked = Asked(access_token="a-token", expires_in="3600", token_type="Bearer")
     async with RawService(asked).running() as machine:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", root(machine))
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         async with AzureCredential(options("managed_identity")) as credential:
             assert await credential() == "a-token"
     target = urlsplit(asked.heads[0].split()[1])
@@ -233,8 +233,8 @@ async def test_a_refusal_is_an_error_without_the_secret(answer: dict[str, str]) 
 
 
 async def test_an_authority_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """Nobody listens, or the certificate's file is missing: each says so."""
-    nowhere = f"http://127.0.0.1:{free_port()}"
+    """No server listens, or the certificate's file is missing: each error says so."""
+    nowhere = "http://127.0.0.1:1"
     async with AzureCredential(options(TA_AZURE_AUTHORITY=nowhere)) as credential:
         with pytest.raises(ModelFailed, match="cannot be reached"):
             await credential()
@@ -284,7 +284,7 @@ async def test_a_token_is_kept() -> None:
     assert source.asked == 1
 
 
-async def test_a_token_is_renewed_before_its_end_and_nobody_waits() -> None:
+async def test_a_token_is_renewed_before_its_end_and_no_one_waits() -> None:
     """While the new one is fetched the old one is used; from then on the new one."""
     source = Source()
     async with source.credential() as credential:
@@ -310,7 +310,7 @@ async def test_a_hundred_calls_ask_once() -> None:
 
 
 async def test_a_canceled_call_does_not_take_the_token_from_the_others() -> None:
-    """The request for it goes on."""
+    """The request for it continues."""
     source = Source()
     source.gate.clear()
     async with source.credential() as credential:

@@ -233,9 +233,9 @@ def test_structured_output_is_asked_for(name: str) -> None:
     shape = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     wanted = ResponseFormat(name="Sum", schema=shape, strict=False)
     body = orjson.loads(model._body(call(model, response_format=wanted)))
-    told = {"name": "Sum", "schema": shape, "strict": False}
+    shape_sent = {"name": "Sum", "schema": shape, "strict": False}
     if name == "openai-chat":
-        assert body["response_format"] == {"type": "json_schema", "json_schema": told}
+        assert body["response_format"] == {"type": "json_schema", "json_schema": shape_sent}
     else:
-        assert body["text"] == {"format": {"type": "json_schema", **told}}
+        assert body["text"] == {"format": {"type": "json_schema", **shape_sent}}
     assert not {"response_format", "text"} & orjson.loads(model._body(call(model))).keys()

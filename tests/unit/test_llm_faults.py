@@ -17,7 +17,7 @@ from llm_setup import (
     client,
     done,
     events,
-    free_port,
+    one_by_one,
     sse,
     text_of,
 )
@@ -81,7 +81,7 @@ async def test_a_refusal_that_lasts_is_not_repeated(
 async def test_a_refused_key_is_said_to_be_this_services_own(
     model: Model, service: OfflineModel, status: int
 ) -> None:
-    """Nobody shall think that the user's token was wrong; and the key is not shown, in whatever form."""
+    """It must not look as if the user's token was wrong; and the key is not shown in any form."""
     said = f"Incorrect API key provided: {KEY}. Also sk-abcd********wxyz, Bearer abcdefghijkl."
     service.script(always(error={"status": status, "message": said}))
     failed = await failure(model)
@@ -214,7 +214,7 @@ async def test_a_stream_to_a_whole_question_is_taken(service: OfflineModel) -> N
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_message_that_azure_filters_is_an_end(service: OfflineModel, stream: bool) -> None:
-    """A 400 for content is told apart as `content_filter`, as it is in an answer."""
+    """A 400 for content is reported as `content_filter`, as it is in an answer."""
     service.script(always(error={"status": 400, "code": "content_filter", "message": "filtered"}))
     async with client(service.base_url) as model:
         assert (await done(model, stream=stream)).finish_reason == "content_filter"
@@ -230,7 +230,7 @@ async def test_a_message_that_azure_filters_is_an_end(service: OfflineModel, str
 async def test_a_stream_that_ends_early_is_no_answer(model: Model, service: OfflineModel, kind: str) -> None:
     """Cut or ended without a finish: an error, after the pieces that came, and no second call."""
     service.script(always(text="one two three", fault={"kind": kind, "after_pieces": 2}))
-    stream = model.stream(call(model))
+    stream = one_by_one(model.stream(call(model)))
     assert [await anext(stream), await anext(stream)] == [TextDelta("one"), TextDelta(" two")]
     with pytest.raises(ModelFailed, match="was cut"):
         await anext(stream)
@@ -241,7 +241,7 @@ async def test_a_stream_that_ends_early_is_no_answer(model: Model, service: Offl
 async def test_a_stream_that_breaks_before_its_first_piece_is_tried_again(
     model: Model, service: OfflineModel, kind: str
 ) -> None:
-    """As long as nobody has seen anything, another call can help."""
+    """As long as no client has seen anything, another call can help."""
     service.script(at_first(1, text="one two", fault={"kind": kind, "after_pieces": 0}))
     assert text_of(await events(model)) == "at last"
     assert len(service.requests) == 2
@@ -291,8 +291,8 @@ async def test_an_answer_is_whole_once_it_has_its_finish_reason() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_service_that_is_not_there_says_where_it_was_sought(stream: bool) -> None:
-    """Nobody listens: the error names the URL."""
-    url = f"http://127.0.0.1:{free_port()}/v1"
+    """No server listens: the error names the URL."""
+    url = "http://127.0.0.1:1/v1"
     async with client(url) as model:
         failed = await failure(model, stream=stream)
     assert url in failed.detail
@@ -356,7 +356,7 @@ async def too_late(service: OfflineModel, model: Model, pieces: int = 0, **how: 
     arrived: list[ModelEvent] = []
 
     async def asked() -> None:
-        async for event in model.stream(call(model, **how)):
+        async for event in one_by_one(model.stream(call(model, **how))):
             arrived.append(event)
 
     with pytest.raises(ModelTimeout) as failed:
@@ -422,7 +422,7 @@ async def test_a_dribbled_whole_answer_ends_at_its_deadline(service: OfflineMode
 
 
 async def test_an_endless_answer_ends_at_the_deadline_of_the_whole_call(service: OfflineModel) -> None:
-    """A stream that always goes on is ended, too."""
+    """A stream that never ends is stopped, too."""
     service.script(always(text="on " * 1000, piece_delay_ms=10))
     async with client(service.base_url, model_timeout_seconds=0.3) as model:
         failed = await failure(model, ModelTimeout)
@@ -434,7 +434,7 @@ async def test_a_slow_reader_does_not_make_the_service_late(service: OfflineMode
     service.script(always(pieces=["one", " two", " three"], piece_delay_ms=20))
     async with client(service.base_url, piece_timeout_seconds=60, model_timeout_seconds=600) as model:
         pieces = []
-        async for event in model.stream(call(model)):
+        async for event in one_by_one(model.stream(call(model))):
             while service.requests[0]["outcome"] is None:
                 await asyncio.sleep(0.01)
             advance(asyncio.get_running_loop(), 61)

@@ -43,9 +43,9 @@ class Parrot:
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return b""
 
-    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
-        yield TextDelta(call.prompt[-1].decode())
-        yield ModelDone(finish_reason="stop")
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+        yield [TextDelta(call.prompt[-1].decode())]
+        yield [ModelDone(finish_reason="stop")]
 
     async def __aenter__(self) -> "Parrot":
         return self
@@ -82,7 +82,7 @@ def test_an_installed_client_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None
         ("test_llm_open:Macaw", "has no 'Macaw'"),
     ],
 )
-def test_a_name_that_nobody_has_is_an_error_that_helps(name: str, said: str) -> None:
+def test_an_unknown_name_is_an_error_that_helps(name: str, said: str) -> None:
     """It lists those that are known, or says what is missing."""
     with pytest.raises(ModelConfigError, match=said):
         open_model(name, model="x", api_key=KEY)

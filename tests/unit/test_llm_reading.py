@@ -14,7 +14,7 @@ from llm_setup import KEY, chunk, sse
 
 from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import ToolCall, Usage
+from tealagents.domain.models import TokenUsage, ToolCall
 from tealagents.llm.failures import AttemptFailed
 from tealagents.llm.frames import EventFrames
 from tealagents.llm.openai_chat import ChatReading
@@ -68,7 +68,7 @@ CHAT_EVENTS = [
     ModelDone(
         finish_reason="tool_calls",
         tool_calls=(ToolCall("call_1", "A-b", '{"x": 1}'), ToolCall("call_2", "A-c", "{}")),
-        usage=Usage(9, 2, 11),
+        usage=TokenUsage(9, 2, 11),
         model="gpt-4o",
         response_id="chatcmpl-1",
     ),
@@ -110,12 +110,12 @@ def test_an_answer_is_the_same_however_its_bytes_come() -> None:
         ("tool_calls", "stop"),
     ],
 )
-def test_ways_to_end_are_told_apart(finish: str, reason: str) -> None:
+def test_ways_to_end_are_distinguished(finish: str, reason: str) -> None:
     """Length and content filter have reasons of their own; what we do not know is a stop."""
     assert ending(chat(chunk(content="x", finish_reason=finish))).finish_reason == reason
 
 
-def test_a_refusal_is_told_apart_from_an_answer() -> None:
+def test_a_refusal_is_distinguished_from_an_answer() -> None:
     """Its text comes as `Refused`, and the call ends with `refusal`."""
     said = chat(chunk(refusal="I can"), chunk(refusal="not."), chunk(finish_reason="stop"))
     assert said[:-1] == [TextDelta("I can", refusal=True), TextDelta("not.", refusal=True)]
@@ -136,7 +136,7 @@ def test_calls_end_an_answer_as_calls_whatever_the_service_says() -> None:
     assert done.tool_calls == (ToolCall("call_1", "A-b", "{}"),)
 
 
-def test_calls_of_services_that_do_not_number_them_are_told_apart() -> None:
+def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
     """Without an index, or all with index 0, a name under another id is another call."""
     numbered_zero = [fragment(0, "a", "A-b", "{}"), fragment(0, "b", "A-c", "{}")]
     unnumbered = [
@@ -177,9 +177,9 @@ def test_only_the_first_of_several_choices_counts() -> None:
 
 def test_a_service_that_counts_nothing_is_fine() -> None:
     """Without usage there are zeros; without a total, the sum."""
-    assert ending(chat(chunk(finish_reason="stop"))).usage == Usage()
+    assert ending(chat(chunk(finish_reason="stop"))).usage == TokenUsage()
     partly = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
-    assert ending(chat(chunk(finish_reason="stop"), partly)).usage == Usage(3, 4, 7)
+    assert ending(chat(chunk(finish_reason="stop"), partly)).usage == TokenUsage(3, 4, 7)
 
 
 def test_thoughts_are_not_shown_but_begin_the_answer() -> None:
@@ -214,7 +214,7 @@ def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
         ModelDone(
             finish_reason="tool_calls",
             tool_calls=(ToolCall("call_1", "A-b", "{}"),),
-            usage=Usage(9, 2, 11),
+            usage=TokenUsage(9, 2, 11),
             model="gpt-4o",
             response_id="chatcmpl-1",
         ),
@@ -290,7 +290,7 @@ def test_a_response_is_read_from_its_events() -> None:
         ModelDone(
             finish_reason="tool_calls",
             tool_calls=(ToolCall("call_1", "A-b", "{}"),),
-            usage=Usage(9, 2, 11),
+            usage=TokenUsage(9, 2, 11),
             model="gpt-4o",
             response_id="resp_1",
         ),
@@ -300,10 +300,11 @@ def test_a_response_is_read_from_its_events() -> None:
 def test_a_whole_response_gives_the_same() -> None:
     """Asked for whole, a response has its text in its output."""
     reading = ResponsesReading()
-    said = [*reading.whole(orjson.dumps(response(output=[SAID], usage=TOKENS))), reading.done()]
+    whole = reading.whole(orjson.dumps(response(output=[SAID], usage=TOKENS)))
+    said: list[ModelEvent] = [*whole, reading.done()]
     assert said[0] == TextDelta("so")
     assert ending(said).finish_reason == "stop"
-    assert ending(said).usage == Usage(9, 2, 11)
+    assert ending(said).usage == TokenUsage(9, 2, 11)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_an_incomplete_response_says_why(why: str | None, reason: str) -> None:
     assert (done.finish_reason, done.tool_calls) == (reason, ())
 
 
-def test_a_refusal_in_a_response_is_told_apart() -> None:
+def test_a_refusal_in_a_response_is_distinguished() -> None:
     """By its deltas, or in a whole response by its part."""
     streamed = responses(delta("refusal", "No."), end())
     refusal = {"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}

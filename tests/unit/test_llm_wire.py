@@ -27,6 +27,7 @@ from llm_setup import (
     done,
     events,
     message,
+    one_by_one,
     sse,
     text_of,
 )
@@ -72,7 +73,7 @@ async def test_closing_the_stream_closes_the_connection(name: str, first: dict[s
     """A caller who needs no more of an answer stops the service from making it."""
     handler = Endless(first)
     async with RawService(handler).running() as service, client(service.base_url, name) as model:
-        stream = model.stream(call(model))
+        stream = one_by_one(model.stream(call(model)))
         assert await anext(stream) == TextDelta("on")
         await stream.aclose()
         await asyncio.wait_for(handler.left.wait(), 60)
@@ -82,7 +83,7 @@ async def test_canceling_a_wait_closes_the_connection() -> None:
     """In the middle of an answer."""
     handler = Endless(chunk(content="on"))
     async with RawService(handler).running() as service, client(service.base_url) as model:
-        stream = model.stream(call(model))
+        stream = one_by_one(model.stream(call(model)))
         assert await anext(stream) == TextDelta("on")
         waiting = asyncio.create_task(_next(stream))
         await asyncio.sleep(0.01)
@@ -116,7 +117,7 @@ async def _next(stream: AsyncIterator[object]) -> object:
 
 
 async def test_a_canceled_call_leaves_the_others_alone(service: OfflineModel) -> None:
-    """The client is everybody's: also while it is still being made."""
+    """All callers share the client, also while it is still being made."""
     service.script({"otherwise": {"text": "one two", "piece_delay_ms": 20}})
     async with client(service.base_url) as model:
         canceled, kept = (asyncio.create_task(events(model)) for _ in range(2))
@@ -192,7 +193,7 @@ async def test_answers_end_where_the_connection_does() -> None:
         await connection.send(sse(chunk(content="so")))
 
     async with RawService(handler).running() as service, client(service.base_url) as model:
-        stream = model.stream(call(model))
+        stream = one_by_one(model.stream(call(model)))
         assert await anext(stream) == TextDelta("so")
         with pytest.raises(ModelFailed, match="was cut"):
             await anext(stream)
@@ -333,7 +334,7 @@ def certificate(folder: Path) -> Path:
 
 
 async def test_a_certificate_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that nobody vouches for is refused at once; `SSL_CERT_FILE` names who may."""
+    """One without a trusted issuer is refused at once; `SSL_CERT_FILE` adds issuers."""
     pem = certificate(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pem)

@@ -54,7 +54,7 @@ def test_a_real_authority_is_not_asked() -> None:
     assert "is not a local authority" in printed.stderr
 
 
-def test_the_authority_serves_until_it_is_told_to_end() -> None:
+def test_the_authority_serves_until_it_is_stopped() -> None:
     """`tealagents authority` prints the settings, issues tokens, and ends with exit code 0."""
     code = "from test_local_authority import app; app()"
     command = [sys.executable, "-c", code, "authority", "--port", "0"]

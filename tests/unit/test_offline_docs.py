@@ -117,8 +117,8 @@ def _error_mark(error: APIError) -> str:
     match error:
         case APIStatusError():
             body = error.response.text
-            told = error.body.get("message", body) if isinstance(error.body, dict) else body
-            return f"(HTTP {error.status_code}: {told})"
+            reported = error.body.get("message", body) if isinstance(error.body, dict) else body
+            return f"(HTTP {error.status_code}: {reported})"
         case APITimeoutError():
             return "(silence)"
         case APIConnectionError():

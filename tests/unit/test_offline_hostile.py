@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tealagents.llm.offline import Script
 from tealagents.llm.offline.errors import ServiceError
-from tealagents.llm.offline.service import Service
+from tealagents.llm.offline.service import OfflineService
 
 JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [
@@ -106,7 +106,7 @@ def replaced(document: Any, path: tuple[Any, ...], junk: Any) -> Any:
 
 def status(method: str, path: str, query: str, body: bytes) -> int:
     try:
-        return Service(Script()).answer(method, path, query, body).status
+        return OfflineService(Script()).answer(method, path, query, body).status
     except ServiceError as refused:
         return refused.status
 

@@ -132,7 +132,7 @@ async def test_a_tool_call_streams_with_its_index(client: AsyncOpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-async def test_a_tools_result_is_told(client: AsyncOpenAI) -> None:
+async def test_a_tools_result_is_answered(client: AsyncOpenAI) -> None:
     """What comes back from tools is said, tool by tool."""
     asked = user('call Shell-delete {"path": "/x"}; call Shell-delete {"path": "/y"}')
     first = await ask(client, asked, tools=[DELETE])
@@ -291,11 +291,11 @@ async def test_faults_of_a_stream(model: OfflineModel) -> None:
     model.script(FAULTS)
     async with AsyncOpenAI(base_url=model.base_url, api_key="k", max_retries=0) as client:
         asked = ["cut", "short", "open end", "failing", "slow down", "dribble"]
-        told = [await heard(client, text) for text in asked]
+        replies = [await heard(client, text) for text in asked]
         pieces: list[str] = []
         mute = await overdue(heard(client, "mute"), 600, lambda: len(model.requests) == 7)
         halting = await overdue(heard(client, "halting", pieces), 600, lambda: "a" in pieces)
-    assert told == [
+    assert replies == [
         ("a b", APIConnectionError.__name__),
         ("", APIConnectionError.__name__),
         ("a b c d", "no reason"),
@@ -422,7 +422,7 @@ def test_it_is_used_without_an_event_loop() -> None:
 
 
 async def test_pauses_end_when_they_are_released(model: OfflineModel) -> None:
-    """An answer that would take days goes on at once, as do later ones, until a script is put in place."""
+    """An answer that would take days continues at once, as do later ones, until a script is put in place."""
     days = {"otherwise": {"pieces": ["a", {"text": " b", "delay_ms": 10**9}], "headers_delay_ms": 1}}
     model.script(days)
     async with AsyncOpenAI(base_url=model.base_url, api_key="k") as client:
@@ -514,7 +514,7 @@ async def test_the_app_runs_on_any_server() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals) -> None:
-    """`serve` answers until it is told to end, and then ends well."""
+    """`serve` answers until it is stopped, and then exits cleanly."""
     script = tmp_path / "script.yaml"
     script.write_text("rules:\n  - reply: from a file\n")
     code = (
@@ -540,7 +540,7 @@ async def test_a_process_of_its_own(tmp_path: Path, number: signal.Signals) -> N
     assert process.returncode == 0
 
 
-def test_a_wrong_script_is_told_before_it_starts() -> None:
+def test_a_wrong_script_is_reported_before_it_starts() -> None:
     """A script with a mistake never starts a server."""
     with pytest.raises(ScriptError, match="did you mean 'rules'"):
         OfflineModel("rulez: []\n")

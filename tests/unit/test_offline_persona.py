@@ -1,10 +1,10 @@
-"""The built-in answers: what was told is remembered, and everything else is short."""
+"""The built-in answers: what the user said is remembered, and everything else is short."""
 
 import pytest
 
 from tealagents.llm.offline.answer import in_pieces
 from tealagents.llm.offline.persona import built_in_answer
-from tealagents.llm.offline.prompt import Message, Prompt
+from tealagents.llm.offline.prompt import Message, ModelPrompt
 
 
 def answer(*texts: str, system: str | None = None, tools: tuple[str, ...] = ()) -> str:
@@ -12,7 +12,7 @@ def answer(*texts: str, system: str | None = None, tools: tuple[str, ...] = ()) 
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for text in texts:
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "I see."}]
-    return built_in_answer(Prompt(messages[:-1], model="offline", tools=tools)).text
+    return built_in_answer(ModelPrompt(messages[:-1], model="offline", tools=tools)).text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def answer(*texts: str, system: str | None = None, tools: tuple[str, ...] = ()) 
         ("good day", "How many messages have I sent?", "You have sent 2 messages."),
     ],
 )
-def test_it_remembers_what_it_was_told(said: str, asked: str, expected: str) -> None:
+def test_it_remembers_what_the_user_said(said: str, asked: str, expected: str) -> None:
     """Facts are found in the messages that are sent, and in nothing else: covers TASK-4."""
     assert answer(said, "something else", asked) == expected.replace("2 messages", "3 messages").replace(
         "Before that you said: “good day”", "Before that you said: “something else”"
@@ -50,7 +50,7 @@ def test_it_remembers_what_it_was_told(said: str, asked: str, expected: str) -> 
 
 
 def test_the_latest_fact_wins() -> None:
-    """What is told later replaces what was told before."""
+    """What the user says later replaces what was said before."""
     assert answer("my name is Ada", "my name is Grace", "what is my name?") == "Your name is Grace."
 
 
@@ -98,7 +98,7 @@ def test_it_is_polite(said: str, expected: str) -> None:
 
 
 def test_a_known_name_is_greeted() -> None:
-    """Somebody who said who they are is greeted by name."""
+    """A user who gave a name is greeted by it."""
     assert answer("I am Ada", "hello again") == "Hello, Ada! How can I help?"
 
 
@@ -118,7 +118,7 @@ def test_a_long_message_is_quoted_in_part() -> None:
 )
 def test_a_call_can_be_asked_for(text: str, arguments: list[str]) -> None:
     """The words `call NAME {…}` make a tool call, with broken arguments as they stand: covers HITL-1."""
-    asked = Prompt([{"role": "user", "content": text}], model="m", tools=("Shell-delete",))
+    asked = ModelPrompt([{"role": "user", "content": text}], model="m", tools=("Shell-delete",))
     assert [call.arguments for call in built_in_answer(asked).tool_calls] == arguments
 
 

@@ -158,7 +158,7 @@ async def test_the_events_of_a_text(client: AsyncOpenAI, model: OfflineModel) ->
 
 
 async def test_a_function_is_called_and_answered(client: AsyncOpenAI) -> None:
-    """Calls stream their arguments; their outputs go back as items, and are told: covers THREAD-4."""
+    """Calls stream their arguments; their outputs go back as items and are quoted: covers THREAD-4."""
     streamed = await events(
         client, 'call Shell-delete {"path": "/data/x"}; call Shell-delete {"path": "/data/y"}', tools=[DELETE]
     )

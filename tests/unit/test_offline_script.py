@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tealagents.llm.offline import Script, ScriptError
-from tealagents.llm.offline.answer import Answer
+from tealagents.llm.offline.answer import ModelAnswer
 from tealagents.llm.offline.playback import Playback, RefusedCall
-from tealagents.llm.offline.prompt import Message, Prompt
+from tealagents.llm.offline.prompt import Message, ModelPrompt
 
 TOOL_TURN: list[Message] = [
     {"role": "user", "content": "delete it"},
@@ -21,19 +21,19 @@ TOOL_TURN: list[Message] = [
 ]
 
 
-def asking(*texts: str, system: str = "", model: str = "offline") -> Prompt:
+def asking(*texts: str, system: str = "", model: str = "offline") -> ModelPrompt:
     messages = [{"role": "user", "content": text} for text in texts]
-    return Prompt([{"role": "system", "content": system}, *messages], model=model)
+    return ModelPrompt([{"role": "system", "content": system}, *messages], model=model)
 
 
-def played(script: str, *prompts: Prompt) -> list[str]:
+def played(script: str, *prompts: ModelPrompt) -> list[str]:
     """What a script answers to these prompts, one after the other."""
     playback = Playback(Script.from_text(script))
     return [said(playback.reply_to(prompt)) for prompt in prompts]
 
 
-def said(reply: Answer | RefusedCall) -> str:
-    return reply.text if isinstance(reply, Answer) else f"HTTP {reply.error.status}"
+def said(reply: ModelAnswer | RefusedCall) -> str:
+    return reply.text if isinstance(reply, ModelAnswer) else f"HTTP {reply.error.status}"
 
 
 def test_the_first_rule_that_holds_answers() -> None:
@@ -71,19 +71,19 @@ def test_a_rule_is_used_up() -> None:
         ("{model: gpt}", asking("a", model="gpt"), True),
         ("{model: gpt}", asking("a", model="gpt-5"), False),
         ("{text: a, turn: 2}", asking("a"), False),
-        ("{}", Prompt(TOOL_TURN, model="m"), True),
-        ("{tool_result: true}", Prompt(TOOL_TURN, model="m"), True),
-        ("{tool_result: false}", Prompt(TOOL_TURN, model="m"), False),
+        ("{}", ModelPrompt(TOOL_TURN, model="m"), True),
+        ("{tool_result: true}", ModelPrompt(TOOL_TURN, model="m"), True),
+        ("{tool_result: false}", ModelPrompt(TOOL_TURN, model="m"), False),
         ("{tool_result: true}", asking("a"), False),
-        ("{result_of: Shell-delete}", Prompt(TOOL_TURN, model="m"), True),
-        ("{result_of: Shell-list}", Prompt(TOOL_TURN, model="m"), False),
-        ("{result_text: NO SUCH}", Prompt(TOOL_TURN, model="m"), True),
-        ("{result_text: done}", Prompt(TOOL_TURN, model="m"), False),
-        ("{text: delete}", Prompt(TOOL_TURN, model="m"), False),
-        ("{text: delete, tool_result: true}", Prompt(TOOL_TURN, model="m"), True),
+        ("{result_of: Shell-delete}", ModelPrompt(TOOL_TURN, model="m"), True),
+        ("{result_of: Shell-list}", ModelPrompt(TOOL_TURN, model="m"), False),
+        ("{result_text: NO SUCH}", ModelPrompt(TOOL_TURN, model="m"), True),
+        ("{result_text: done}", ModelPrompt(TOOL_TURN, model="m"), False),
+        ("{text: delete}", ModelPrompt(TOOL_TURN, model="m"), False),
+        ("{text: delete, tool_result: true}", ModelPrompt(TOOL_TURN, model="m"), True),
     ],
 )
-def test_conditions(when: str, prompt: Prompt, holds: bool) -> None:
+def test_conditions(when: str, prompt: ModelPrompt, holds: bool) -> None:
     """Each condition of a rule holds when it should, and text does not while tool results are waiting."""
     script = f"rules: [{{when: {when}, reply: HELD}}]"
     assert (played(script, prompt) == ["HELD"]) is holds
@@ -92,8 +92,8 @@ def test_conditions(when: str, prompt: Prompt, holds: bool) -> None:
 def test_results_are_found_behind_notes() -> None:
     """A note of the caller after the results does not hide them."""
     noted = [*TOOL_TURN, {"role": "system", "content": "be brief"}]
-    assert Prompt(noted, model="m").tool_results == Prompt(TOOL_TURN, model="m").tool_results
-    assert Prompt([*TOOL_TURN, {"role": "user", "content": "and?"}], model="m").tool_results == []
+    assert ModelPrompt(noted, model="m").tool_results == ModelPrompt(TOOL_TURN, model="m").tool_results
+    assert ModelPrompt([*TOOL_TURN, {"role": "user", "content": "and?"}], model="m").tool_results == []
 
 
 def test_a_reply_without_content_is_the_built_in_answer_disturbed() -> None:
@@ -102,7 +102,7 @@ def test_a_reply_without_content_is_the_built_in_answer_disturbed() -> None:
         {"rules": [{"reply": {"first_delay_ms": 50, "fault": {"kind": "cut", "after_pieces": 1}}}]}
     )
     reply = Playback(script).reply_to(asking("hello"))
-    assert isinstance(reply, Answer)
+    assert isinstance(reply, ModelAnswer)
     assert reply.text == "Hello! How can I help?"
     assert reply.pacing.first == 0.05
     assert reply.fault is not None
@@ -115,7 +115,7 @@ def test_delays_of_single_pieces_win() -> None:
       - reply: {pieces: [a, {text: b, delay_ms: 500}, c], first_delay_ms: 100, piece_delay_ms: 20}
     """)
     reply = Playback(script).reply_to(asking("x"))
-    assert isinstance(reply, Answer)
+    assert isinstance(reply, ModelAnswer)
     assert [reply.pacing.before(n) for n in range(3)] == [0.1, 0.5, 0.02]
     assert reply.duration() == pytest.approx(0.62)
 
@@ -145,18 +145,18 @@ def test_delays_of_single_pieces_win() -> None:
         ("- a\n", "the whole script"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(script: str, complaint: str) -> None:
+def test_a_mistake_is_reported_with_its_place(script: str, complaint: str) -> None:
     """An error names the line, the key and what is wrong with it."""
-    with pytest.raises(ScriptError) as told:
+    with pytest.raises(ScriptError) as raised:
         Script.from_text(script)
-    assert complaint in str(told.value)
+    assert complaint in str(raised.value)
 
 
-def test_every_mistake_is_told() -> None:
-    """All mistakes of a script are told together, a line each."""
-    with pytest.raises(ScriptError) as told:
+def test_every_mistake_is_reported() -> None:
+    """All mistakes of a script are reported together, a line each."""
+    with pytest.raises(ScriptError) as raised:
         Script.of({"rulez": [], "rules": [{"reply": {"txt": "a"}}]})
-    assert len(str(told.value).splitlines()) == 2
+    assert len(str(raised.value).splitlines()) == 2
 
 
 def test_a_script_comes_from_wherever(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         ("mongodb://host/db", r"Unknown store 'mongodb'. Known: dynamodb, file, memory"),
         ("state.db", r"Unknown store 'state.db'. Known:"),
@@ -70,9 +70,9 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
         ("sqlite:///a.db?path=b.db", r"path is given twice"),
     ],
 )
-def test_mistakes(third_party: str, url: str, told: str) -> None:
+def test_mistakes(third_party: str, url: str, reported: str) -> None:
     """What cannot be opened is an error of the configuration that says what is wrong or what there is."""
-    with pytest.raises(StoreConfigError, match=told) as raised:
+    with pytest.raises(StoreConfigError, match=reported) as raised:
         plain_store(url)
     assert "ter2" not in str(raised.value)
 
@@ -112,7 +112,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_passwords_are_not_told() -> None:
+def test_passwords_are_not_shown() -> None:
     """Neither the text of a URL's error nor what is shown of it holds its password."""
     url = "postgresql://alice:hunter2@host:5432/db"
     parsed = StoreUrl.parse(url)

@@ -52,7 +52,7 @@ def elsewhere() -> Iterator[HostileServer]:
         yield server
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured as Linux tells it")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from Linux's /proc")
 @pytest.mark.parametrize(("manners", "how"), [(MANNERS, "apart"), (SLOW_MANNERS, "together")])
 def test_no_place_is_hurt_by_what_it_reads(
     manners: Sequence[str], how: str, elsewhere: HostileServer
@@ -89,7 +89,7 @@ def test_no_place_is_hurt_by_what_it_reads(
     assert elsewhere.asked == []
 
 
-#: calls that open a way to the outside → what becomes of them
+#: calls that open a way to the outside → their outcome
 CLIENTS = {
     *("httpx.Client", "httpx.AsyncClient", "httpx.get", "httpx.post", "httpx.stream", "httpx.request"),
     *("httpx2.Client", "httpx2.AsyncClient", "httpx2.get", "httpx2.post", "httpx2.stream", "httpx2.request"),

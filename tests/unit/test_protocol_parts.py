@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from tealagents.api import items, names, query
 from tealagents.api.decisions import CallAnswer
-from tealagents.api.resent import Answered, Entry, Made, Told, in_words, taken_apart
+from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, in_words, taken_apart
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 from tealagents.domain.models import Item
 from tealagents.state.submission import Earlier
@@ -59,10 +59,12 @@ def test_a_page_that_there_is_not_is_refused(text: str, error: type[Exception]) 
 
 
 def test_what_is_new_in_a_history_stands_behind_the_assistants_last_words() -> None:
-    """What is told counts wherever it stands; what came of a call is kept in words."""
-    returned = Answered("c", CallAnswer(output="5"))
+    """Messages count wherever they stand; the outcome of a call is kept in words."""
+    returned = AnsweredCall("c", CallAnswer(output="5"))
     before: list[Entry] = [said("user", "1"), Made("c", "add(2, 3)"), returned, said("assistant", "2")]
-    given = taken_apart([Told("a"), *before, said("user", "3"), Told("b"), said("user", "4")], "input")
+    given = taken_apart(
+        [Instruction("a"), *before, said("user", "3"), Instruction("b"), said("user", "4")], "input"
+    )
     assert given.instructions == "a\n\nb"
     assert [item.content for item in given.items] == ["3", "4"]
     assert in_words(given.before) == (
@@ -74,7 +76,8 @@ def test_what_is_new_in_a_history_stands_behind_the_assistants_last_words() -> N
 
 
 @pytest.mark.parametrize(
-    "new", [[], [said("assistant", "1")], [Answered("c", CallAnswer(action="approve")), said("user", "1")]]
+    "new",
+    [[], [said("assistant", "1")], [AnsweredCall("c", CallAnswer(action="approve")), said("user", "1")]],
 )
 def test_a_history_ends_in_a_message_or_in_answers(new: list[Any]) -> None:
     """Neither and both are refused, by the name of the field."""

@@ -15,7 +15,7 @@ from tealagents.testing.servers import PostgresServer, RedisServer, Server, Serv
 
 
 def alive(pids: list[str]) -> list[str]:
-    """Those that run or are stopped; whom nobody has reaped yet is not alive."""
+    """Those that run or are stopped; one that is not reaped yet is not alive."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True)
     states = dict(line.split() for line in listed.stdout.splitlines())
     return [pid for pid in pids if not states.get(pid, "Z").startswith("Z")]

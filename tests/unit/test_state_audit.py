@@ -27,7 +27,7 @@ LARGE = "x" * 300_000
 
 
 class Log:
-    """A task's log in a store that anybody can write to."""
+    """A task's log in a store that anyone can write to."""
 
     def __init__(self, records: RecordStore, task_id: str = TASK) -> None:
         self.records = records
@@ -58,7 +58,7 @@ class Log:
         assert found is not None
         return found
 
-    # --- what somebody with access to the store does ----------------------------------------------
+    # --- what an intruder with access to the store does -------------------------------------------
 
     async def put(self, key: str, record: object) -> None:
         value = codec.seal(self.partition, key, record)
@@ -150,7 +150,7 @@ async def test_a_changed_entry_is_named(written: Log, seq: int, field: str) -> N
 
 @pytest.mark.parametrize("seq", [1, 2, 5, 6])
 async def test_a_changed_body_is_named(written: Log, seq: int) -> None:
-    """What was said is bound to the entry that tells of it."""
+    """What was said is bound to the entry that records it."""
     entries = await written.entries()
     entry, _ = entries[seq - 1]
     entries[seq - 1] = (entry, msgspec.Raw(codec.encode_json(Note("never said"))))
@@ -205,7 +205,7 @@ async def test_entries_in_another_order_are_named(written: Log, first: int) -> N
 
 
 async def test_an_entry_behind_the_end_is_named(written: Log) -> None:
-    """Somebody has added one to the log, and not told the task."""
+    """An intruder has added one to the log, but not to the task."""
     head = await written.head()
     _, key, batch = await written.records.append(written.partition, head, [draft("a", "b", None, Note(""))])
     await written.put(key, batch)

@@ -1,4 +1,4 @@
-"""Deletion: whole, and gone on with after whatever interrupted it."""
+"""Deletion: complete, and resumed after any interruption."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def remains(here: Process) -> list[str]:
 
 
 class Breaking(Faulty):
-    """Is away from its `at`th deletion on, until told otherwise."""
+    """Is away from its `at`th deletion on, until a test says otherwise."""
 
     def __init__(self, at: int) -> None:
         super().__init__(MemoryStore())
@@ -72,7 +72,7 @@ async def test_a_deleted_session_is_erased_wherever_it_was_interrupted(at: int) 
             await here.eraser.delete_session(here.partition(), session)
 
 
-async def test_a_deletion_that_failed_is_gone_on_with_when_asked_again() -> None:
+async def test_a_deletion_that_failed_resumes_when_asked_again() -> None:
     """Deleting again what is half deleted deletes the rest."""
     store = Breaking(1_000_000)
     async with process(store) as here:
@@ -122,7 +122,7 @@ async def test_what_is_damaged_is_erased_too(kind: str) -> None:
 
 
 async def test_a_damaged_note_of_a_deletion_stops_neither_start_nor_others() -> None:
-    """Deletions that can be gone on with are, beside one whose note is damaged. covers: STATE-4"""
+    """Deletions that can resume do so, beside one whose note is damaged. covers: STATE-4"""
     async with process() as here:
         request = await here.ask()
         await here.eraser._bury(here.partition(), await here.tasks.head(here.partition(), request.task_id))
@@ -130,7 +130,7 @@ async def test_a_damaged_note_of_a_deletion_stops_neither_start_nor_others() -> 
         assert await here.eraser.resume_all(older_than_seconds=-1) == 1
 
 
-async def test_the_id_of_a_deleted_session_is_anybodys_again() -> None:
+async def test_the_id_of_a_deleted_session_is_free_again() -> None:
     """Nothing is kept of whose a client's own session id was. covers: SESSION-1"""
     session = random_id()
     async with process() as here:

@@ -41,7 +41,7 @@ async def test_an_answer_of_several_megabytes(letter: str) -> None:
 
 
 async def test_a_result_of_several_megabytes_is_replayed_to_the_letter() -> None:
-    """A tool's long result goes to the model and to whoever follows later. covers: HITL-1"""
+    """A tool's long result goes to the model and to later followers. covers: HITL-1"""
     model = Scripted(calls(ToolCall("c1", "Disk-read", "{}")), says("done"))
     async with process(None, model, Function("Disk-read", lambda _: "é" * MEGABYTES)) as here:
         request = await here.ask(streamed=True)

@@ -74,8 +74,8 @@ async def test_a_damaged_log_does_not_keep_a_task_from_going_on() -> None:
         assert (await here.request(request.request_id)).last_event > 10 + JUMP
 
 
-async def test_nothing_is_added_once_the_end_is_told() -> None:
-    """A producer that was stopped and goes on finds its log closed, also for what comes in parts."""
+async def test_nothing_is_added_after_the_end() -> None:
+    """A producer that was stopped and continues finds its log closed, also for what comes in parts."""
     async with process(None, Scripted(waits(asyncio.Event()))) as here:
         request, version = await begun(here)
         stored = await here.tasks.head(here.partition(), request.task_id)

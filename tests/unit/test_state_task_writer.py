@@ -15,7 +15,7 @@ from tealagents.testing.clock import FakeClock
 
 
 class Outage(Faulty):
-    """Takes one commit to a task's log and answers nobody for a while after it; `applied` says whether."""
+    """Takes one commit to a task's log and gives no reply for a while after it; `applied` says whether."""
 
     def __init__(self, clock: FakeClock, *, at: int, applied: bool, seconds: float = 0.4) -> None:
         super().__init__(MemoryStore())
@@ -61,7 +61,7 @@ async def bodies(here: Process, task_id: str) -> list[object]:
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("at", [2, 3, 4])
 async def test_nothing_is_written_twice_after_an_outage(at: int, applied: bool) -> None:
-    """Whatever became of a write nobody answered, each intent, step and message is in the log once.
+    """Whatever the outcome of an in-doubt write, each intent, step and message is in the log once.
 
     covers: TASK-5, STATE-4
     """

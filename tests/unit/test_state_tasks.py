@@ -55,7 +55,7 @@ async def test_a_dead_request_whose_record_is_damaged_stops_its_own_task_alone(m
 
 
 async def test_a_request_of_which_its_task_knows_nothing_is_damage() -> None:
-    """A record that says it runs, and a task that is idle, contradict each other; nobody waits for ever."""
+    """A record that says it runs, and a task that is idle, contradict each other; none waits for ever."""
     async with process(None, Scripted(waits(asyncio.Event()))) as here:
         sent = await here.send()
         partition, request_id = here.partition(), sent.request.request_id
@@ -72,7 +72,7 @@ async def test_a_request_of_which_its_task_knows_nothing_is_damage() -> None:
 
 
 class SetClock(FakeClock):
-    """A wall clock that can be set; the time that passes goes on meanwhile."""
+    """A wall clock that can be set; elapsed time is not affected."""
 
     ahead = timedelta()
 
@@ -101,8 +101,8 @@ async def test_a_task_is_never_changed_before_it_was_made() -> None:
         await check((await fork(here.tasks, partition, first.task_id, ADA.user)).task_id)
 
 
-async def test_a_damaged_index_of_owners_keeps_nobody_out() -> None:
-    """The index tells others' ids; its owner's messages are answered without. covers: STATE-4"""
+async def test_a_damaged_index_of_owners_locks_no_one_out() -> None:
+    """The index names other users' ids; its owner's messages are answered without it. covers: STATE-4"""
     store = MemoryStore()
     async with process(store) as here:
         first = await here.ask()
@@ -115,7 +115,7 @@ async def test_a_damaged_index_of_owners_keeps_nobody_out() -> None:
 
 
 async def test_a_waiting_request_begins_although_the_reply_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its turn is taken by a commit nobody answered; it is found to have it, and runs. covers: TASK-5"""
+    """The commit that takes its turn gets no reply but has succeeded; the request runs. covers: TASK-5"""
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 0.1)
     store = Faulty(MemoryStore())
     gate = asyncio.Event()

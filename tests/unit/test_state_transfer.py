@@ -26,7 +26,7 @@ from tealagents.stores.memory import MemoryStore
 
 
 class Impatient(SystemClock):
-    """Its seconds pass when somebody waits for them."""
+    """Its seconds pass when a caller waits for them."""
 
     def __init__(self) -> None:
         self._passed = 0.0
@@ -157,7 +157,7 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
 
 
 async def test_an_import_that_failed_can_be_made_by_another_process() -> None:
-    """What was wrong with it is told, and nothing of it is in the way of the right one. covers: TASK-5"""
+    """What is wrong with it is reported, and nothing of it is in the way of the right one. covers: TASK-5"""
     store = MemoryStore()
     async with process(store) as here, process(store) as other:
         hers = await here.ask("mine", caller=EVE)

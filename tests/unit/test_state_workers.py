@@ -37,7 +37,7 @@ async def pass_by(clock: FakeClock, seconds: float) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_process_whose_store_was_away_goes_on_without_a_restart(clock: FakeClock) -> None:
+async def test_a_process_whose_store_was_away_continues_without_a_restart(clock: FakeClock) -> None:
     """What ran is interrupted, and new messages are answered at once when the store is back.
 
     covers: STATE-4, TASK-5
@@ -66,7 +66,7 @@ async def test_a_process_whose_store_was_away_goes_on_without_a_restart(clock: F
 async def test_a_beat_whose_reply_is_lost_does_not_end_what_runs(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is found as it was left, and goes on. covers: TASK-5"""
+    """The lease is found as it was left, and continues. covers: TASK-5"""
     monkeypatch.setattr(records, "RESOLVE_SECONDS", 1.0)
     store = Faulty(SharedMemory(clock))
     gate = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_a_beat_whose_reply_is_lost_does_not_end_what_runs(
         assert (await here.service.outcome(sent)).status == "Completed"
 
 
-async def test_the_dead_are_told_even_where_the_clock_was_set_back(clock: FakeClock) -> None:
+async def test_dead_processes_are_recognized_even_where_the_clock_was_set_back(clock: FakeClock) -> None:
     """A beat that stays the same for a lease is a dead worker's, whatever its time says. covers: STATE-4"""
     store = SharedMemory(clock)
     async with process(store, Scripted(says("hello")), clock=clock) as here:

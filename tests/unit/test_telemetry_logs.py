@@ -1,4 +1,4 @@
-"""What the log tells of exceptions."""
+"""What the log says of exceptions."""
 
 import json
 import logging
@@ -28,11 +28,11 @@ def record() -> logging.LogRecord:
 
 @pytest.mark.parametrize("kind", [JsonLines, Readable])
 def test_the_text_of_an_exception_is_not_logged(kind: type[JsonLines | Readable]) -> None:
-    """It may quote what a user said: type and place are told, of causes and members, too. covers: APP-5"""
-    told = kind(content=False).format(record())
-    assert SECRET not in told
+    """It may quote a user: only type and place are logged, of causes and members, too. covers: APP-5"""
+    logged = kind(content=False).format(record())
+    assert SECRET not in logged
     for name in ("KeyError", "ExceptionGroup", "ValueError", "in failing", "test_telemetry_logs.py"):
-        assert name in told
+        assert name in logged
     assert SECRET in kind(content=True).format(record())
 
 

@@ -1,4 +1,4 @@
-"""Context providers: what the model is told besides the conversation, and what learns from it."""
+"""Context providers: what the model is sent besides the conversation, and what learns from it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +35,7 @@ async def store() -> AsyncIterator[CountedStore]:
 
 
 class Clerk(ContextProvider):
-    """Counts the turns of each thread, and notes all it is told."""
+    """Counts the turns of each thread, and notes all it is called with."""
 
     name = "clerk"
 
@@ -194,7 +194,7 @@ async def test_state_that_cannot_be_kept_is_dropped(store: CountedStore, text: s
 
 
 class Broken(ContextProvider):
-    """Fails where it is told to."""
+    """Fails where a test asks it to."""
 
     name = "broken"
 
@@ -224,10 +224,10 @@ class Broken(ContextProvider):
         ("slow", "took longer than 0.01 seconds"),
     ],
 )
-async def test_a_provider_that_fails_is_told_of_and_done_without(
+async def test_a_provider_that_fails_is_reported_and_skipped(
     store: CountedStore, where: str, why: str
 ) -> None:
-    """The others are heard, the request goes on, the trace has a step. covers: THREAD-10"""
+    """The others are heard, the request continues, the trace has a step. covers: THREAD-10"""
     clerk = Clerk()
     providers = Providers([Broken(where, timeout_seconds=0.01), clerk])
     async with Engine(store, ScriptedModel(), providers=providers) as engine:
@@ -252,7 +252,7 @@ async def test_a_provider_that_fails_is_told_of_and_done_without(
 async def test_a_provider_that_adds_nonsense_is_one_that_fails(
     store: CountedStore, given: object, why: str
 ) -> None:
-    """What could not be told to a model is no part of the request. covers: THREAD-10"""
+    """What cannot be sent to a model is not part of the request. covers: THREAD-10"""
 
     class Odd(ContextProvider):
         async def invoking(self, invocation: Invocation) -> Context | None:
@@ -266,7 +266,7 @@ async def test_a_provider_that_adds_nonsense_is_one_that_fails(
 
 
 async def test_where_a_required_provider_fails_the_others_have_ended(store: CountedStore) -> None:
-    """Nobody goes on for a request that is over."""
+    """No provider keeps working for a request that is over."""
     ended = []
 
     class Slow(ContextProvider):
@@ -285,7 +285,7 @@ async def test_where_a_required_provider_fails_the_others_have_ended(store: Coun
 
 @pytest.mark.parametrize("where", ["invoking", "invoked", "slow"])
 async def test_a_required_provider_takes_the_request_down(store: CountedStore, where: str) -> None:
-    """With a text that names it; the task goes on. covers: THREAD-10"""
+    """With a text that names it; the task continues. covers: THREAD-10"""
     providers = Providers([Broken(where, required=True, timeout_seconds=0.01)])
     async with Engine(store, ScriptedModel(), providers=providers) as engine:
         record = await engine.say("hello")
@@ -301,7 +301,7 @@ async def test_a_required_provider_takes_the_request_down(store: CountedStore, w
 
 
 async def test_preferences_are_remembered_in_new_sessions(store: CountedStore) -> None:
-    """Told to the model in every later session of this user, until they are to be forgotten.
+    """Sent to the model in every later session of this user, until they are to be forgotten.
 
     covers: THREAD-10
     """
@@ -327,7 +327,7 @@ async def test_what_was_learned_goes_with_its_task(store: CountedStore) -> None:
     assert "tea" not in last_sent(model)[1]
 
 
-async def test_nobody_is_told_of_anothers_preferences(store: CountedStore) -> None:
+async def test_no_one_is_shown_another_users_preferences(store: CountedStore) -> None:
     """Memories are their user's. covers: THREAD-10"""
     model = ScriptedModel()
     async with Engine(store, model, providers=Providers([UserPreferences()])) as engine:
@@ -363,7 +363,7 @@ async def test_facts_are_found_again(store: CountedStore) -> None:
 
 
 def test_what_counts_as_a_fact() -> None:
-    """Sentences in which somebody speaks of themselves; no questions."""
+    """Sentences in which users speak of themselves; no questions."""
     text = "Hi! My name is Ada. Is my name Ada? I live in Oslo, and you? The sky is blue.\nremember the milk"
     assert statements(text) == ["My name is Ada.", "remember the milk"]
     assert statements("Call me Ada") == ["Call me Ada"]

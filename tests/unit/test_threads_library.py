@@ -1,6 +1,7 @@
 """The library: an agent and its threads, without the service."""
 
 import asyncio
+import base64
 import json
 import subprocess
 import sys
@@ -175,7 +176,7 @@ async def test_a_thread_has_one_writer(make: MakeAgent, service: OfflineModel) -
 
 
 async def test_tools_are_called(make: MakeAgent) -> None:
-    """As in the service, and told of as they are; what a tool adds is with the answer."""
+    """As in the service, and reported as they are; what a tool adds is with the answer."""
     async with make(agent={"plugins": ["Shell"]}, user="ada") as agent:
         thread = agent.new_thread()
         updates = []
@@ -194,7 +195,7 @@ async def test_tools_are_called(make: MakeAgent) -> None:
 
 @pytest.mark.parametrize("approves", [None, False, True])
 async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | None) -> None:
-    """Whoever approves decides; without anybody the call is not made, and the model is told so."""
+    """The approver decides; without one the call is not made, and the model gets that as the result."""
     asked: list[ToolCall] = []
 
     async def approve(call: ToolCall) -> bool:
@@ -207,8 +208,8 @@ async def test_a_governed_call_is_asked_about(make: MakeAgent, approves: bool | 
         answer = await agent.run(
             'call Shell-delete {"path": "/x"} and call Shell-look {"path": "/y"}', thread
         )
-    told = "Shell-delete said: deleted /x" if approves else "Shell-delete said: The call was not approved"
-    assert told in answer.text
+    result = "Shell-delete said: deleted /x" if approves else "Shell-delete said: The call was not approved"
+    assert result in answer.text
     assert "Shell-look said: /y is empty" in answer.text
     assert [call.tool for call in asked] == ([] if approves is None else ["Shell-delete"])
     asked_for, *results, _ = answer.messages
@@ -265,7 +266,7 @@ class Listener(ContextProvider):
 
 
 async def test_providers_hear_of_every_end(make: MakeAgent, service: OfflineModel) -> None:
-    """Where nobody reads on, where the caller is canceled, where `approve` raises. covers: THREAD-10"""
+    """If the caller stops reading, if it is canceled, if `approve` raises. covers: THREAD-10"""
 
     async def raising(_: Any) -> bool:
         raise ZeroDivisionError
@@ -295,8 +296,8 @@ async def test_calls_at_once_share_what_is_remembered(make: MakeAgent, tmp_path:
     await asyncio.gather(*(agent.run(f"wish {n}", agent.new_thread()) for n in range(6)))
     answer = await agent.run("wish", agent.new_thread())
     assert [step.output for step in answer.steps if step.is_error] == []
-    [told] = [step for step in answer.steps if step.kind == "context"]
-    assert "ever 6" in str(told.output)
+    [context] = [step for step in answer.steps if step.kind == "context"]
+    assert "ever 6" in str(context.output)
 
 
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:
@@ -352,7 +353,7 @@ async def test_tools_and_approvals_work_on_remote_threads(make: MakeAgent) -> No
 
 
 async def test_a_conversation_is_continued_by_its_id(make: MakeAgent, service: OfflineModel) -> None:
-    """An id that somebody else has made will do. covers: THREAD-1"""
+    """An id that another program has made will do. covers: THREAD-1"""
     import httpx
 
     async with httpx.AsyncClient(verify=False) as http:
@@ -572,13 +573,14 @@ async def test_message_stores_of_an_agent_are_sealed_where_a_key_is_set(
     async with make(message_stores=lambda: FileMessages(folder), secrets=secrets) as agent:
         thread = agent.get_local_thread()
         for n in range(2):
-            await agent.run(f"My name is Ada{n}.", thread)
+            await agent.run(f"My name is Adalovelace{n}.", thread)
         opened = agent.open_thread(thread.to_json())
-        assert (await agent.run("What is my name?", opened)).text == "Your name is Ada1."
-        assert (await agent.run("What is my name?", opened.copy())).text == "Your name is Ada1."
+        assert (await agent.run("What is my name?", opened)).text == "Your name is Adalovelace1."
+        assert (await agent.run("What is my name?", opened.copy())).text == "Your name is Adalovelace1."
         written = b"".join(path.read_bytes() for path in folder.iterdir())
-        assert b"Ada" not in written
-        assert b"QWRh" not in written
+        # neither as it is nor in Base64, at whatever place of a group it begins
+        shown = [base64.b64encode(b" " * shift + b"Adalovelace")[4:12] for shift in range(3)]
+        assert not any(text in written for text in (b"lovelace", *shown))
         [path] = (path for path in folder.iterdir() if path.stem in thread.to_json())
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         lines[0]["items"], lines[2]["items"] = lines[2]["items"], lines[0]["items"]
@@ -639,7 +641,7 @@ async def test_another_configuration_is_detected(make: MakeAgent) -> None:
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_configuration_is_all_that_answers_depend_on(make: MakeAgent, changed: dict[str, Any]) -> None:
-    """How the model answers, not only what it is told. covers: THREAD-6"""
+    """How the model answers, not only what it is sent. covers: THREAD-6"""
     assert make(agent=changed).fingerprint != make().fingerprint
 
 

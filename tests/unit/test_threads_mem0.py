@@ -73,7 +73,7 @@ def embeddings() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def loopback_only(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Whoever else is looked up or called: nobody may be."""
+    """Other hosts that were looked up or called: there may be none."""
     strangers: list[str] = []
     look_up = socket.getaddrinfo
 
@@ -116,7 +116,7 @@ async def store() -> AsyncIterator[CountedStore]:
 async def test_what_was_said_is_found_in_a_new_session(
     store: CountedStore, embeddings: str, tmp_path: Path, loopback_only: list[str]
 ) -> None:
-    """For its user alone, and without a word to anybody else. covers: THREAD-10"""
+    """For its user alone, and without a call to any other host. covers: THREAD-10"""
     provider = open_provider("mem0", {**options(embeddings, tmp_path), "required": True})
     model = ScriptedModel()
     async with Providers([provider]) as providers, Engine(store, model, providers=providers) as engine:

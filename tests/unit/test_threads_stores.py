@@ -117,7 +117,7 @@ async def test_a_thread_with_a_store_must_be_read_first(tmp_path: Path) -> None:
 
 
 async def test_what_others_have_added_is_at_the_end(tmp_path: Path) -> None:
-    """Another process has gone on with the same store."""
+    """Another process has continued with the same store."""
     thread = LocalThread(stores=lambda: FileMessages(tmp_path))
     await thread.on_new_messages(exchange("q0", "a0"))
     thread.checkpoint()
@@ -274,7 +274,7 @@ async def test_a_delete_that_failed_can_be_repeated() -> None:
 
 
 async def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
-    """What a crash left is cut off by the next message; a line that is damaged is told of."""
+    """What a crash left is cut off by the next message; a line that is damaged is reported."""
     store = FileMessages(tmp_path, "k")
     await store.add_messages(exchange("q0", "a0"))
     whole = store.path.read_bytes()

@@ -19,15 +19,15 @@ Each line is a mutation that was made by hand, and a part of the name of the tes
 - THREAD-8: the budget ignores what is sent in any case: `keeps_its_promises`
 - THREAD-8: a summary is not kept: `takes_the_place`
 - THREAD-8: triggers are ignored: `works_when_its_trigger`
-- THREAD-8: what was left out is not told: `left_out_is_told`
+- THREAD-8: what was left out is not reported: `left_out_is_reported`
 - THREAD-8: the window is never shrunk and nothing stops the reading: `looks_at_no_more`
 - THREAD-9: Redis separates calls from results: `never_separates`
 - THREAD-9: Redis adds twice after a lost reply: `lost_reply`
 - THREAD-9: remote threads take a store in silence: `no_message_store`
 - THREAD-10: state is not kept with the checkpoint: `kept_in_the_thread`
-- THREAD-10: a failing provider takes the request down: `done_without`
+- THREAD-10: a failing provider takes the request down: `reported_and_skipped`
 - THREAD-10: a required provider does not: `takes_the_request_down`
-- THREAD-10: `invoked` is not told of the exception: `failed_request_leaves`
+- THREAD-10: `invoked` does not get the exception: `failed_request_leaves`
 - THREAD-10: memories outlive their task: `goes_with_its_task`
 - WORKFLOW-1: all keys are one thread: `side_by_side`
 - WORKFLOW-2: the step that failed is forgotten: `resumes_where`
@@ -52,7 +52,7 @@ def covered() -> set[str]:
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS)
 def test_every_requirement_is_named_by_a_test(requirement: str) -> None:
-    """And by one that is told of in the table above."""
+    """And by one that the table above names."""
     assert requirement in covered()
     assert f"- {requirement}: " in (__doc__ or "")
 
@@ -62,5 +62,5 @@ def test_the_table_names_tests_that_are_there() -> None:
     names = "\n".join(
         re.findall(r"def (test_\w+)", "\n".join(p.read_text() for p in TESTS.rglob("test_*.py")))
     )
-    for told in re.findall(r"`(\w[\w ]*)`$", __doc__ or "", re.MULTILINE):
-        assert any(part in names for part in told.split(" or ")), told
+    for named in re.findall(r"`(\w[\w ]*)`$", __doc__ or "", re.MULTILINE):
+        assert any(part in names for part in named.split(" or ")), named

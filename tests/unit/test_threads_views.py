@@ -180,7 +180,7 @@ def summarising(text: str = "They talked.") -> ScriptedModel:
 
 
 async def test_a_summary_takes_the_place_of_what_lies_further_back() -> None:
-    """It is made once, told after the system prompt, and reused until enough has come together.
+    """It is made once, sent after the system prompt, and reused until enough has come together.
 
     covers: THREAD-8
     """
@@ -216,7 +216,7 @@ async def test_a_summary_is_not_read_behind() -> None:
 
 
 async def test_without_a_summary_the_messages_stay() -> None:
-    """A model that fails to make one costs the summary, not the request; the trace tells. covers: THREAD-8"""
+    """A model that fails costs the summary, not the request; the trace says so. covers: THREAD-8"""
     view = View([reducer("summarize", max_messages=6, keep_messages=2)])
     model = ScriptedModel(lambda _: ModelFailed("The model service is away."))
     prompt = prompt_of(view, HELLOS, [said("user", "now")], model=model)
@@ -355,10 +355,10 @@ async def _recorded(all_parts: list[Part], looked: list[Part]) -> AsyncIterator[
         yield part
 
 
-# --- what is told of it ---------------------------------------------------------------------------
+# --- what is reported -----------------------------------------------------------------------------
 
 
-async def test_what_was_left_out_is_told() -> None:
+async def test_what_was_left_out_is_reported() -> None:
     """Everything before a message, and each that is shown otherwise; once, while it stays so.
 
     covers: THREAD-8
@@ -377,7 +377,7 @@ async def test_what_was_left_out_is_told() -> None:
     assert not (await prompt.compose()).reports
 
 
-async def test_nothing_is_told_where_everything_is_sent() -> None:
+async def test_nothing_is_reported_where_everything_is_sent() -> None:
     """A view that leaves nothing out is no step of the trace."""
     for view in (
         View([reducer("message_count", max_messages=11)]),

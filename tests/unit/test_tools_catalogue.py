@@ -138,7 +138,7 @@ async def test_governed_tool_calls_the_tool() -> None:
 
 
 def test_what_does_not_fit_is_reported() -> None:
-    """Entries without a tool and tools without an entry are told, each in a sentence."""
+    """Entries without a tool and tools without an entry are reported, each in a sentence."""
     tools = [Named("Shell-delete"), Named("Shell-list"), Overridden("S-b", requires_hitl=False)]
     sentences = report(tools, catalogue(entry("Shell-delete"), entry("Shell-lists")))
     assert sentences == [
@@ -190,7 +190,7 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("{", r"is no JSON: line 1, column 2"),
         ("[]", "the document: Input should be a valid dictionary"),
@@ -209,15 +209,15 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_flaws_are_told_with_their_key(tmp_path: Path, text: str, told: str) -> None:
+def test_flaws_are_reported_with_their_key(tmp_path: Path, text: str, reported: str) -> None:
     """A mistake in the catalogue names the file and the key; a misspelt one lets nothing through."""
     file = tmp_path / "catalogue.json"
     file.write_text(text)
-    with pytest.raises(ToolsetError, match=f"(?s)catalogue.json.*{told}"):
+    with pytest.raises(ToolsetError, match=f"(?s)catalogue.json.*{reported}"):
         Catalogue.load(file)
 
 
-def test_missing_catalogue_is_told(tmp_path: Path) -> None:
+def test_missing_catalogue_is_reported(tmp_path: Path) -> None:
     """A catalogue that is configured and not there is an error, not no catalogue."""
     with pytest.raises(ToolsetError, match=r"nowhere\.json cannot be read"):
         Catalogue.load(tmp_path / "nowhere.json")
@@ -301,7 +301,7 @@ async def test_nothing_configured_is_nothing_opened() -> None:
 
 
 async def test_what_opened_is_closed_when_another_does_not() -> None:
-    """One toolset that cannot be opened closes those that were, and its reason is told."""
+    """One toolset that cannot be opened closes those that were, and its reason is reported."""
     good, bad = Listed("A-b"), Listed("B-c", fails=True)
     with pytest.raises(ToolsetError, match="this one cannot be opened"):
         async with open_toolsets(Sources(), others=[good, bad]):
@@ -333,7 +333,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({"plugins": ["P"]}, "put custom_plugins.py beside the config file"),
         ({"remote": ["R"]}, "TA_REMOTE_PLUGIN_PATH names no file"),
@@ -354,22 +354,22 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
         ),
     ],
 )
-async def test_mistakes_are_told_at_start(options: Json, told: str) -> None:
+async def test_mistakes_are_reported_at_start(options: Json, reported: str) -> None:
     """What cannot be meant is an error at start that says what to do."""
-    with pytest.raises(ToolsetError, match=told):
+    with pytest.raises(ToolsetError, match=reported):
         async with open_toolsets(Sources(**options)):
             pass
 
 
-async def test_two_tools_of_one_name_are_told_at_start() -> None:
+async def test_two_tools_of_one_name_are_reported_at_start() -> None:
     """A name is one tool's: the second that claims it fails the start."""
     with pytest.raises(ToolsetError, match="Two tools are called 'A-b'"):
         async with open_toolsets(Sources(), others=[Listed("A-b"), Listed("A-b")]):
             pass
 
 
-async def test_missing_package_for_servers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra, an agent with MCP servers is told what to install."""
+async def test_missing_package_for_servers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, the error for an agent with MCP servers says what to install."""
     monkeypatch.delitem(sys.modules, "tealagents.tools.mcp", raising=False)
     monkeypatch.setitem(sys.modules, "mcp_types", None)
     with pytest.raises(ToolsetError, match=r"pip install 'tealagents\[mcp\]'"):

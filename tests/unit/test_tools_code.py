@@ -1,4 +1,4 @@
-"""Code plugins: what is found in a file, what the model is told of it, and what it gets back."""
+"""Code plugins: what is found in a file, what the model sees of it, and what it gets back."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ async def test_async_and_sync_tools_answer_alike(shapes: Mapping[str, Tool]) -> 
 
 
 async def test_models_and_containers_become_json(shapes: Mapping[str, Tool]) -> None:
-    """Pydantic models, data classes, enums and containers are told as JSON, in plain characters."""
+    """Pydantic models, data classes, enums and containers are returned as JSON, in plain characters."""
     answer = json.loads(
         await call(shapes, "Shapes-models", person={"name": "Ann", "home": {"street": "A 1"}})
     )
@@ -68,7 +68,7 @@ async def test_models_and_containers_become_json(shapes: Mapping[str, Tool]) -> 
 
 
 async def test_bytes_are_text_where_they_can_be(shapes: Mapping[str, Tool]) -> None:
-    """UTF-8 is told as text; what is no text is described, with its size and its base64."""
+    """UTF-8 is returned as text; what is not text is described, with its size and its base64."""
     assert await call(shapes, "Shapes-data", text="grün") == "grün"
     described = json.loads(await call(shapes, "Shapes-data", text="x", binary=True))
     assert described == {"media_type": "application/octet-stream", "size_bytes": 4, "base64": "//4AeA=="}
@@ -111,12 +111,12 @@ async def test_nothing_is_said_in_words(shapes: Mapping[str, Tool]) -> None:
     ],
 )
 async def test_single_values_read_plainly(shapes: Mapping[str, Tool], kind: str, text: str) -> None:
-    """Dates, numbers, enums and the like are told as a person would write them."""
+    """Dates, numbers, enums and the like are returned as a person would write them."""
     assert await call(shapes, "Shapes-scalars", kind=kind) == text
 
 
-async def test_result_without_an_end_is_told(shapes: Mapping[str, Tool]) -> None:
-    """A result that contains itself is told as such, and that the tool has run."""
+async def test_result_without_an_end_is_reported(shapes: Mapping[str, Tool]) -> None:
+    """A result that contains itself is reported as such, and that the tool has run."""
     with pytest.raises(ToolFailed, match="The tool ran, but its result cannot be shown"):
         await call(shapes, "Shapes-circular")
 
@@ -141,11 +141,11 @@ async def test_defaults_are_the_functions_own(tmp_path: Path) -> None:
     assert second["names"] == ["seen"]
 
 
-async def test_wrong_arguments_are_told_in_words(shapes: Mapping[str, Tool]) -> None:
+async def test_wrong_arguments_are_reported_in_words(shapes: Mapping[str, Tool]) -> None:
     """Each argument that is missing, wrong or unknown is named with the reason, and nothing is done."""
-    with pytest.raises(ToolFailed) as told:
+    with pytest.raises(ToolFailed) as raised:
         await call(shapes, "Shapes-models", persn={"name": "x"})
-    assert str(told.value).splitlines() == [
+    assert str(raised.value).splitlines() == [
         "The arguments are not valid, nothing was done:",
         "- person: missing",
         "- persn: there is no such argument; the tool takes person. Did you mean 'person'?",
@@ -156,11 +156,11 @@ async def test_wrong_arguments_are_told_in_words(shapes: Mapping[str, Tool]) -> 
         await call(shapes, "Shapes-defaults", colour="green")
 
 
-async def test_many_wrong_arguments_are_told_briefly(shapes: Mapping[str, Tool]) -> None:
+async def test_many_wrong_arguments_are_reported_briefly(shapes: Mapping[str, Tool]) -> None:
     """A thousand mistakes make a short text."""
-    with pytest.raises(ToolFailed) as told:
+    with pytest.raises(ToolFailed) as raised:
         await call(shapes, "Shapes-nested", table=[["x"] * 1000], index={})
-    assert len(str(told.value).splitlines()) == 22
+    assert len(str(raised.value).splitlines()) == 22
 
 
 def test_schema_holds_what_the_hints_say(shapes: Mapping[str, Tool]) -> None:
@@ -197,7 +197,7 @@ def test_docstrings_describe_tool_and_arguments(style: str) -> None:
 
 
 async def test_options_and_annotations_win_over_the_docstring() -> None:
-    """A name, a description and bounds that are written out are what the model is told."""
+    """A name, a description and bounds that are written out are what the model sees."""
     tool = by_name(load_plugins(FILE, ["Documented"]))["Documented-renamed"]
     assert tool.spec.description == "Not what the docstring says."
     assert tool.spec.governance.requires_hitl
@@ -265,7 +265,7 @@ def test_tools_are_inherited_and_can_be_dropped() -> None:
 async def test_exceptions_reach_the_caller(shapes: Mapping[str, Tool]) -> None:
     """What a tool raises is raised, by its own type; from a thread, too."""
     with pytest.raises(ToolFailed, match="The disk is full"):
-        await call(shapes, "Shapes-raising", kind="told")
+        await call(shapes, "Shapes-raising", kind="reported")
     with pytest.raises(ValueError, match="no such thing"):
         await call(shapes, "Shapes-raising", kind="value")
     with pytest.raises(ValueError, match="no such thing"):
@@ -288,7 +288,7 @@ async def test_tool_cannot_end_the_process(shapes: Mapping[str, Tool], name: str
 
 
 async def test_sync_tools_block_nothing(tmp_path: Path) -> None:
-    """While sync tools hold their threads the loop goes on, and they hold them at the same time."""
+    """While sync tools hold their threads the loop keeps running, and they hold them at the same time."""
     source = """
 import threading
 class P(Plugin):
@@ -383,7 +383,7 @@ class P(Plugin):
 # --- loading -------------------------------------------------------------------------------------
 
 
-def test_unknown_plugin_is_told_with_those_found() -> None:
+def test_unknown_plugin_is_reported_with_those_found() -> None:
     """A name that is no plugin of the file is an error that lists the others, and the nearest one."""
     with pytest.raises(
         ToolsetError, match=r"there is no plugin 'Shape'; found: Aware, .* Did you mean 'Shapes'"
@@ -393,14 +393,14 @@ def test_unknown_plugin_is_told_with_those_found() -> None:
         load_plugins(FILE, ["Plain"])
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     """A file that is not there is named, with where to put it."""
     with pytest.raises(ToolsetError, match=r"nowhere\.py does not exist.*TA_PLUGIN_MODULE"):
         load_plugins(tmp_path / "nowhere.py", ["P"])
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "reported"),
     [
         ("x = 1/0\n", "custom_plugins.py, line 2: .* ZeroDivisionError"),
         ("def broken(:\n", "custom_plugins.py, line 2: .* SyntaxError"),
@@ -439,9 +439,9 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         ("class P(Plugin):\n    @tool(timeout=0)\n    def f(self): 'x'\n", r"P\.f: the timeout has to be"),
     ],
 )
-def test_mistakes_are_told_with_their_place(tmp_path: Path, source: str, told: str) -> None:
+def test_mistakes_are_reported_with_their_place(tmp_path: Path, source: str, reported: str) -> None:
     """Each mistake in a plugin file names the file, the class, the method and the reason."""
-    with pytest.raises(ToolsetError, match=f"custom_plugins.py.*{told}|{told}"):
+    with pytest.raises(ToolsetError, match=f"custom_plugins.py.*{reported}|{reported}"):
         loaded(tmp_path, source)
 
 
@@ -463,7 +463,7 @@ async def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
 
 
 def test_tool_without_description_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A tool without docstring works, and the operator is told that the model is not told what it does."""
+    """A tool without docstring works, and a warning says that the model does not know what it does."""
     with caplog.at_level(logging.WARNING):
         loaded(tmp_path, "class P(Plugin):\n    @tool\n    def f(self): pass\n")
     assert "P.f: the tool has no docstring" in caplog.text

@@ -16,10 +16,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
-from tealagents.domain.errors import Authorization
+from tealagents.domain.errors import NeedsAuthorization
 from tealagents.domain.models import Json, ToolCall, User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult
+from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.code import load_plugins
 from tealagents.tools.mcp import MCPServer
@@ -28,7 +28,7 @@ from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.options import MCPServerOptions, RemotePluginOptions
 
 OWNER = User("contoso", "alice")
-#: everybody else who could ever run a call: an approver, and strangers, one with the owner's own object id
+#: everyone else who could ever run a call: an approver, and strangers, one with the owner's own object id
 OTHERS = (User("contoso", "boss"), User("fabrikam", "eve"), User("fabrikam", "alice"))
 
 
@@ -137,7 +137,7 @@ async def openapi_delegated_token(folder: Path) -> Case:
 
 async def consented(pretender: Pretender, tool: Tool, consents: Consents) -> None:
     """The owner authorizes the server that the tool asks for."""
-    with pytest.raises(Authorization) as asked:
+    with pytest.raises(NeedsAuthorization) as asked:
         await tool.call(Context("alice", tenant_id="contoso"), {})
     await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")
 
@@ -179,7 +179,7 @@ async def authorized_server(*, restarted: bool) -> AsyncIterator[Tool]:
         async with MCPServer(options, consents) as server:
             tool = server.find("secure-whoami")
             assert tool is not None
-            with pytest.raises(Authorization) as asked:
+            with pytest.raises(NeedsAuthorization) as asked:
                 await tool.call(Context("alice", tenant_id="contoso"), {})
             brought = await visited(provider, "Alice", asked.value.url)
             await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
@@ -219,7 +219,7 @@ CREDENTIALS = (
 )
 
 
-async def called(tool: Tool, actor: User) -> ToolResult | Deferred:
+async def called(tool: Tool, actor: User) -> ToolOutput | Deferred:
     toolbox = Toolbox(Scripted(), 30)
     toolbox.load([Tools(tool)])
     return await toolbox.call(ToolCall("c1", tool.spec.name, "{}"), context_of(actor))
@@ -231,17 +231,17 @@ async def test_only_the_owner_spends_the_owners_credentials(
 ) -> None:
     """For everyone else the call waits for the owner, before and after the owner's own. covers: HITL-4"""
     cases = credential(tmp_path)
-    async for tool, told in cases:
+    async for tool, expected in cases:
         for other in OTHERS:
             assert await called(tool, other) == Deferred(ToolCall("c1", tool.spec.name, "{}"), None)
         result = await called(tool, OWNER)
-        assert isinstance(result, ToolResult)
-        assert (result.output, result.is_error) == (told, False)
+        assert isinstance(result, ToolOutput)
+        assert (result.output, result.is_error) == (expected, False)
         for other in OTHERS:
             assert isinstance(await called(tool, other), Deferred)
 
 
-async def test_nobody_but_the_owner_is_shown_where_to_authorize() -> None:
+async def test_only_the_owner_is_shown_where_to_authorize() -> None:
     """An approver who visited the link would authorize the server as the owner."""
     with protected(Provider()) as url:
         async with MCPServer(MCPServerOptions(name="secure", url=url), Consents(CALLBACK)) as server:

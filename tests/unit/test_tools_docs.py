@@ -42,9 +42,9 @@ async def test_plugin_of_the_guide_works(tmp_path: Path) -> None:
     assert await tool.call(context, {"path": "a"}) == "deleted a"
     assert context.extra == {"deleted": "a"}
     [refusal] = blocks("text")
-    with pytest.raises(ToolFailed) as told:
+    with pytest.raises(ToolFailed) as raised:
         await tool.call(context, {"pth": "a"})
-    assert f"{told.value}\n" == refusal
+    assert f"{raised.value}\n" == refusal
 
 
 def test_options_of_the_guide_are_taken() -> None:

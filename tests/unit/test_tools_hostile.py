@@ -222,7 +222,7 @@ def test_schemas_put_together_of_each_other_end() -> None:
 
 
 def test_a_tools_arguments_are_bounded() -> None:
-    """What the model is told of one tool with every call stays of a sane size."""
+    """What the model is sent of one tool with every call stays of a sane size."""
     parameters = [
         {"name": f"p{n}", "in": "query", "schema": {"type": "string", "description": "x" * 1000}}
         for n in range(1000)
@@ -263,7 +263,7 @@ def test_a_secret_needs_its_authorization_server() -> None:
 
 
 async def test_a_secret_goes_to_no_server_that_was_discovered(pretender: Pretender) -> None:
-    """Whoever opens the connection: without an authorization server in the config nothing is sent."""
+    """Without an authorization server in the config nothing is sent, for any caller."""
     pretender.publish()
     server = ProtectedServer(
         name="x", resource=f"{pretender.url}/mcp", client_id="me", client_secret="s3cret"
@@ -284,9 +284,9 @@ async def test_addresses_within_the_network_are_not_called_for_a_tool_server(pre
             *(f"https://[::ffff:127.0.0.1]:{port}", "https://169.254.169.254", "https://127.0.0.1:1"),
             *(f"https://0.0.0.0:{port}", f"https://2130706433:{port}", f"https://127.1:{port}"),
         ):
-            with pytest.raises(ToolFailed, match="cannot be used for authorization") as told:
+            with pytest.raises(ToolFailed, match="cannot be used for authorization") as raised:
                 await Consents(CALLBACK).ask(Context(), resource_of(pretender, issuer))
-            said.add(str(told.value).partition(" cannot")[2])
+            said.add(str(raised.value).partition(" cannot")[2])
         assert len(said) == 1
         assert inside.paths == []
 
@@ -371,7 +371,7 @@ def test_no_text_stalls_a_pattern() -> None:
 
 @pytest.mark.parametrize("kind", ["code", "openapi"])
 async def test_a_name_of_megabytes_is_neither_echoed_nor_compared(tmp_path: Path, kind: str) -> None:
-    """Edited arguments come from a client: what is wrong with them is told in a sentence."""
+    """Edited arguments come from a client: what is wrong with them is reported in a sentence."""
     if kind == "code":
         (tmp_path / "custom_plugins.py").write_text(
             "from tealagents.plugins import Plugin, tool\n"
@@ -395,7 +395,7 @@ async def check_refusals(tool: Tool) -> None:
     began = time.process_time()
     many = {f"x{n}": n for n in range(200_000)}
     for arguments in ({"p" * 19_000_000: 1}, {"path": 1, "p" * 19_000_000: 1}, many):
-        with pytest.raises(ToolFailed) as told:
+        with pytest.raises(ToolFailed) as raised:
             tool.check(arguments)
-        assert len(str(told.value)) < 3_000
+        assert len(str(raised.value)) < 3_000
     assert time.process_time() - began < 20

@@ -8,7 +8,7 @@ from engine_setup import Scripted, Tools, noting
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 from tools_setup import Context, by_name
 
-from tealagents.domain.errors import Authorization
+from tealagents.domain.errors import NeedsAuthorization
 from tealagents.domain.models import User
 from tealagents.domain.ports import Tool, ToolContext
 from tealagents.engine.toolbox import Toolbox
@@ -28,7 +28,7 @@ def context_of(user: User) -> Context:
 async def authorize(server: MCPServer, provider: Provider, consents: Consents, user: User, name: str) -> str:
     """What connecting answers, once the user has agreed."""
     connect = by_name(server)["private-connect"]
-    with pytest.raises(Authorization) as asked:
+    with pytest.raises(NeedsAuthorization) as asked:
         await connect.call(context_of(user), {})
     brought = await visited(provider, name, asked.value.url)
     await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
@@ -63,12 +63,12 @@ async def test_what_one_user_is_listed_no_other_is_shown() -> None:
                 assert other not in box.of(own).encoded
                 assert f"notes_of_{own.oid.title()}".encode() in box.of(own).encoded
                 assert box.of(own) is box.of(own)
-            told = await box.of(ADA).of(ADA).find("private-notes").call(context_of(ADA), {})  # type: ignore[union-attr]
-            assert told == "the notes of Ada"
+            output = await box.of(ADA).of(ADA).find("private-notes").call(context_of(ADA), {})  # type: ignore[union-attr]
+            assert output == "the notes of Ada"
             with pytest.raises(Exception, match="There is no tool") as refused:
                 await box.find("private-notes_of_Bob").call(context_of(ADA), {})  # type: ignore[union-attr]
             assert "has: private-notes_of_Ada, private-notes." in str(refused.value)
-        # another process: it knows nobody's listing, and each user's only once that user has connected
+        # another process: it knows no listing, and each user's only once that user has connected
         consents = Consents(CALLBACK, secrets=secrets)
         async with MCPServer(options, consents) as server:
             box.load([GovernedToolset(server, None, consents)])

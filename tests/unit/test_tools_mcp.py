@@ -161,7 +161,7 @@ async def test_filesystem_server_works_untouched(tmp_path: Path) -> None:
 
 
 async def test_all_pages_are_listed_under_names_that_models_take(tmp_path: Path) -> None:
-    """Tools of every page are there, with names sanitised, cut and told apart, and called by their own."""
+    """Tools of every page are there, with names sanitised, cut and made distinct, and called by their own."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         tools = by_name(server)
         assert len(tools) == 9
@@ -203,19 +203,19 @@ async def test_overrides_change_what_they_name(tmp_path: Path, caplog: pytest.Lo
 
 
 async def test_changed_listing_is_taken_over(tmp_path: Path) -> None:
-    """When the server says that its tools changed they are listed again, and the service is told."""
-    told = asyncio.Event()
+    """When the server says that its tools changed they are listed again, and the service is notified."""
+    notified = asyncio.Event()
     options = MCPServerOptions(name="odd", **odd(tmp_path), **TRUSTED)
-    async with MCPServer(options, changed=told.set) as server:
+    async with MCPServer(options, changed=notified.set) as server:
         assert "odd-grown" not in by_name(server)
         before = server.tools()
         assert await call(server, "grow") == "done"
-        await asyncio.wait_for(told.wait(), PATIENCE)
+        await asyncio.wait_for(notified.wait(), PATIENCE)
         assert "odd-grown" in by_name(server)
         assert server.tools() is not before
 
 
-async def test_modern_server_tells_of_changes_to_those_who_listen() -> None:
+async def test_modern_server_reports_changes_to_those_who_listen() -> None:
     """At the newest protocol version, where changes have to be asked for, a new listing is taken over."""
     sdk = counting([])
 
@@ -235,19 +235,19 @@ async def test_modern_server_tells_of_changes_to_those_who_listen() -> None:
 # --- calls that go wrong -------------------------------------------------------------------------
 
 
-async def test_server_that_dies_in_a_call_is_told_and_started_again(tmp_path: Path) -> None:
+async def test_server_that_dies_in_a_call_is_reported_and_started_again(tmp_path: Path) -> None:
     """Whether the call was carried out is unknown; it is not repeated; the next call finds a new process."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
-        with pytest.raises(ToolFailed, match=r"Whether the call was carried out is unknown") as told:
+        with pytest.raises(ToolFailed, match=r"Whether the call was carried out is unknown") as raised:
             await call(server, "die")
-        assert told.value.unknown
+        assert raised.value.unknown
         assert json.loads(await call(server, "echo", again=True)) == {"again": True}
         assert lines(tmp_path, "calls") == ["die", "echo"]
         assert len(lines(tmp_path, "processes")) == 2
 
 
 async def test_killed_server_is_started_again(tmp_path: Path) -> None:
-    """A server that is killed between two calls is started again before anybody asks."""
+    """A server that is killed between two calls is restarted before the next call."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         [pid] = lines(tmp_path, "processes")
         os.kill(int(pid), signal.SIGKILL)
@@ -269,7 +269,7 @@ async def test_calls_run_at_the_same_time() -> None:
 
 
 async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    """Past `request_timeout` the outcome is unknown, and the server is told that nobody waits."""
+    """Past `request_timeout` the outcome is unknown, and the server is notified that the call is canceled."""
     async with opened(**odd(tmp_path), **TRUSTED, request_timeout=0.3) as server:
         assert by_name(server)["odd-slow"].spec.timeout == 0.3
         with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
@@ -277,14 +277,14 @@ async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         await until(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
 
 
-async def test_error_of_the_protocol_is_told(tmp_path: Path) -> None:
+async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:
     """A JSON-RPC error is a failure with the server's own words."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         with pytest.raises(ToolFailed, match="odd: no such thing"):
             await call(server, "raise")
 
 
-async def test_tool_that_is_gone_is_told(tmp_path: Path) -> None:
+async def test_tool_that_is_gone_is_reported(tmp_path: Path) -> None:
     """A call of a tool that a later listing lacks is refused with those there are."""
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         with pytest.raises(ToolFailed, match=r"There is no tool 'odd-gone' \(any more\); odd has: odd-echo"):
@@ -354,7 +354,7 @@ async def test_child_does_not_outlive_a_killed_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
         ({"command": "no-such-program"}, "the command 'no-such-program' is not there. Install it"),
         ({"command": "./no-such-program"}, "the command './no-such-program' is not there"),
@@ -362,15 +362,15 @@ async def test_child_does_not_outlive_a_killed_service(tmp_path: Path) -> None:
         ({"url": "http://127.0.0.1:1/mcp", "protocol_version": "1999-01-01"}, "'1999-01-01' is not known"),
     ],
 )
-async def test_server_that_cannot_be_used_is_told_at_start(options: dict[str, Any], told: str) -> None:
+async def test_server_that_cannot_be_used_is_reported_at_start(options: dict[str, Any], error: str) -> None:
     """A command that is missing and a server that does not answer are errors that name it."""
-    with pytest.raises(ToolsetError, match=told):
+    with pytest.raises(ToolsetError, match=error):
         async with opened(**options):
             pass
 
 
-async def test_last_words_of_a_server_are_told(tmp_path: Path) -> None:
-    """A process that ends at start is told with what it said on standard error."""
+async def test_last_words_of_a_server_are_reported(tmp_path: Path) -> None:
+    """A process that ends at start is reported with what it said on standard error."""
     with pytest.raises(ToolsetError, match="Its last words:\nthe odd server starts\nit lacks a setting"):
         async with opened(**odd(tmp_path, "broken")):
             pass
@@ -389,7 +389,7 @@ async def test_silent_server_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
         ({}, "give either 'command'"),
         ({"command": "x", "url": "http://x"}, "or say which in 'transport'"),
@@ -402,9 +402,9 @@ async def test_silent_server_is_given_up(tmp_path: Path) -> None:
         ({"command": "x", "timeout": 0}, "timeout"),
     ],
 )
-def test_options_are_checked(options: dict[str, Any], told: str) -> None:
+def test_options_are_checked(options: dict[str, Any], error: str) -> None:
     """A mistake in an entry names the key."""
-    with pytest.raises(ValidationError, match=told):
+    with pytest.raises(ValidationError, match=error):
         MCPServerOptions(name="a", **options)
 
 
@@ -448,7 +448,7 @@ async def test_server_over_http(version: str | None) -> None:
 
 @pytest.mark.parametrize("version", [None, "2025-11-25"])
 async def test_server_over_http_that_is_away_and_back(version: str | None) -> None:
-    """While it is away calls are told as not done; once it is back they work, each made once."""
+    """While it is away calls are reported as not done; once it is back they work, each made once."""
     calls: list[str] = []
     with served(counting(calls).streamable_http_app()) as url:
         port = int(url.rpartition(":")[2])
@@ -509,31 +509,31 @@ async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
     assert calls == ["wait"]
 
 
-async def test_http_errors_are_told_with_their_status() -> None:
-    """What stands before a server and refuses is told with its status and words."""
+async def test_http_errors_are_reported_with_their_status() -> None:
+    """A refusal by a proxy in front of a server is reported with its status and words."""
 
     async def refuse(request: Any) -> PlainTextResponse:
         return PlainTextResponse("the gateway is tired", status_code=503)
 
-    told = "cannot be used: 503 Service Unavailable: the gateway is tired"
+    error = "cannot be used: 503 Service Unavailable: the gateway is tired"
     app = Starlette(routes=[Route("/mcp", refuse, methods=["POST", "GET", "DELETE"])])
-    with served(app) as url, pytest.raises(ToolsetError, match=told):
+    with served(app) as url, pytest.raises(ToolsetError, match=error):
         async with opened("web", url=f"{url}/mcp"):
             pass
 
 
-async def test_refused_credentials_are_told_at_start() -> None:
+async def test_refused_credentials_are_reported_at_start() -> None:
     """A 401 where the operator has configured the credentials is an error at start, without them."""
 
     async def refuse(request: Any) -> PlainTextResponse:
         return PlainTextResponse("no", status_code=401)
 
     app = Starlette(routes=[Route("/mcp", refuse, methods=["POST"])])
-    with served(app) as url, pytest.raises(ToolsetError) as told:
+    with served(app) as url, pytest.raises(ToolsetError) as raised:
         async with opened("web", url=f"{url}/mcp", headers={"Authorization": "Bearer s3cret"}):
             pass
-    assert "401 Unauthorized" in str(told.value)
-    assert "s3cret" not in str(told.value)
+    assert "401 Unauthorized" in str(raised.value)
+    assert "s3cret" not in str(raised.value)
 
 
 async def test_delegated_token_is_passed_on() -> None:
@@ -562,7 +562,7 @@ async def test_delegated_token_is_passed_on() -> None:
 
 
 def test_results_read_plainly() -> None:
-    """Text stands as it is, what is no text is described, structured content is told once."""
+    """Text stands as it is, what is not text is described, structured content is returned once."""
     text = types.TextContent(text='{"a": 1}')
     audio = types.AudioContent(data="AAAA", mime_type="audio/wav")
     assert result_text(types.CallToolResult(content=[text], structured_content={"a": 1})) == '{"a": 1}'
@@ -574,7 +574,7 @@ def test_results_read_plainly() -> None:
     assert result_text(types.CallToolResult(content=[])) == "Done. The tool has no output."
 
 
-def test_users_are_told_where_a_server_sends_them() -> None:
+def test_users_are_shown_where_a_server_sends_them() -> None:
     """A server that sends the user to a URL first is a pause with this URL; other schemes are not."""
     assert adapter._elicited(_elicitation("https://x.example/go")) == "https://x.example/go"
     assert adapter._elicited(_elicitation("javascript:alert(1)")) is None

@@ -11,7 +11,7 @@ import pytest
 from oauth_setup import CALLBACK, Pretender, Provider, SecretStore, pretending, protected, visited
 from tools_setup import Context, by_name
 
-from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.models import User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import oauth
@@ -32,7 +32,7 @@ async def opened(url: str, consents: Consents | None, **options: Any) -> AsyncIt
         yield server
 
 
-async def agreed(provider: Provider, consents: Consents, user: str, asked: Authorization) -> str:
+async def agreed(provider: Provider, consents: Consents, user: str, asked: NeedsAuthorization) -> str:
     brought = await visited(provider, user, asked.url)
     return await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
 
@@ -43,8 +43,10 @@ async def call(server: MCPServer, context: ToolContext, name: str = "secure-whoa
     return await tool.call(context, {})
 
 
-async def asked_by(server: MCPServer, context: ToolContext, name: str = "secure-whoami") -> Authorization:
-    with pytest.raises(Authorization) as asked:
+async def asked_by(
+    server: MCPServer, context: ToolContext, name: str = "secure-whoami"
+) -> NeedsAuthorization:
+    with pytest.raises(NeedsAuthorization) as asked:
         await call(server, context, name)
     return asked.value
 
@@ -89,8 +91,8 @@ async def test_each_user_has_his_own_token_and_connection() -> None:
     assert provider.granted == ["code", "code"]
 
 
-async def test_connecting_tells_what_can_be_called() -> None:
-    """The stand-in tool asks, and then tells the names of the tools that there are."""
+async def test_connecting_shows_what_can_be_called() -> None:
+    """The stand-in tool asks, and then returns the names of the server's tools."""
     provider = Provider()
     consents = Consents(CALLBACK)
     with protected(provider) as url:
@@ -117,7 +119,7 @@ async def test_round_of_calls_asks_once() -> None:
     assert len(provider.clients) == 1
 
 
-async def test_without_somebody_to_ask_it_is_told() -> None:
+async def test_without_anyone_to_ask_it_is_reported() -> None:
     """Where no consent can be asked for, start or call say so."""
     with protected(Provider()) as url:
         with pytest.raises(ToolsetError, match="cannot be used: 401 Unauthorized"):
@@ -336,8 +338,8 @@ async def test_configured_client_identifies_itself(pretender: Pretender) -> None
         assert await consents.token(Context(), server) == "granted"
 
 
-async def test_unknown_client_is_told(pretender: Pretender) -> None:
-    """Where this service is not known and cannot register, the operator is told what to set."""
+async def test_unknown_client_is_reported(pretender: Pretender) -> None:
+    """If this service is not known and cannot register, the error says what to set."""
     pretender.publish()
     with pytest.raises(ToolFailed, match="has to register it and set oauth_client_id"):
         await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
@@ -371,7 +373,7 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
 
 
 @pytest.mark.parametrize(
-    ("metadata", "told"),
+    ("metadata", "error"),
     [
         ({"issuer": "https://other.example"}, "names another issuer"),
         ({"token_endpoint": "http://evil.example/token"}, "cannot be used for authorization"),
@@ -379,10 +381,10 @@ async def test_resource_names_its_authorization_server(pretender: Pretender) -> 
         ({"token_endpoint": "https://user:pw@x.example/"}, "cannot be used for authorization"),
     ],
 )
-async def test_metadata_that_lies_is_not_believed(pretender: Pretender, metadata: Json, told: str) -> None:
+async def test_metadata_that_lies_is_not_believed(pretender: Pretender, metadata: Json, error: str) -> None:
     """Another issuer, plain HTTP to others, and URLs of other kinds are refused."""
     pretender.publish(**metadata)
-    with pytest.raises(ToolFailed, match=told):
+    with pytest.raises(ToolFailed, match=error):
         await Consents(CALLBACK).ask(
             Context(), ProtectedServer(name="x", issuer=pretender.url, client_id="me")
         )
@@ -400,7 +402,7 @@ async def test_metadata_of_another_resource_is_not_believed(pretender: Pretender
         await Consents(CALLBACK).ask(Context(), server)
 
 
-async def test_missing_metadata_and_dead_servers_are_told(pretender: Pretender) -> None:
+async def test_missing_metadata_and_dead_servers_are_reported(pretender: Pretender) -> None:
     """An authorization server without metadata, or without an answer, is named."""
     with pytest.raises(ToolFailed, match="publishes no metadata"):
         await Consents(CALLBACK).ask(Context(), ProtectedServer(name="x", issuer=pretender.url))
@@ -434,7 +436,7 @@ async def test_tokens_do_not_follow_a_server_to_another_place(pretender: Pretend
 
 
 class Asking:
-    """A tool that tells its token."""
+    """A tool that returns its token."""
 
     spec = ToolSpec(name="A-b", description="", parameters={}, governance=Governance())
 
@@ -455,7 +457,7 @@ async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
     consents._registered[pretender.url] = OAuthClient("me")
     tool: Tool = govern([Asking()], catalogue, consents)[0]
     assert tool.spec.auth == entry["auth"]
-    with pytest.raises(Authorization) as asked:
+    with pytest.raises(NeedsAuthorization) as asked:
         await tool.call(Context(), {})
     assert (asked.value.server, asked.value.scopes) == (pretender.url, ("a",))
     await consents.complete(parse_qs(urlsplit(asked.value.url).query)["state"][0], "code")

@@ -258,7 +258,7 @@ async def test_missing_and_null_arguments(tmp_path: Path, server: str) -> None:
 
 
 async def test_equal_names_in_two_places(tmp_path: Path, server: str) -> None:
-    """Parameters of one name in two places are told apart by their place."""
+    """Parameters of one name in two places are distinguished by their place."""
     document = library.document()
     document["paths"] = {
         "/a/{id}": {
@@ -353,7 +353,7 @@ async def test_multipart_body(tmp_path: Path, server: str) -> None:
 # --- answers -------------------------------------------------------------------------------------
 
 
-async def test_answers_are_told_as_they_are(tmp_path: Path, server: str) -> None:
+async def test_answers_are_returned_as_they_are(tmp_path: Path, server: str) -> None:
     """Text in its own charset, nothing in words, bytes described, large answers cut."""
     async with opened(tmp_path, library.document(), server) as tools:
         tool = tools["Library-answer"]
@@ -369,16 +369,16 @@ async def test_answers_are_told_as_they_are(tmp_path: Path, server: str) -> None
         assert len(await tool.call(Context(), {"kind": "endless"})) < 201_000
 
 
-async def test_errors_are_told_with_status_and_reason(tmp_path: Path, server: str) -> None:
+async def test_errors_are_reported_with_status_and_reason(tmp_path: Path, server: str) -> None:
     """A status of 400 and more is a failure that says what the service said, within bounds."""
     async with opened(tmp_path, library.document(), server) as tools:
         with pytest.raises(
             ToolFailed, match=r'GET /answers/\{kind\} answered 404 Not Found: \{"error":"no such'
         ):
             await sent(tools, "answer", kind="missing")
-        with pytest.raises(ToolFailed) as told:
+        with pytest.raises(ToolFailed) as raised:
             await sent(tools, "answer", kind="broken")
-        assert len(str(told.value)) < 4_200
+        assert len(str(raised.value)) < 4_200
 
 
 async def test_redirects_stay_within_the_origin(tmp_path: Path, server: str) -> None:
@@ -401,20 +401,20 @@ async def test_cookies_of_one_call_are_not_sent_with_another(tmp_path: Path, ser
         assert "cookie" not in (await sent(tools, "listBooks", Context("bob")))["headers"]
 
 
-async def test_lost_answers_are_told_honestly(tmp_path: Path, server: str) -> None:
+async def test_lost_answers_are_reported_honestly(tmp_path: Path, server: str) -> None:
     """A call that was sent and not answered may have been carried out; one not sent was not."""
     async with opened(tmp_path, library.document(), server, timeout=0.2) as tools:
         with pytest.raises(
             ToolFailed, match=r"no answer within 0\.2 s\. Whether it was carried out is unknown"
-        ) as told:
+        ) as raised:
             await sent(tools, "postAnswer", kind="slow")
-        assert told.value.unknown
-        with pytest.raises(ToolFailed, match=r"no answer within 0\.2 s\.$") as told:
+        assert raised.value.unknown
+        with pytest.raises(ToolFailed, match=r"no answer within 0\.2 s\.$") as raised:
             await sent(tools, "answer", kind="slow")
-        assert not told.value.unknown
+        assert not raised.value.unknown
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        nobody = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    async with opened(tmp_path, library.document(), nobody) as tools:
+        closed = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    async with opened(tmp_path, library.document(), closed) as tools:
         with pytest.raises(ToolFailed, match=r"cannot be reached: .* Nothing was done"):
             await sent(tools, "createBook", title="x")
 
@@ -486,7 +486,7 @@ async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (b"swagger: '2.0'\n", r"OpenAPI 2\.0 \(Swagger\). Convert it"),
         (b"openapi: 4.0.0\n", "does not say 'openapi: 3"),
@@ -496,14 +496,14 @@ async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path:
         (b'{"openapi": "3.0.0", "a": ', "is neither JSON nor YAML"),
     ],
 )
-def test_other_documents_are_refused(content: bytes, told: str) -> None:
+def test_other_documents_are_refused(content: bytes, reported: str) -> None:
     """What is no OpenAPI 3 document is refused with the reason."""
-    with pytest.raises(ToolsetError, match=told):
+    with pytest.raises(ToolsetError, match=reported):
         parsed(content, "it")
 
 
 @pytest.mark.parametrize(
-    ("operation", "told"),
+    ("operation", "reported"),
     [
         ({"parameters": [{"$ref": "other.yaml#/x"}]}, "leads out of the document. Bundle it"),
         ({"parameters": [{"$ref": "#/components/nowhere"}]}, "leads nowhere"),
@@ -512,9 +512,9 @@ def test_other_documents_are_refused(content: bytes, told: str) -> None:
         ({"parameters": [{"name": "a", "in": "nowhere"}]}, "it: POST /x: in: Input should be 'path'"),
     ],
 )
-def test_flaws_are_told_with_their_operation(operation: Json, told: str) -> None:
+def test_flaws_are_reported_with_their_operation(operation: Json, reported: str) -> None:
     """What cannot be read is named with the operation it belongs to."""
-    with pytest.raises(ToolsetError, match=told):
+    with pytest.raises(ToolsetError, match=reported):
         operations(one_operation(operation), "it")
 
 
@@ -569,7 +569,7 @@ def test_schemas_of_3_1_are_kept() -> None:
 
 
 def test_recursive_and_huge_schemas_are_bounded() -> None:
-    """A schema that contains itself is defined once; definitions beyond the bound are told as anything."""
+    """A schema that contains itself is defined once; definitions beyond the bound become "anything"."""
     schemas: Json = {
         f"S{number}": {
             "type": "object",
@@ -615,7 +615,7 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("remote_plugins: [{plugin_name: A}]", r"remote_plugins\.0\.openapi_json_path: Field required"),
         (
@@ -626,15 +626,15 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
         ("remote_plugins: {", "cannot be read"),
     ],
 )
-def test_flaws_in_the_file_are_told(tmp_path: Path, text: str, told: str) -> None:
+def test_flaws_in_the_file_are_reported(tmp_path: Path, text: str, reported: str) -> None:
     """A mistake in the file of remote plugins names the file and the key."""
     file = tmp_path / "remote.yaml"
     file.write_text(text)
-    with pytest.raises(ToolsetError, match=f"remote.yaml.*{told}"):
+    with pytest.raises(ToolsetError, match=f"remote.yaml.*{reported}"):
         remote_plugins(file, ["A"], {})
 
 
-async def test_unreachable_document_is_told(tmp_path: Path) -> None:
+async def test_unreachable_document_is_reported(tmp_path: Path) -> None:
     """A document that is not there is an error that names it."""
     for place in (str(tmp_path / "nowhere.json"), "http://127.0.0.1:1/nowhere.json"):
         options = RemotePluginOptions(
@@ -644,7 +644,7 @@ async def test_unreachable_document_is_told(tmp_path: Path) -> None:
             await OpenAPIPlugin(options).__aenter__()
 
 
-async def test_secrets_in_urls_are_not_told(server: str) -> None:
+async def test_secrets_in_urls_are_not_shown(server: str) -> None:
     """A key in the URL of a document that cannot be fetched is not in the error."""
 
     async def refuse(request: Any) -> PlainTextResponse:
@@ -653,6 +653,6 @@ async def test_secrets_in_urls_are_not_told(server: str) -> None:
     with served(Starlette(routes=[Route("/spec.json", refuse)])) as url:
         place = f"{url.replace('//', '//user:hunter2@')}/spec.json?key=s3cret"
         options = RemotePluginOptions(plugin_name="A", openapi_json_path=place, server_url=server)
-        with pytest.raises(ToolsetError) as told:
+        with pytest.raises(ToolsetError) as raised:
             await OpenAPIPlugin(options).__aenter__()
-    assert str(told.value) == f"The OpenAPI document {url}/spec.json cannot be read: 403 Forbidden."
+    assert str(raised.value) == f"The OpenAPI document {url}/spec.json cannot be read: 403 Forbidden."

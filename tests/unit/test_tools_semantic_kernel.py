@@ -58,7 +58,7 @@ async def test_class_without_base_works() -> None:
     assert await tools("PlainPlugin")["PlainPlugin-greet"].call(Context(), {}) == "hello"
 
 
-def test_what_cannot_be_called_is_told_at_start() -> None:
+def test_what_cannot_be_called_is_reported_at_start() -> None:
     """A function that needs the kernel, or a class with another constructor, is refused with the reason."""
     with pytest.raises(
         ToolsetError, match=r"NeedsKernel\.think: 'kernel' is not for the model and has no default"
@@ -75,7 +75,7 @@ def test_stand_ins_do_not_stay() -> None:
 
 
 def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path) -> None:
-    """A file that needs more of the framework than its mark is told what to do, and what is in the way."""
+    """If a file needs more of the framework than its mark, the error says what is missing and what to do."""
     file = tmp_path / "custom_plugins.py"
     file.write_text("from semantic_kernel.connectors.ai import something\n")
     with pytest.raises(ToolsetError, match=r"imports semantic_kernel\.connectors of the earlier.*mcp"):

@@ -27,7 +27,7 @@ from tealagents.engine.toolbox import Toolbox
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.submission import NewMessage
-from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores.base import BaseStore
 from tealagents.testing.models import ScriptedModel
@@ -192,7 +192,7 @@ class Engine:
         records = RecordStore(store, "Tester", SystemClock())
         self.lease = Lease(records, 15)
         directory = Directory(records)
-        self.tasks = Tasks(records, self.lease, directory, Rules(), "Tester:0.1")
+        self.tasks = Tasks(records, self.lease, directory, TaskRules(), "Tester:0.1")
         toolbox = Toolbox(model, 5)
         self.service = Service(
             AgentSpec(

@@ -17,7 +17,7 @@ INSTALLED = Path(__file__).parents[2] / ".tools" / "node" / "node_modules" / ".b
 
 
 class Context:
-    """A call's context as the engine makes it, with tokens that tell what they were asked for."""
+    """A call's context as the engine makes it, with tokens that name what they were requested for."""
 
     def __init__(
         self,

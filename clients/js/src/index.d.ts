@@ -64,7 +64,7 @@ export interface ClientOptions {
 }
 
 export interface CallOptions {
-  /** aborts the call, or the stream; what the service has begun goes on (see `cancel`) */
+  /** aborts the call, or the stream; what the service has started continues (see `cancel`) */
   signal?: AbortSignal;
 }
 
@@ -169,7 +169,7 @@ export interface List<T, Paged = Page<T>> extends AsyncIterable<T> {
 /**
  * The events of a request, each once and in order, through any number of broken connections. The last one is
  * `final-response`, `approval-required` or `error`. Leaving the loop closes the connection and does not cancel
- * the request; another loop goes on where the last one was left.
+ * the request; another loop continues where the last one stopped.
  */
 export interface EventStream extends AsyncIterable<StreamEvent> {
   /** known from the first event on */

@@ -199,7 +199,7 @@ test("a token that the service refuses is asked for once more", async () => {
   await assert.rejects(stubborn.send("hello"), api.Unauthenticated);
 });
 
-test("a call ends at its signal, and so does a stream; the request goes on", async () => {
+test("a call ends at its signal, and so does a stream; the request continues", async () => {
   await assert.rejects(ada.send("hello", {signal: AbortSignal.abort(new Error("enough"))}), /enough/);
   const controller = new AbortController();
   const stream = ada.stream("pieces-5@20ms", {signal: controller.signal});

@@ -22,17 +22,17 @@ async function through(fault, {silenceMs = 30_000, ...how} = {}) {
     const events = [];
     const stream = agent.stream(`pieces-${PIECES}@5ms`);
     for await (const event of stream) events.push(event);
-    const told = [];
-    for await (const event of ada.follow(stream.requestId ?? "")) told.push(event);
-    return {events, told, connections: proxy.connections()};
+    const followed = [];
+    for await (const event of ada.follow(stream.requestId ?? "")) followed.push(event);
+    return {events, followed, connections: proxy.connections()};
   } finally {
     proxy.close();
   }
 }
 
 /** @param {Awaited<ReturnType<typeof through>>} seen */
-function assertNothingLost({events, told}) {
-  assert.deepEqual(events, told);
+function assertNothingLost({events, followed}) {
+  assert.deepEqual(events, followed);
   assert.deepEqual(events.map(({id}) => id), Array.from({length: LAST}, (_, index) => index + 1));
 }
 
@@ -60,13 +60,13 @@ test("a message whose answer never began is sent again, and not done twice", asy
   assertNothingLost(await through((_, connection) => (connection < 2 ? 0 : null)));
 });
 
-test("a connection that has fallen silent is given up, and the stream goes on", async () => {
+test("a connection that has fallen silent is given up, and the stream continues", async () => {
   const third = afterEvent(3);
   const how = {hold: true, silenceMs: 300};
   assertNothingLost(await through((sent, connection) => (connection === 0 ? third(sent) : null), how));
 });
 
-test("a stream that was left goes on where it was left", async () => {
+test("a stream that was left continues where it was left", async () => {
   const stream = ada.stream("pieces-4@20ms");
   /** @type {(number | null)[]} */
   const seen = [];

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from tealagents.agent.answering import Approve, answering
-from tealagents.agent.answers import Answer, AnswerStream, Update
+from tealagents.agent.answers import AgentAnswer, AnswerStream, Update
 from tealagents.agent.opening import Kind, Opened, SharedStore, opened, with_kind
 from tealagents.config import ServiceConfig, load
 from tealagents.domain.errors import InvalidRequest
@@ -41,7 +41,7 @@ from tealagents.threads.views import Reducer, View
 from tealagents.threads.workflow import MAIN, WorkflowThread
 from tealagents.threads.workflow import opened as thread_of
 
-__all__ = ["Agent", "Answer", "AnswerStream", "Update"]
+__all__ = ["Agent", "AgentAnswer", "AnswerStream", "Update"]
 
 
 class Agent:
@@ -199,7 +199,7 @@ class Agent:
         return (thread.fingerprint or "").rpartition(":")[0] == self.name
 
     def to_remote(self, thread: LocalThread) -> RemoteThread:
-        """A remote thread that goes on from a local one: its messages are sent once, with the first new one.
+        """A remote thread that continues a local one: its messages are sent once, with the first new one.
         The local thread stays."""
         self._check_remote()
         remote = RemoteThread(service=Conversations(self), beginning=thread.messages)
@@ -250,8 +250,8 @@ class Agent:
         *,
         store: bool | None = None,
         user_context: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """The agent's answer; on a thread it goes on from there, without one it is forgotten.
+    ) -> AgentAnswer:
+        """The agent's answer; on a thread it continues from there, without one it is forgotten.
 
         `store` need not be given: the thread's kind decides where the conversation is kept, and what
         contradicts it is refused. A request that fails leaves the thread as it was.
@@ -282,7 +282,7 @@ class Agent:
         user_context: Mapping[str, str] | None,
         *,
         streamed: bool,
-    ) -> AsyncGenerator[Update | Answer, None]:
+    ) -> AsyncGenerator[Update | AgentAnswer, None]:
         thread = thread if thread is not None else self.new_thread()
         if isinstance(thread, WorkflowThread):
             thread = thread.sub_thread()

@@ -7,7 +7,7 @@ from inspect import isawaitable
 
 from msgspec import Struct
 
-from tealagents.agent.answers import Answer, Update
+from tealagents.agent.answers import AgentAnswer, Update
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.events import Event, TextDelta, ToolCalled, ToolReturned
@@ -20,8 +20,8 @@ from tealagents.domain.models import (
     Message,
     Step,
     StepBody,
+    TokenUsage,
     ToolCall,
-    Usage,
     User,
 )
 from tealagents.domain.ports import Clock, Model
@@ -80,7 +80,7 @@ class ThreadRecorder(Recorder):
     """Keeps the steps for the answer."""
 
     def __init__(self, request_id: str, clock: Clock, message: Message) -> None:
-        super().__init__(request_id, clock, message, Usage())
+        super().__init__(request_id, clock, message, TokenUsage())
         self.steps: list[Step] = []
 
     def record(self, action: str, body: Body, **details: object) -> None:
@@ -100,7 +100,7 @@ class Answering(Struct, frozen=True, kw_only=True):
     recorder: ThreadRecorder
     user_context: dict[str, str]
 
-    async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | Answer, None]:
+    async def answering(self, *, streamed: bool) -> AsyncGenerator[Update | AgentAnswer, None]:
         agent, recorder, context = self.agent, self.recorder, self._call_context()
         conversation = ThreadConversation(self.thread, agent.model, self.records, self.user)
         turn = await open_turn(agent, conversation, self._asked())
@@ -112,20 +112,21 @@ class Answering(Struct, frozen=True, kw_only=True):
             resumption: Resumption | None = None
             while last is None:
                 async with aclosing(loop.events(resumption)) as events:
-                    async for event in events:
-                        if isinstance(event, Waits):
-                            resumption = await self._decided(event.needed)
-                        elif isinstance(event, turns.TurnDone):
-                            last = event
+                    async for happened in events:
+                        if isinstance(happened, Waits):
+                            resumption = await self._decided(happened.needed)
+                        elif isinstance(happened, turns.TurnDone):
+                            last = happened
                         else:
-                            for update in _updates(event, calls):
-                                yield update
+                            for event in happened:
+                                for update in _updates(event, calls):
+                                    yield update
         except BaseException as error:
             # also of a cancel, a stream that is not read to its end, and an `approve` that raised
             await turn.failed(recorder.response, error)
             raise
         await self._keep(last)
-        yield Answer(
+        yield AgentAnswer(
             text="".join(recorder.output),
             messages=tuple(in_call_order(recorder.response)),
             usage=recorder.usage,

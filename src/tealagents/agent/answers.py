@@ -5,17 +5,17 @@ from typing import Self
 
 from msgspec import Struct
 
-from tealagents.domain.models import Json, Message, Step, ToolCall, Usage
+from tealagents.domain.models import Json, Message, Step, TokenUsage, ToolCall
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class AgentAnswer(Struct, frozen=True, kw_only=True):
     """What an agent has answered."""
 
     text: str
     #: what was said in answer, tool calls and results included; the user's message is not among them
     messages: tuple[Message, ...]
     #: of all calls of the model that it took
-    usage: Usage
+    usage: TokenUsage
     request_id: str
     #: what the model was asked and what was done, in order
     steps: tuple[Step, ...]
@@ -23,7 +23,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Update(Struct, frozen=True, kw_only=True):
-    """Something of an answer, as it is made: some text, or a tool call and what became of it."""
+    """Something of an answer, as it is made: some text, or a tool call and its outcome."""
 
     text: str = ""
     tool_call: ToolCall | None = None
@@ -33,12 +33,12 @@ class Update(Struct, frozen=True, kw_only=True):
 class AnswerStream:
     """The pieces of an answer, and the answer itself once they have ended."""
 
-    def __init__(self, updates: AsyncGenerator[Update | Answer, None]) -> None:
+    def __init__(self, updates: AsyncGenerator[Update | AgentAnswer, None]) -> None:
         self._updates = updates
-        self._answer: Answer | None = None
+        self._answer: AgentAnswer | None = None
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> AgentAnswer:
         if self._answer is None:
             raise RuntimeError("the answer is there when all pieces have been taken")
         return self._answer
@@ -48,7 +48,7 @@ class AnswerStream:
 
     async def __anext__(self) -> Update:
         update = await anext(self._updates)
-        if isinstance(update, Answer):
+        if isinstance(update, AgentAnswer):
             self._answer = update
             await self._updates.aclose()
             raise StopAsyncIteration

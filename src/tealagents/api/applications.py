@@ -15,15 +15,15 @@ from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
-from tealagents.domain.models import Caller
 
 #: the response for an error; the headers say when to come back, and with which token
 Refuse = Callable[[TealError, Mapping[str, str]], Response]
 #: the response for what is no domain error: status, code, message, headers
 Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 
-#: what an authenticated request to a path is answered with
-Handler = Callable[[Exchange, Caller, Request], Awaitable[Response]]
+#: what an authenticated request to a path is answered with: takes the exchange, the caller, the request, and
+#: the parameters of the path by their names
+Handler = Callable[..., Awaitable[Response]]
 
 FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 
@@ -33,7 +33,8 @@ def routes(exchange: Exchange, path: str, table: Iterable[tuple[str, str, Handle
 
     def route(method: str, below: str, handler: Handler) -> Route:
         async def endpoint(request: Request) -> Response:
-            return await handler(exchange, await exchange.identify(request), request)
+            caller = await exchange.identify(request)
+            return await handler(exchange, caller, request, **request.path_params)
 
         return Route(path + below, endpoint, methods=[method])
 

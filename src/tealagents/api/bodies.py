@@ -38,7 +38,7 @@ _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 REPEATED = 200
 
 
-class Budget:
+class BodyBudget:
     """Bytes of bodies that are on their way into this process, in all and by user.
 
     A body counts beyond its first `FREE` bytes, so that short messages come through whatever others hold.
@@ -67,7 +67,7 @@ class Budget:
             del self._by_user[user]
 
 
-async def read(request: Request, limit: int, budget: Budget, user: str) -> bytes:
+async def read(request: Request, limit: int, budget: BodyBudget, user: str) -> bytes:
     """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget."""
     held = 0
 

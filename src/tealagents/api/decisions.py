@@ -28,7 +28,7 @@ class _OfCall(_Strict):
     is_error: bool = False
 
 
-class Decision(_Strict):
+class DecisionDocument(_Strict):
     """What is decided of a pause: of every call, or of each."""
 
     action: Action | None = None
@@ -37,7 +37,7 @@ class Decision(_Strict):
     approval_id: str | None = None
 
 
-class Answer(_Strict):
+class DecisionForm(_Strict, title="Answer"):
     """What is decided of one call, where each is asked for by itself. Pages make forms of its schema."""
 
     action: Action
@@ -49,7 +49,7 @@ def decision(value: Any) -> Command:
     """What was decided. `approval_id` says of which pause; a request's first needs none. `InvalidRequest`."""
     if not isinstance(value, dict):
         raise InvalidRequest("decision", 'must be an object, such as {"action": "approve"}')
-    given = bodies.validated(Decision, value)
+    given = bodies.validated(DecisionDocument, value)
     approval_id = given.approval_id
     return Command(
         action=given.action,
@@ -70,9 +70,9 @@ class CallAnswer(Struct, frozen=True, kw_only=True):
 
 
 def answer(value: Any, field: str) -> CallAnswer:
-    """What was decided of one call, in the form of `Answer`. `InvalidRequest` names `field`."""
+    """What was decided of one call, in the form of `DecisionForm`. `InvalidRequest` names `field`."""
     try:
-        return CallAnswer(**bodies.validated(Answer, value).model_dump())
+        return CallAnswer(**bodies.validated(DecisionForm, value).model_dump())
     except InvalidRequest as error:
         raise InvalidRequest(field, error.detail) from None
 

@@ -29,8 +29,8 @@ from tealagents.domain.ports import Authenticator, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
 from tealagents.engine.following import check_kept, nothing_left
-from tealagents.engine.reconstruction import Reconstruction, SentPrompt
-from tealagents.engine.service import Sent, Service
+from tealagents.engine.reconstruction import ReconstructedPrompt, Reconstruction
+from tealagents.engine.service import Service, Submitted
 from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import canonical
 from tealagents.state.catalog import Catalog
@@ -107,7 +107,7 @@ class Exchange:
         self._approvals = Approvals(service)
         self._bearer = Bearer(authenticator, service.agent.forward_headers)
         #: the bodies on their way
-        self._incoming = bodies.Budget(settings.max_body_bytes)
+        self._incoming = bodies.BodyBudget(settings.max_body_bytes)
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
         #: cancels on their way whose clients have left
@@ -214,7 +214,7 @@ class Exchange:
         )
 
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
-        """A new task that waits for its first message, or goes on from what was said before."""
+        """A new task that waits for its first message, or continues what was said before."""
         check_metadata(metadata)
         return await self.service.open(caller, metadata, earlier)
 
@@ -280,7 +280,7 @@ class Exchange:
         record = (await self.tasks.request(partition, request_id)).value
         return RequestView(record=record, partition=partition, caller=caller, own=True)
 
-    async def prompt(self, caller: Caller, request_id: str, step_id: str | None) -> SentPrompt:
+    async def prompt(self, caller: Caller, request_id: str, step_id: str | None) -> ReconstructedPrompt:
         """What a call of the model was sent, in a request that the caller may read."""
         view = await self.request(caller, request_id)
         return await Reconstruction(self.agent, self.tasks).prompt(view.partition, view.record, step_id)
@@ -290,32 +290,30 @@ class Exchange:
         check_kept(self.tasks, view.record)
         return None if nothing_left(view.record, after) else replace(view, after=after)
 
-    async def follow(self, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+    def follow(self, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
         """The events behind `view.after`, as many at a time as there are, to the one that ends the stream."""
-        async for batch in self.service.events(view.partition, view.record.request_id, view.after):
-            if view.own:
-                yield batch
-                continue
-            seen = [(each.id, redacted(each.event)) for each in batch]
-            yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
+        events = self.service.events(view.partition, view.record.request_id, view.after)
+        return events if view.own else _without_content(events)
 
-    async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
+    async def outcome(
+        self, view: RequestView, receive: Receive | None = None, *, leaving_cancels: bool = False
+    ) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored.
 
-        With `on_disconnect: cancel` a sender who leaves, which `receive` reports, ends it.
+        With `leaving_cancels` or `on_disconnect: cancel`, a sender who leaves, as `receive` reports, ends it.
         """
-        sent = self.service.outcome(Sent(view.record, view.partition, replayed=view.replayed))
-        if receive is None or not self._leaving_cancels(view):
+        sent = self.service.outcome(Submitted(view.record, view.partition, replayed=view.replayed))
+        if receive is None or not (self._leaving_cancels(view) or (leaving_cancels and view.sender)):
             return await sent
-        waiting = asyncio.ensure_future(sent)
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(self._canceled_when_left(view, receive))
         try:
-            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                await self._cancel(view)
-            return await waiting
+            return await sent
         finally:
             leaving.cancel()
+
+    async def _canceled_when_left(self, view: RequestView, receive: Receive) -> None:
+        await _left(receive)
+        self.in_background(self._cancel(view))
 
     def stream(
         self,
@@ -331,7 +329,7 @@ class Exchange:
         `events` are those that `follow` gives, or a protocol's own choice of them.
         """
         cancels = self._leaving_cancels(view)
-        return sse.EventStream(
+        return sse.EventStreamResponse(
             self._frames(view, events or self.follow(view), fold, failed),
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
@@ -403,6 +401,13 @@ def _by_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_by_value(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+async def _without_content(events: AsyncIterator[Sequence[Recorded]]) -> AsyncIterator[Sequence[Recorded]]:
+    """The events as an approver sees them who is not the owner."""
+    async for batch in events:
+        seen = [(each.id, redacted(each.event)) for each in batch]
+        yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
 
 
 async def _left(receive: Receive) -> None:

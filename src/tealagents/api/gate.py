@@ -23,7 +23,7 @@ SCOPE = "tealagents.call"
 
 
 @dataclass
-class Call:
+class AdmittedCall:
     """One call, as the gate admitted it."""
 
     request: Request
@@ -48,7 +48,7 @@ class Call:
 
 
 #: the response for an error; the headers say when to come back, and with which token
-Respond = Callable[[Call, TealError, Mapping[str, str]], Response]
+Respond = Callable[[AdmittedCall, TealError, Mapping[str, str]], Response]
 
 
 class Gate:
@@ -62,7 +62,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        scope[SCOPE] = call = Call(request)
+        scope[SCOPE] = call = AdmittedCall(request)
         try:
             call.caller = await self._exchange.identify(request)
             body = await self._body(call)
@@ -77,7 +77,7 @@ class Gate:
         if call.response is not None:
             await call.response(scope, receive, send)
 
-    async def _body(self, call: Call) -> bytes:
+    async def _body(self, call: AdmittedCall) -> bytes:
         request = call.request
         body = await self._exchange.raw_body(request)
         if body:
@@ -114,7 +114,7 @@ def with_cors(app: ASGIApp, exchange: Exchange, *exposed: str) -> ASGIApp:
 class _Replies:
     """Passes on what the library sends, unless there is something to send instead."""
 
-    def __init__(self, call: Call, send: Send) -> None:
+    def __init__(self, call: AdmittedCall, send: Send) -> None:
         self._call = call
         self._send = send
         self._start: Message | None = None

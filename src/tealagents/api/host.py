@@ -1,6 +1,6 @@
 """The application: every protocol under its own path, over one exchange."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
@@ -52,8 +52,8 @@ class Host:
             scope = {**scope, "method": "GET", sse.HEAD: True}
         await self._app(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._owner(scope)(scope, receive, send)
+    def _answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._owner(scope)(scope, receive, send)
 
     @asynccontextmanager
     async def _opened(self, app: object) -> AsyncIterator[None]:

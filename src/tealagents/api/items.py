@@ -1,4 +1,4 @@
-"""Items of messages, as clients send them: text, and images as data URIs."""
+"""Items of messages, as clients send them: text, and images as data URIs; and calls as messages hold them."""
 
 import base64
 import binascii
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Item
+from tealagents.domain.models import Item, Json, ToolCall
 
 #: characters of a data URI in which its media type must stand
 LONGEST_HEAD = 200
@@ -54,3 +54,9 @@ def text(of: tuple[Item, ...], field: str, problem: str) -> str:
     if any(each.content_type != "text" for each in of):
         raise InvalidRequest(field, problem)
     return "".join(each.content for each in of)
+
+
+def function_call(identifier: str, call: ToolCall) -> Json:
+    """A call within a message of the assistant, in the form that Chat Completions gave to all."""
+    function = {"name": call.tool, "arguments": call.arguments}
+    return {"id": identifier, "type": "function", "function": function}

@@ -5,11 +5,13 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from tealagents.domain.errors import NotFound, NotOwner
+from tealagents.domain import ids
+from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 
 _NAME = re.compile(r"([a-z]+)_([0-9a-fA-F-]{36})(?:_(.+))?", re.ASCII)
+_NUMBER = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
 
 
 def made(kind: str, uuid: str, *places: object) -> str:
@@ -20,6 +22,15 @@ def parsed(name: str, *kinds: str) -> tuple[str | None, str]:
     """The UUID and the place that a name of one of these kinds shows; None where it is no such name."""
     found = _NAME.fullmatch(name)
     return (found[2], found[3] or "") if found and found[1] in kinds else (None, "")
+
+
+def read(what: str, name: str, *kinds: str, numbered: bool = True) -> tuple[str, int]:
+    """The UUID and the number in a name of one of these kinds. `NotFound`: no `what` has that id."""
+    uuid, place = parsed(name, *kinds)
+    if uuid is not None and (_NUMBER.fullmatch(place) if numbered else not place):
+        with suppress(InvalidRequest):
+            return ids.canonical(uuid, "id"), int(place or 0)
+    raise unknown(what, name)
 
 
 def unknown(kind: str, name: str) -> NotFound:

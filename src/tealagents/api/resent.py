@@ -10,7 +10,7 @@ from tealagents.domain.models import Item
 from tealagents.state.submission import Earlier
 
 
-class Told(Struct, frozen=True):
+class Instruction(Struct, frozen=True):
     """A system or developer message: for this request only."""
 
     text: str
@@ -24,7 +24,7 @@ class Made(Struct, frozen=True):
     text: str = ""
 
 
-class Answered(Struct, frozen=True):
+class AnsweredCall(Struct, frozen=True):
     """What came of a call, or may come of it."""
 
     call_id: str
@@ -33,7 +33,7 @@ class Answered(Struct, frozen=True):
     where: str = ""
 
 
-Entry = Earlier | Told | Made | Answered
+Entry = Earlier | Instruction | Made | AnsweredCall
 
 
 class Resent(Struct, frozen=True):
@@ -50,8 +50,8 @@ class Resent(Struct, frozen=True):
         return tuple(item for each in self.new if isinstance(each, Earlier) for item in each.items)
 
     @property
-    def answers(self) -> list[Answered]:
-        return [each for each in self.new if isinstance(each, Answered)]
+    def answers(self) -> list[AnsweredCall]:
+        return [each for each in self.new if isinstance(each, AnsweredCall)]
 
 
 def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
@@ -60,8 +60,8 @@ def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
     `InvalidRequest`, naming `field`, where there is neither, or both.
     """
     split = max((n for n, each in enumerate(entries, 1) if _is_ours(each)), default=0)
-    told = (each.text for each in entries if isinstance(each, Told))
-    found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, told)))
+    instructions = (each.text for each in entries if isinstance(each, Instruction))
+    found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, instructions)))
     if found.answers and found.items:
         raise InvalidRequest(field, "answers calls and adds a message: send the answers first, alone")
     if not found.answers and not found.items:
@@ -80,7 +80,7 @@ def in_words(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
     for each in entries:
         if isinstance(each, Earlier) and each.items:
             said.append(each)
-        elif isinstance(each, Answered) and each.answer.output is not None:
+        elif isinstance(each, AnsweredCall) and each.answer.output is not None:
             text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
             said.append(Earlier("assistant", (Item("text", text),)))
     return tuple(said)

@@ -52,7 +52,7 @@ def remember_connection(scope: Scope, send: Send) -> None:
         scope[_TRANSPORT] = transport
 
 
-class EventStream(Response):
+class EventStreamResponse(Response):
     """Sends frames as they come, a comment when nothing does, and ends with the generator.
 
     `on_disconnect` is called when the client leaves before the end. One that has taken nothing for

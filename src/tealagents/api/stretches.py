@@ -7,7 +7,7 @@ recorded events; what is read later is made of the history as events of the same
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Protocol
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,13 +17,13 @@ from starlette.types import Receive
 from tealagents.api import requests
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
+from tealagents.api.folding import EventFold
 from tealagents.domain.errors import (
     ApprovalPending,
     CorruptState,
     InvalidRequest,
     NotFound,
     TaskBusy,
-    TealError,
 )
 from tealagents.domain.events import (
     Event,
@@ -48,6 +48,8 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys
 from tealagents.state.submission import Key, NewMessage
+
+F = TypeVar("F", bound=EventFold)
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
@@ -142,10 +144,10 @@ async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
 async def continued(
     exchange: Exchange, stretch: Stretch, message: NewMessage, key: Key | None, *, field: str, streamed: bool
 ) -> RequestView:
-    """Goes on from a stretch: in its task where that is the last and idle, else in a branch of it.
+    """Continues a stretch: in its task where that is the last and idle, else in a branch of it.
 
     A request that failed has added nothing: what follows it continues the one before. `ApprovalPending`,
-    `TaskBusy`, and `InvalidRequest`, which names `field`, where there is nothing to go on from.
+    `TaskBusy`, and `InvalidRequest`, which names `field`, where there is nothing to continue.
     """
     record, pause, caller = stretch.record, stretch.pause, stretch.view.caller
     if pause is not None and pause.status == "pending":
@@ -197,19 +199,10 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequen
         yield kept
 
 
-class StretchFold(Protocol):
-    """What a protocol makes of the events of a stretch."""
-
-    def __call__(self, recorded: Recorded) -> bytes: ...
-
-    def failed(self, error: TealError) -> bytes:
-        """The end, where what happened cannot be reported."""
-
-
 def stream(
     exchange: Exchange,
     stretch: Stretch,
-    fold: StretchFold,
+    fold: EventFold,
     headers: Mapping[str, str] | None = None,
     *,
     forgets: bool = False,
@@ -228,8 +221,14 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
     return await pause(exchange, view.partition, record.approvals[stretch.number - 1])
 
 
-async def told(exchange: Exchange, stretch: Stretch) -> list[Event]:
-    """The events of a stretch as far as the history holds them: text comes in one piece."""
+async def folded(exchange: Exchange, stretch: Stretch, fold: F) -> F:
+    """The fold of a stretch as far as the history holds it: text comes in one piece."""
+    for event in await _events(exchange, stretch):
+        fold.take(event)
+    return fold
+
+
+async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
     record = stretch.record
     if record.status == "Queued":
         return [Started("Queued")]

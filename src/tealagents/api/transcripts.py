@@ -20,7 +20,7 @@ async def messages(exchange: Exchange, partition: str, head: Head) -> list[Messa
 
 
 async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
-    """The messages that a stretch goes on from, the user's own included."""
+    """The messages that a stretch continues, the user's own included."""
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     if not record.first_seq:  # it waits its turn

@@ -24,7 +24,7 @@ from msal.exceptions import MsalError
 
 from tealagents.auth.msal_http import Transport, application, credential
 from tealagents.auth.options import EntraOptions
-from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import Clock
 
@@ -105,8 +105,8 @@ class EntraDelegation:
     async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
         """A token for `scopes`, all of one downstream service, in the name of `user`.
 
-        Raises `NeedsOwner` where `assertion` is another user's token, `Authorization` where the user has to
-        consent or sign in again first, `ToolFailed` otherwise.
+        Raises `NeedsOwner` where `assertion` is another user's token, `NeedsAuthorization` where the user
+        has to consent or sign in again first, `ToolFailed` otherwise.
         """
         if not scopes:
             raise ToolFailed("No scopes were asked for: say which permission of which service is needed.")
@@ -175,7 +175,7 @@ class EntraDelegation:
                 self._applications.popitem(last=False)
         return client
 
-    def _refusal(self, answer: Json, endpoint: str, scopes: list[str]) -> Authorization | ToolFailed:
+    def _refusal(self, answer: Json, endpoint: str, scopes: list[str]) -> NeedsAuthorization | ToolFailed:
         error = _word(answer.get("error"))
         numbers = [number for number in answer.get("error_codes") or () if isinstance(number, int)]
         consent = (
@@ -191,7 +191,7 @@ class EntraDelegation:
 
     def _authorization(
         self, endpoint: str, scopes: list[str], *, consent: bool, claims: object
-    ) -> Authorization:
+    ) -> NeedsAuthorization:
         """Where the user grants the scopes or, for a claims challenge, signs in as the tenant demands."""
         asked = {
             "client_id": self._options.client_id,
@@ -205,7 +205,7 @@ class EntraDelegation:
         if self._options.authority.startswith("http://"):
             endpoint = endpoint.replace("https://", "http://", 1)
         server = scopes[0].rpartition("/")[0] or self._options.authority
-        return Authorization(server, f"{endpoint}?{query}", tuple(scopes))
+        return NeedsAuthorization(server, f"{endpoint}?{query}", tuple(scopes))
 
 
 def open_delegation(options: EntraOptions, clock: Clock) -> EntraDelegation | NoDelegation:

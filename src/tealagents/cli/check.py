@@ -25,7 +25,8 @@ def check_command(
 
     Every mistake is shown with its file, line and key; exit status 2 if there is one. Secrets that are not
     set are listed as what `serve` will need, so that a file can be checked without them. The plugin file and
-    OpenAPI documents that are files are loaded, too; no store, no model service and no tool server is asked.
+    OpenAPI documents that are files are loaded, too; the store, the model service and tool servers are not
+    contacted.
     """
     found = find(config)
     for need in found.needed:

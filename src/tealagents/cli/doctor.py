@@ -46,20 +46,20 @@ class Ailment(NamedTuple):
 
 def doctor_command(
     url: Annotated[
-        str | None, typer.Argument(help="A running service to look at, or one agent of it.")
+        str | None, typer.Argument(help="A running service to examine, or one of its agents.")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", help="The config file; by default the one TA_SERVICE_CONFIG names."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Also see whether this port can be listened on.")
+        int | None, typer.Option(min=1, max=65535, help="Also check that this port is free.")
     ] = None,
 ) -> None:
-    """Find what is wrong with a service, and say what to do. Exit status 1 where something is wrong.
+    """Find problems with a service, and say how to fix them. Exit status 1 if there are any.
 
-    It looks at the config, the store, the authority, the model service and the clocks, and with a URL at the
-    running service. With a URL and no config, only at that.
+    It examines the config, the store, the authority, the model service and the clocks, and with a URL the
+    running service as well. With a URL and no config, it examines only that service.
     """
     found = asyncio.run(_examined(url, config, port))
     out = Console(highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from tealagents.config import ConfigError, ServiceConfig, load
-from tealagents.config.problems import KeyPath, Problem
+from tealagents.config.problems import ConfigProblem, KeyPath
 from tealagents.domain.ports import ToolSpec
 from tealagents.registry import import_from
 
@@ -33,7 +33,7 @@ class Findings:
 def find(path: Path | None, env: Mapping[str, str] | None = None) -> Findings:
     """Reads a config and makes each part of the service, without opening any."""
     found = Findings()
-    unset: list[Problem] = []
+    unset: list[ConfigProblem] = []
     try:
         config = load(path, env=os.environ if env is None else env, unset=unset)
     except ConfigError as error:

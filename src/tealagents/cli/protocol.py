@@ -33,6 +33,9 @@ _ANSWER: Final = (
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection."""
 
+    # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte a connection
+    __slots__ = ("_head", "_heads", "_in_head", "_too_large")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = False

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: seconds that open connections get after the requests were drained
 GRACE_SECONDS = 3
+#: signals that end the service in good order
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 #: new objects after which the garbage collector looks for what is no longer used
 YOUNG_OBJECTS = 10_000
 #: seconds between two looks whether connections are accepted
@@ -45,7 +47,7 @@ def serve_command(
     workers: Annotated[int, typer.Option(min=1, help="Processes; more than one needs a shared store.")] = 1,
     offline: Annotated[bool, typer.Option("--offline", help="Use the built-in model; needs no key.")] = False,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start anew when the config or the code changes.")
+        bool, typer.Option("--reload", help="Restart when the config or the code changes.")
     ] = False,
 ) -> None:
     """Serve the agent of a config file over HTTP.
@@ -170,7 +172,7 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     from uvicorn.config import STARTUP_FAILURE
 
     # The server raises the signal again that stopped it; having drained, we exit with 0.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPPING:
         signal.signal(number, lambda *_: None)
     options: dict[str, Any] = {
         "access_log": False,
@@ -226,14 +228,27 @@ def _run_reloading(folder: Path, listener: socket.socket, options: dict[str, Any
 
 
 def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any]) -> None:
-    """As `uvicorn.run` does, which exits with 0 where no worker could start."""
+    """As `uvicorn.run` does, but for two things: it exits with 0 where no worker could start, and once it
+    waits for its workers it listens to no signal."""
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
-    supervisor = Multiprocess(
-        Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener]
-    )
+    class Supervisor(Multiprocess):
+        def join_all(self) -> None:
+            """Waits for the workers to drain; another signal meanwhile is theirs."""
+            for number in _STOPPING:
+                signal.signal(number, lambda *_: self.terminate_again())
+            if self.signal_queue:
+                self.terminate_again()
+            super().join_all()
+
+        def terminate_again(self) -> None:
+            for worker in self.processes:
+                if worker.exitcode is None and worker.pid is not None:
+                    os.kill(worker.pid, signal.SIGTERM)
+
+    supervisor = Supervisor(Config(_WORKER_APP, factory=True, workers=workers, **options), sockets=[listener])
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)
@@ -242,6 +257,8 @@ def _run_workers(workers: int, listener: socket.socket, options: dict[str, Any])
 def worker_app() -> "ASGIApp":
     """The application of one worker process; its config is named by the environment."""
     gc.disable()  # until `_settled`
+    # Ctrl-C in a terminal reaches the supervisor as well, which passes it on: it would count twice here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_supervisor, name="supervisor", daemon=True).start()
     return build_or_exit(load_or_exit(None))
 

@@ -28,14 +28,14 @@ from tealagents.config import ServiceConfig
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUnavailable
 from tealagents.domain.models import User
-from tealagents.state.audit import Fault, verify
+from tealagents.state.audit import BadEntry, verify
 from tealagents.state.dump import Exporter, Importer, Refused
 from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
 from tealagents.state.pruning import Departure, Pruning
 from tealagents.state.records import RecordStore, SystemClock
-from tealagents.state.tasks import Rules, Tasks
+from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store
 
@@ -58,7 +58,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")
 class OpenedState:
     """An agent's state, and what works on it."""
 
-    def __init__(self, config: ServiceConfig, records: RecordStore, rules: Rules) -> None:
+    def __init__(self, config: ServiceConfig, records: RecordStore, rules: TaskRules) -> None:
         self.records = records
         self.directory = Directory(records)
         lease = Lease(records, config.limits.lease_seconds)
@@ -249,7 +249,7 @@ def prune_command(
     older_than: Annotated[
         str | None,
         typer.Option(
-            help="Also tasks not touched for so long, and old sessions without tasks: 30d, 12h, 4w."
+            help="Also tasks that have not changed for so long, and old sessions without tasks: 30d, 12h, 4w."
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -368,8 +368,8 @@ def verify_command(
     recomputed; without one, accidental damage only.
     """
 
-    async def work(opened: OpenedState) -> tuple[int, int, list[Fault], list[str]]:
-        tasks, entries, faults = 0, 0, list[Fault]()
+    async def work(opened: OpenedState) -> tuple[int, int, list[BadEntry], list[str]]:
+        tasks, entries, faults = 0, 0, list[BadEntry]()
         inventory = Inventory(opened.records)
         owners = await inventory.owners()
         with _progress("users") as report:
@@ -400,9 +400,9 @@ def verify_command(
 
 
 def migrate_command(config: Config = None) -> None:
-    """Bring the store's tables to what this version needs.
+    """Update the store's tables to what this version needs.
 
-    An empty store needs none of it. Stop the service, make a backup, migrate, and start the new version.
+    An empty store needs no migration. Stop the service, make a backup, migrate, and start the new version.
     """
     store = plain_store(load_or_exit(config).persistence)
     migrate = getattr(store, "migrate", None)

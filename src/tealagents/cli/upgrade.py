@@ -20,7 +20,7 @@ from tealagents.tools.input_types import INPUTS
 _CLIENTS = """\
 What changes for clients:
   request    {"items": [{"content_type": "text", "content": "…"}]} in place of chat_history
-  goes on    the service keeps the conversation: send the answer's task_id with the next message
+  follow-up  the service keeps the conversation: send the answer's task_id with the next message
   answer     content.output in place of output_raw; extra_data is an object, without items; ids are UUIDs
   events     request, partial-response, tool-call, tool-result, final-response or error, each with an id
   callers    Authorization: Bearer … on every call, as TA_AUTH wants it; gateway is for earlier files
@@ -42,8 +42,8 @@ def upgrade_command(
 ) -> None:
     """Write the tealagents/v1alpha1 file of an earlier one.
 
-    Comments stay, and what has no place any more becomes one. Shows the difference, and what changes for
-    clients. The file itself is changed only where --output names it.
+    Comments are kept, and keys without a counterpart become comments. Shows the difference, and what changes
+    for clients. The file itself is changed only if --output names it.
     """
     target = output or file.with_suffix(f".v1alpha1{file.suffix}")
     if target.exists() and target.resolve() != file.resolve():

@@ -62,6 +62,9 @@ class PendingCall:
     plugin_name: str
     function_name: str
     arguments: str
+    #: of the tool, with its JSON Schema of the arguments: only where a single approval is read
+    description: str = ""
+    parameters: Json | None = None
 
     @property
     def tool(self) -> str:
@@ -75,6 +78,8 @@ class PendingCall:
             plugin_name=text(document, "plugin_name"),
             function_name=text(document, "function_name"),
             arguments=json_text(document.get("arguments")),
+            description=text(document, "description"),
+            parameters=_object(document, "parameters") or None,
         )
 
 
@@ -237,6 +242,8 @@ class Task:
     task_id: str
     session_id: str
     status: str
+    #: the id (`oid`) of the user that it belongs to
+    owner: str = ""
     created_at: datetime | None = None
     last_updated: datetime | None = None
     expires_at: datetime | None = None
@@ -249,6 +256,7 @@ class Task:
             task_id=text(document, "task_id"),
             session_id=text(document, "session_id"),
             status=text(document, "status"),
+            owner=text(_object(document, "owner"), "oid"),
             created_at=time(document, "created_at"),
             last_updated=time(document, "last_updated") or time(document, "updated_at"),
             expires_at=time(document, "expires_at"),
@@ -315,7 +323,7 @@ class Message:
             message_id=text(document, "message_id"),
             request_id=text(document, "request_id"),
             role=text(document, "role"),
-            text="".join(text(item, "content") for item in items if item.get("content_type") == "text"),
+            text=_text_of(items),
             items=items,
             tool_calls=each(document, "tool_calls", MessageCall.parse),
             created_at=time(document, "created_at"),
@@ -354,11 +362,46 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPart:
+    """A part of what the model was sent: a message of the history, or a text in the place of one."""
+
+    #: `system_prompt`, `summary`, `note`, `context`, `history` or `request`
+    origin: str
+    role: str
+    #: the text of its text items
+    text: str
+    tool_calls: tuple[MessageCall, ...] = ()
+    #: the stored message; None for a text
+    message_id: str | None = None
+    #: it was sent in another form than it is stored and shown in
+    altered: bool = False
+    #: its text is not shown
+    withheld: bool = False
+    raw: Json = field(repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def parse(cls, document: Json) -> "PromptPart":
+        items = each(document, "items", lambda item: item)
+        return cls(
+            origin=text(document, "origin"),
+            role=text(document, "role"),
+            text=_text_of(items),
+            tool_calls=each(document, "tool_calls", MessageCall.parse),
+            message_id=text(document, "message_id") or None,
+            altered=document.get("altered") is True,
+            withheld=document.get("withheld") is True,
+            raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The state of a task after a request completed."""
 
     checkpoint_id: str
     request_id: str
+    #: the checkpoint that it continued, where parents were asked for and there is one
+    parent_id: str | None = None
     created_at: datetime | None = None
     current: bool = False
     raw: Json = field(repr=False, compare=False, default_factory=dict)
@@ -368,6 +411,7 @@ class Checkpoint:
         return cls(
             checkpoint_id=text(document, "checkpoint_id"),
             request_id=text(document, "request_id"),
+            parent_id=text(document, "parent_id") or None,
             created_at=time(document, "created_at"),
             current=document.get("current") is True,
             raw=document,
@@ -400,6 +444,26 @@ class AuditEntry:
             prev_hash=text(document, "prev_hash"),
             hash=text(document, "hash"),
             raw=document,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Me:
+    """Who the service takes the caller for."""
+
+    #: of the tenant, and of the user in it
+    tid: str
+    oid: str
+    #: `approver`, `auditor`
+    roles: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, document: Json) -> "Me":
+        user, roles = _object(document, "user"), document.get("roles")
+        return cls(
+            tid=text(user, "tid"),
+            oid=text(user, "oid"),
+            roles=tuple(map(str, roles)) if isinstance(roles, list) else (),
         )
 
 
@@ -454,6 +518,10 @@ def json_text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _text_of(items: tuple[Json, ...]) -> str:
+    return "".join(text(item, "content") for item in items if item.get("content_type") == "text")
 
 
 def _number(document: Json, name: str) -> int:

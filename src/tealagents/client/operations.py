@@ -17,7 +17,9 @@ from tealagents.client.documents import (
     Checkpoint,
     Health,
     Json,
+    Me,
     Message,
+    PromptPart,
     RequestDocument,
     Session,
     Step,
@@ -61,8 +63,11 @@ class Operations(Rules):
         return self.followed(calls.as_stream(calls.resume(of, action, options)), cursor)
 
     def cancel(self, request_id: str) -> Flow[RequestDocument]:
-        call = calls.change("POST", f"/requests/{segment(request_id)}/cancel")
+        call = calls.change("POST", f"{_request(request_id)}/cancel")
         return self.document(call, RequestDocument.parse)
+
+    def prompt(self, request_id: str, step_id: str | None) -> Stream[PromptPart, None]:
+        return self.listed(f"{_request(request_id)}/prompt", PromptPart.parse, step_id=step_id)
 
     # --- sessions and tasks ---------------------------------------------------------------------------
 
@@ -94,8 +99,9 @@ class Operations(Rules):
     def trace(self, task_id: str) -> Stream[Step, None]:
         return self.listed(_task(task_id, "/trace"), Step.parse)
 
-    def checkpoints(self, task_id: str) -> Stream[Checkpoint, None]:
-        return self.listed(_task(task_id, "/checkpoints"), Checkpoint.parse)
+    def checkpoints(self, task_id: str, parents: bool) -> Stream[Checkpoint, None]:
+        asked = "true" if parents else None
+        return self.listed(_task(task_id, "/checkpoints"), Checkpoint.parse, parents=asked)
 
     def audit(self, task_id: str) -> Stream[AuditEntry, None]:
         return self.listed(_task(task_id, "/audit"), AuditEntry.parse)
@@ -122,8 +128,22 @@ class Operations(Rules):
     def approvals(self, status: str | None) -> Stream[Approval, None]:
         return self.listed("/approvals", Approval.parse, status=status)
 
+    def approval(self, request_id: str, approval_id: str) -> Flow[Approval]:
+        call = calls.read(f"{_request(request_id)}/approvals/{segment(approval_id)}")
+        return self.document(call, Approval.parse)
+
+    def me(self) -> Flow[Me]:
+        return self.document(calls.read("/me"), Me.parse)
+
+    def tenant_tasks(self, oid: str | None, status: str | None, metadata: str | None) -> Stream[Task, None]:
+        return self.listed("/tenant/tasks", Task.parse, oid=oid, status=status, metadata=metadata)
+
     def health(self) -> Flow[Health]:
         return self.described(Health.parse)
+
+
+def _request(request_id: str) -> str:
+    return f"/requests/{segment(request_id)}"
 
 
 def _task(task_id: str, below: str = "") -> str:

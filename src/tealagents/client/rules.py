@@ -300,7 +300,7 @@ class Rules:
         """The log has no more events: the end is read from the request itself."""
         request = yield from self.found(cursor.request_id or "")
         if request.status in UNFINISHED:
-            return RequestInProgress("the request runs, and its log has no more events", status=409)
+            return RequestInProgress("the request is still running, but its event log has ended", status=409)
         if request.error is not None:
             yield from _end(failure(None, request.error.raw), cursor)
         else:

@@ -15,7 +15,9 @@ from tealagents.client.documents import (
     Checkpoint,
     Health,
     Json,
+    Me,
     Message,
+    PromptPart,
     RequestDocument,
     Session,
     Step,
@@ -166,6 +168,10 @@ class Client:
         """Cancel a running or paused request. One that has ended stays as it is."""
         return self._run(self._does.cancel(request_id))
 
+    def prompt(self, request_id: str, *, step_id: str | None = None) -> "Items[PromptPart]":
+        """What the model was sent in a call, oldest first: that of a step of the trace, or the last one."""
+        return self._list(self._does.prompt(request_id, step_id))
+
     # --- sessions and tasks ---------------------------------------------------------------------------
 
     def sessions(self) -> "Items[Session]":
@@ -204,9 +210,9 @@ class Client:
         """The steps of the execution, oldest first."""
         return self._list(self._does.trace(task_id))
 
-    def checkpoints(self, task_id: str) -> "Items[Checkpoint]":
-        """The points a task can be rolled back to or forked at, newest first."""
-        return self._list(self._does.checkpoints(task_id))
+    def checkpoints(self, task_id: str, *, parents: bool = False) -> "Items[Checkpoint]":
+        """The points a task can be rolled back to or forked at, newest first; with `parents` as a tree."""
+        return self._list(self._does.checkpoints(task_id, parents))
 
     def audit(self, task_id: str) -> "Items[AuditEntry]":
         """The audit entries of a task."""
@@ -233,6 +239,20 @@ class Client:
     def approvals(self, *, status: str | None = "pending") -> "Items[Approval]":
         """The pauses that the caller can decide."""
         return self._list(self._does.approvals(status))
+
+    def approval(self, request_id: str, approval_id: str) -> Approval:
+        """A pause, with the description and the arguments' schema of each call's tool."""
+        return self._run(self._does.approval(request_id, approval_id))
+
+    def me(self) -> Me:
+        """Who the service takes the caller for."""
+        return self._run(self._does.me())
+
+    def tenant_tasks(
+        self, *, oid: str | None = None, status: str | None = None, metadata: str | None = None
+    ) -> "Items[Task]":
+        """For auditors: the tasks of all users of the tenant; `metadata` is `key:value`."""
+        return self._list(self._does.tenant_tasks(oid, status, metadata))
 
     def health(self) -> Health:
         """The state of the service. The call is not repeated."""

@@ -19,7 +19,7 @@ from tealagents.config.models import (
     ConsoleSection,
     ThreadConfig,
 )
-from tealagents.config.problems import ConfigError, Problem
+from tealagents.config.problems import ConfigError, ConfigProblem
 from tealagents.config.schema import json_schema
 from tealagents.config.service import ServiceConfig, TelemetryOptions, load
 from tealagents.config.summary import summary
@@ -32,8 +32,8 @@ __all__ = [
     "Component",
     "ConfigError",
     "ConfigFile",
+    "ConfigProblem",
     "ConsoleSection",
-    "Problem",
     "ServiceConfig",
     "TelemetryOptions",
     "ThreadConfig",

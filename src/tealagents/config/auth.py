@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from tealagents.config.explain import explain
 from tealagents.config.file import Document
-from tealagents.config.problems import KeyPath, Problem
+from tealagents.config.problems import ConfigProblem, KeyPath
 from tealagents.options import NameOrClass, Options
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def with_entra() -> type[BaseModel]:
     return AuthSection
 
 
-def auth_of(document: Document, problems: list[Problem]) -> AuthConfig | None:
+def auth_of(document: Document, problems: list[ConfigProblem]) -> AuthConfig | None:
     """What the file says of `spec.auth`, with the variables put over it; None where it is wrong."""
     given = document.get(AUTH) or {}
     if not isinstance(given, dict):

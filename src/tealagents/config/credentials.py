@@ -6,7 +6,7 @@ from typing import Any
 
 from tealagents.config.environment import is_literal
 from tealagents.config.file import Document
-from tealagents.config.problems import KeyPath, Problem
+from tealagents.config.problems import ConfigProblem, KeyPath
 from tealagents.config.urls import names_credential, secrets_of
 
 #: Keys of services by their shape, wherever they stand.
@@ -31,7 +31,7 @@ _OWN_VARIABLES = {
 }
 
 
-def credentials(document: Document) -> Iterator[Problem]:
+def credentials(document: Document) -> Iterator[ConfigProblem]:
     """A problem for each credential in the file. The credential itself is never quoted."""
     previous: Any = None
     for path, value in document.values():

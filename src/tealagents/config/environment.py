@@ -9,7 +9,7 @@ from typing import Any
 
 from dotenv.parser import parse_stream
 
-from tealagents.config.problems import KeyPath, Problem, key_text, reason
+from tealagents.config.problems import ConfigProblem, KeyPath, key_text, reason
 from tealagents.options import FromEnvironment
 
 _REFERENCE = re.compile(
@@ -39,13 +39,15 @@ class Environment:
         value = self.variables.get(name)
         return None if value is None else FromEnvironment(value)
 
-    def problem(self, name: str, message: str) -> Problem:
+    def problem(self, name: str, message: str) -> ConfigProblem:
         """A problem with the variable `name`, placed in `.env` when that is where it was set."""
         file, line = self.places.get(name, (None, None))
-        return Problem(file, line, key_text((name,)), message)
+        return ConfigProblem(file, line, key_text((name,)), message)
 
 
-def read_environment(env: Mapping[str, str], dotenv: Path | None, problems: list[Problem]) -> Environment:
+def read_environment(
+    env: Mapping[str, str], dotenv: Path | None, problems: list[ConfigProblem]
+) -> Environment:
     """The environment over `.env`, which need not exist and whose values are taken as they stand."""
     variables: dict[str, str] = {}
     places: dict[str, tuple[str, int]] = {}
@@ -59,18 +61,18 @@ def read_environment(env: Mapping[str, str], dotenv: Path | None, problems: list
     return Environment(variables, places)
 
 
-def _read_dotenv(path: Path, problems: list[Problem]) -> Iterator[tuple[str, str, int]]:
+def _read_dotenv(path: Path, problems: list[ConfigProblem]) -> Iterator[tuple[str, str, int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError) as error:
-        problems.append(Problem(str(path), None, "", f"cannot be read: {reason(error)}"))
+        problems.append(ConfigProblem(str(path), None, "", f"cannot be read: {reason(error)}"))
         return
     for binding in parse_stream(io.StringIO(text)):
         line = binding.original.line + _blank_lines_before(binding.original.string)
         if binding.error:
-            problems.append(Problem(str(path), line, "", "this is not NAME=value"))
+            problems.append(ConfigProblem(str(path), line, "", "this is not NAME=value"))
         elif binding.key and binding.value and binding.value.strip():
             yield binding.key, binding.value.strip(), line
 

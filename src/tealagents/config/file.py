@@ -14,7 +14,7 @@ from typing import Any, cast
 import yaml
 
 from tealagents.config.environment import usable
-from tealagents.config.problems import ConfigError, KeyPath, Problem, key_text, reason
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, key_text, reason
 
 _MAX_VALUES = 100_000  # aliases of aliases multiply: nine lines can stand for a billion values
 _TAG = "tag:yaml.org,2002:"
@@ -46,7 +46,7 @@ class Document:
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
     #: what variables say instead of the file, and where each is set
-    overridden: dict[KeyPath, Problem] = field(default_factory=dict)
+    overridden: dict[KeyPath, ConfigProblem] = field(default_factory=dict)
 
     #: keys whose `${NAME}` is not set, where that is no mistake
     unset: set[KeyPath] = field(default_factory=set)
@@ -57,12 +57,12 @@ class Document:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def problem(self, path: KeyPath, message: str) -> Problem:
+    def problem(self, path: KeyPath, message: str) -> ConfigProblem:
         """A problem with a key: at its line, or at the variable that was put over it."""
         for length in range(len(path), 0, -1):
             if (variable := self.overridden.get(path[:length])) is not None:
                 return replace(variable, message=message)
-        return Problem(self.name, self.line(path), key_text(path), message)
+        return ConfigProblem(self.name, self.line(path), key_text(path), message)
 
     def get(self, path: KeyPath) -> Any:
         """The value at the path, or None."""
@@ -103,7 +103,7 @@ def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
         yield from _leaves(item, (*path, key))
 
 
-def read_document(path: Path, problems: list[Problem]) -> Document:
+def read_document(path: Path, problems: list[ConfigProblem]) -> Document:
     """The file's content. Duplicate keys and values that YAML cannot say are added to `problems`.
 
     Raises ConfigError when there is no mapping to speak of: no such file, no YAML, a list.
@@ -111,29 +111,31 @@ def read_document(path: Path, problems: list[Problem]) -> Document:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        raise ConfigError([Problem(str(path), None, "", f"cannot be read: {reason(error)}")]) from None
+        raise ConfigError([ConfigProblem(str(path), None, "", f"cannot be read: {reason(error)}")]) from None
     try:
         root = yaml.compose(text, Loader=_Loader)
         return _Values(str(path), problems).document(root)
     except yaml.YAMLError as error:
         raise ConfigError([_syntax_problem(path, text, error)]) from None
     except RecursionError:
-        raise ConfigError([Problem(str(path), None, "", "is nested too deeply")]) from None
+        raise ConfigError([ConfigProblem(str(path), None, "", "is nested too deeply")]) from None
     except (ValueError, OverflowError):  # PyYAML lets them out for some bad escapes and directives
-        raise ConfigError([Problem(str(path), None, "", "is not YAML: bad escape or directive")]) from None
+        raise ConfigError(
+            [ConfigProblem(str(path), None, "", "is not YAML: bad escape or directive")]
+        ) from None
 
 
-def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
+def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> ConfigProblem:
     if isinstance(error, yaml.reader.ReaderError):
         line = text.count("\n", 0, error.position) + 1
-        return Problem(
+        return ConfigProblem(
             str(path), line, "", f"is not YAML: the character U+{error.character:04X} is not allowed"
         )
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
         what = " ".join(filter(None, (error.context, error.problem)))
         hint = '; within {…} and […] write "${NAME}" in quotes' if "'{'" in what else ""
-        return Problem(str(path), mark.line + 1, "", f"is not YAML: {what}{hint}")
-    return Problem(str(path), None, "", "is not YAML")
+        return ConfigProblem(str(path), mark.line + 1, "", f"is not YAML: {what}{hint}")
+    return ConfigProblem(str(path), None, "", "is not YAML")
 
 
 @dataclass
@@ -141,22 +143,26 @@ class _Values:
     """Turns PyYAML's nodes into plain values, noting lines."""
 
     file: str
-    problems: list[Problem]
+    problems: list[ConfigProblem]
     lines: dict[KeyPath, int] = field(default_factory=dict)
     around: list[yaml.Node] = field(default_factory=list)  # the nodes that the current one lies in
     count: int = 0
 
     def document(self, root: yaml.Node | None) -> Document:
         if root is None:
-            raise ConfigError([Problem(self.file, None, "", "is empty")])
+            raise ConfigError([ConfigProblem(self.file, None, "", "is empty")])
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError([Problem(self.file, _line(root), "", "must be a mapping (keys and values)")])
+            raise ConfigError(
+                [ConfigProblem(self.file, _line(root), "", "must be a mapping (keys and values)")]
+            )
         return Document(self.file, self.mapping(root, ()), self.lines)
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.count += 1
         if self.count > _MAX_VALUES:
-            raise ConfigError([Problem(self.file, _line(node), "", f"has more than {_MAX_VALUES} values")])
+            raise ConfigError(
+                [ConfigProblem(self.file, _line(node), "", f"has more than {_MAX_VALUES} values")]
+            )
         if node in self.around:
             self.problem(node, path, "contains itself")
             return None
@@ -227,7 +233,7 @@ class _Values:
             return None
 
     def problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:
-        self.problems.append(Problem(self.file, _line(node), key_text(path), message))
+        self.problems.append(ConfigProblem(self.file, _line(node), key_text(path), message))
 
 
 def _scalar(kind: str, text: str) -> Any:

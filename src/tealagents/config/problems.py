@@ -10,7 +10,7 @@ KeyPath = tuple[str | int, ...]  #: ("spec", "agent", "mcp_servers", 0, "url")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """One thing that is wrong, and where."""
 
     file: str | None  #: the file as the user named it; None when a variable of the environment is at fault
@@ -27,7 +27,7 @@ class Problem:
 class ConfigError(Exception):
     """The config cannot be used. Printed, it is one line a problem."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(map(str, self.problems)))
 

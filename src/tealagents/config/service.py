@@ -23,7 +23,7 @@ from tealagents.config.models import (
     Metadata,
     ThreadConfig,
 )
-from tealagents.config.problems import ConfigError, KeyPath, Problem, did_you_mean, key_text
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, did_you_mean, key_text
 from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
 from tealagents.limits import Limits
@@ -129,7 +129,7 @@ def load(
     *,
     env: Mapping[str, str] | None = None,
     dotenv: Path | None = Path(".env"),
-    unset: list[Problem] | None = None,
+    unset: list[ConfigProblem] | None = None,
 ) -> ServiceConfig:
     """Reads the config file at `path`, by default the one that TA_SERVICE_CONFIG names.
 
@@ -165,13 +165,15 @@ def load(
 
 def _read(path: Path | None, env: Mapping[str, str], dotenv: Path | None) -> "Loading":
     """The environment, and the file that it or `path` names."""
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     warnings: list[str] = []
     environment = read_environment(env, dotenv, problems)
     settings = read_settings(environment, problems, warnings)
     path = path or settings.service_config
     if path is None:
-        problems.append(Problem(None, None, "TA_SERVICE_CONFIG", "is not set, and no config file was named"))
+        problems.append(
+            ConfigProblem(None, None, "TA_SERVICE_CONFIG", "is not set, and no config file was named")
+        )
         raise ConfigError(problems)
     try:
         document = read_document(path, problems)
@@ -187,10 +189,10 @@ class Loading:
     document: Document
     settings: Settings
     environment: Environment
-    problems: list[Problem]
+    problems: list[ConfigProblem]
     warnings: list[str]
 
-    def put_over(self, unset: list[Problem] | None) -> None:
+    def put_over(self, unset: list[ConfigProblem] | None) -> None:
         """Puts what the environment says over the file, and makes the paths of both absolute."""
         document, environment, problems = self.document, self.environment, self.problems
         problems += credentials(document)
@@ -230,7 +232,7 @@ class Loading:
         return ConfigError(_ordered(self.problems))
 
 
-def _is_of_this_version(document: Document, problems: list[Problem]) -> bool:
+def _is_of_this_version(document: Document, problems: list[ConfigProblem]) -> bool:
     """Whether the file can be judged by this structure; if its version is another, that is a problem."""
     version = document.data.get("apiVersion")
     if version is None or version in API_VERSIONS:
@@ -247,7 +249,7 @@ def _short(value: Any) -> str:
 
 
 def _resolve_paths(
-    document: Document, base: Path, problems: list[Problem], only: Container[KeyPath] | None = None
+    document: Document, base: Path, problems: list[ConfigProblem], only: Container[KeyPath] | None = None
 ) -> None:
     """Makes paths independent of the working directory: all, or those of some keys only."""
     url, certificate = document.get(_PERSISTENCE), document.get(_CERTIFICATE)
@@ -268,15 +270,15 @@ def _directory(document: Document) -> Path:
     return Path(os.path.abspath(document.name)).parent
 
 
-def _problem(document: Document, error: ErrorDetails, structure: type[BaseModel]) -> Problem:
+def _problem(document: Document, error: ErrorDetails, structure: type[BaseModel]) -> ConfigProblem:
     path = (*error["loc"], *error.get("ctx", {}).get("path", ()))
     around = document.get(path[:-1])
     return document.problem(path, explain(error, structure, around if isinstance(around, dict) else {}))
 
 
-def _ordered(problems: list[Problem]) -> list[Problem]:
+def _ordered(problems: list[ConfigProblem]) -> list[ConfigProblem]:
     """In the order of the files, one for each key: the first, of which the others are consequences."""
-    first: dict[tuple[str | None, str], Problem] = {}
+    first: dict[tuple[str | None, str], ConfigProblem] = {}
     for problem in problems:
         first.setdefault((problem.file, problem.key or problem.message), problem)
     return sorted(first.values(), key=lambda each: (each.file is None, each.file or "", each.line or 0))

@@ -15,7 +15,7 @@ from tealagents.config.earlier import is_earlier, remarks
 from tealagents.config.environment import Environment
 from tealagents.config.explain import explain
 from tealagents.config.models import ConsoleSection
-from tealagents.config.problems import KeyPath, Problem, did_you_mean
+from tealagents.config.problems import ConfigProblem, KeyPath, did_you_mean
 from tealagents.limits import Limits
 from tealagents.options import (
     Authority,
@@ -147,7 +147,7 @@ def overrides(environment: Environment) -> Mapping[str, KeyPath]:
     }
 
 
-def read_settings(environment: Environment, problems: list[Problem], warnings: list[str]) -> Settings:
+def read_settings(environment: Environment, problems: list[ConfigProblem], warnings: list[str]) -> Settings:
     """The settings without those that are wrong, which are added to `problems`."""
     warnings += _unknown(environment)
     warnings += remarks(environment)

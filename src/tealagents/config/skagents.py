@@ -22,7 +22,7 @@ from tealagents.config.models import (
     Spec,
     contradiction,
 )
-from tealagents.config.problems import ConfigError, Problem, did_you_mean
+from tealagents.config.problems import ConfigError, ConfigProblem, did_you_mean
 from tealagents.config.service import (
     GATEWAY,
     Loading,
@@ -45,7 +45,7 @@ _OF_STATE = ("persistence", "thread", "concurrency", "on_disconnect", "protocols
 _A2A = "TA_A2A_ENABLED"
 
 
-class Task(Older):
+class EarlierTask(Older):
     """One step of a sequence."""
 
     name: Text
@@ -89,7 +89,7 @@ class SequentialSpec(_Served):
 
     agents: Annotated[tuple[AgentConfig, ...], Field(min_length=1)]
     """The agents."""
-    tasks: Annotated[tuple[Task, ...], Field(min_length=1)]
+    tasks: Annotated[tuple[EarlierTask, ...], Field(min_length=1)]
     """The tasks."""
 
     @model_validator(mode="after")
@@ -160,12 +160,13 @@ class EarlierConfig(ServiceConfig):
     input_type: str
     output_type: str | None
     agents: tuple[AgentConfig, ...]
-    tasks: tuple[Task, ...]  #: in the order of `task_no`; empty where the agent is given the conversation
+    #: in the order of `task_no`; empty where the agent is given the conversation
+    tasks: tuple[EarlierTask, ...]
     types_module: Path | None
     gateway_secret: SecretStr | None
 
 
-def load(loading: Loading, unset: list[Problem] | None) -> EarlierConfig:
+def load(loading: Loading, unset: list[ConfigProblem] | None) -> EarlierConfig:
     """A config of the earlier platform. Raises ConfigError with everything that is wrong."""
     document, problems, warnings = loading.document, loading.problems, loading.warnings
     v2 = document.get(("apiVersion",)) == V2
@@ -203,7 +204,7 @@ def _refuse_orchestrators(loading: Loading) -> None:
         raise ConfigError([loading.document.problem(("kind",), message)])
 
 
-def _refusals(loading: Loading, version: str) -> Iterator[Problem]:
+def _refusals(loading: Loading, version: str) -> Iterator[ConfigProblem]:
     """What else is refused by name, with what to do."""
     document, environment = loading.document, loading.environment
     for key in _OF_STATE:

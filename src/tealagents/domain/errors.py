@@ -315,7 +315,7 @@ class ToolFailed(Exception):
         self.unknown = unknown
 
 
-class Authorization(Exception):
+class NeedsAuthorization(Exception):
     """Raised by a tool that needs the user's own consent before it can be called.
 
     `url` is where the user grants it; it is shown in the pause's `authorizations`.

@@ -13,8 +13,8 @@ from tealagents.domain.models import (
     FinishReason,
     Outcome,
     RequestRecord,
+    TokenUsage,
     ToolCall,
-    Usage,
 )
 
 
@@ -31,7 +31,7 @@ class ModelDone(Struct, frozen=True, kw_only=True):
 
     finish_reason: FinishReason
     tool_calls: tuple[ToolCall, ...] = ()
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     #: the model that answered, as the service names it
     model: str = ""
     #: the id of the response (remote threads continue it), or of the completion

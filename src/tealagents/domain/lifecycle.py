@@ -86,7 +86,7 @@ def resume(head: Head, worker_id: str, now: datetime) -> Head:
 def complete(head: Head, last_seq: int, now: datetime, *, remote_id: str | None = None) -> Head:
     """The running request, whose last entry is `last_seq`, becomes the current checkpoint.
 
-    A remote conversation goes on only where this request was part of it.
+    A remote conversation continues only where this request was part of it.
     """
     running = held(head)
     return replace(

@@ -54,22 +54,22 @@ class Caller(Struct, frozen=True):
         return f"Caller(user={self.user!r}, approver={self.approver}, auditor={self.auditor})"
 
 
-class Usage(Struct, frozen=True):
+class TokenUsage(Struct, frozen=True):
     """Tokens, as the model service counts them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.total_tokens + other.total_tokens,
         )
 
-    def __sub__(self, other: "Usage") -> "Usage":
-        return Usage(
+    def __sub__(self, other: "TokenUsage") -> "TokenUsage":
+        return TokenUsage(
             self.prompt_tokens - other.prompt_tokens,
             self.completion_tokens - other.completion_tokens,
             self.total_tokens - other.total_tokens,
@@ -160,7 +160,7 @@ class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
     input: Json | None = None
     #: model: `{finish_reason, text, tool_calls}`; tool: `{output}`; approval: who decided what
     output: Json | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     is_error: bool = False
     #: how a tool call ended (`done`, `failed`, `unknown`), or a model call (its finish reason)
     outcome: str | None = None
@@ -321,7 +321,7 @@ class Outcome(Struct, frozen=True):
     """What a request has produced: its answer, or what there was of one when it ended without."""
 
     output: str
-    usage: Usage
+    usage: TokenUsage
     #: what tools added to the answer
     extra_data: Json | None = None
     #: why the model stopped; None where it never did
@@ -354,7 +354,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_seq: int = 0
     #: the path up to and including this request, once it completed
     path: Path = ()
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     #: the answer, or what there was of one when the request ended without
     output: str = ""
     finish_reason: FinishReason | None = None
@@ -465,7 +465,7 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: decided by another user, waiting for the owner's own token
     awaits_owner: bool = False
     #: what the request had used when it paused
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
 
     def awaits_another(self, user: User) -> bool:
         """Whether it is decided as far as `user` is concerned, and waits for its owner alone."""

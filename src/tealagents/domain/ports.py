@@ -277,8 +277,8 @@ class Model(Protocol):
         """The JSON array of the tools, or empty bytes for none."""
         ...
 
-    def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
-        """`TextDelta` and `Refused` as they come, then exactly one `ModelDone`.
+    def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
+        """The events as they come, all that there are at a time: each `TextDelta`, and last one `ModelDone`.
 
         Never ends without it: a service that refuses, breaks off or ends without a finish reason raises
         `ModelFailed` (with what the service said), one that is too slow `ModelTimeout`, one that has
@@ -340,7 +340,7 @@ class ToolContext(Protocol):
     async def user_token(self, scopes: Sequence[str]) -> str:
         """A token to act for the owner downstream (on-behalf-of); without scopes the owner's own, as it came.
 
-        Raises `Authorization` where the owner has not consented, `NeedsOwner` where another
+        Raises `NeedsAuthorization` where the owner has not consented, `NeedsOwner` where another
         user's request runs the tool, `ToolFailed` where the service cannot act for users.
         """
         ...
@@ -354,7 +354,7 @@ class Tool(Protocol):
     async def call(self, context: ToolContext, arguments: Json) -> str:
         """What the model is sent.
 
-        Raises `ToolFailed` to report a failure to the model, `Authorization` to ask the user.
+        Raises `ToolFailed` to report a failure to the model, `NeedsAuthorization` to ask the user.
 
         Never blocks the event loop. Cancellation must be let through. Any other exception is reported to
         the model by its type and text, and logged.
@@ -364,7 +364,7 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A tool that can check before a call whether its arguments fit; what a person edits is checked so."""
+    """A tool that can check before a call whether its arguments fit, those too that an approver edited."""
 
     def check(self, arguments: Json) -> None:
         """`ToolFailed` where a call with these arguments would be refused before it does anything."""
@@ -436,5 +436,5 @@ class Delegation(Protocol):
     """Tokens to act for a user downstream (on-behalf-of)."""
 
     async def token_for(self, user: User, assertion: str, scopes: Sequence[str]) -> str:
-        """A token for `scopes`. `Authorization` where the user must consent first, else `ToolFailed`."""
+        """A token for `scopes`. `NeedsAuthorization` where the user must consent first, else `ToolFailed`."""
         ...

@@ -27,7 +27,7 @@ from tealagents.domain.models import (
     User,
 )
 from tealagents.engine.loop import Resumption, tool_message
-from tealagents.engine.service import Sent, Service
+from tealagents.engine.service import Service, Submitted
 from tealagents.engine.texts import storable
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
@@ -69,7 +69,7 @@ class Approvals:
         self._tasks = service.tasks
         self._records = service.records
 
-    async def resume(self, caller: Caller, request_id: str, command: Command, *, streamed: bool) -> Sent:
+    async def resume(self, caller: Caller, request_id: str, command: Command, *, streamed: bool) -> Submitted:
         """Carries a decision out, or answers with the outcome of the same decision made before.
 
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
@@ -84,14 +84,14 @@ class Approvals:
                 already(stored.value, wanted)
                 # it may have been decided since the record was read
                 record = (await self._tasks.request(partition, request_id)).value
-                return Sent(record, partition, replayed=True, after=stored.value.event_id)
+                return Submitted(record, partition, replayed=True, after=stored.value.event_id)
             if stored.value.awaits_another(caller.user):
                 _approved_already(stored.value, wanted)
-                return Sent(record, partition, replayed=True, after=stored.value.event_id)
+                return Submitted(record, partition, replayed=True, after=stored.value.event_id)
             writer = await self._take(caller, partition, stored, wanted)
             if writer is not None:
                 self._run(caller, writer, wanted, streamed=streamed)
-                return Sent(writer.request, partition, after=stored.value.event_id)
+                return Submitted(writer.request, partition, after=stored.value.event_id)
         key = keys.approval(stored.value.approval_id)
         raise CorruptState(key, "is pending, but its task does not wait for it").with_ids(**_ids(record))
 
@@ -211,11 +211,11 @@ class Approvals:
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
         """Runs what was approved: exactly the calls that were shown."""
         now = self._records.clock.now()
-        resumption = Resumption(approved_calls(decided), _told(decided, now))
+        resumption = Resumption(approved_calls(decided), _answers(decided, now))
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 
-def _told(decided: Approval, now: datetime) -> tuple[Message, ...]:
+def _answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
     """What the model is sent of the calls that the service does not run: rejections, and clients' outputs."""
     by_id = {decision.id: decision for decision in decided.decisions}
     said = []

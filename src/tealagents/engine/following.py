@@ -31,7 +31,7 @@ class Runner(Protocol):
 
     tasks: Tasks
     tails: "Tails"
-    #: True once it has drained: what is not over by then goes on elsewhere
+    #: True once it has drained: what is not over by then continues elsewhere
     closed: bool
 
     def run_of(self, request_id: str) -> Run | None: ...
@@ -43,7 +43,7 @@ async def follow(
     """The events behind `after`, as many at a time as there are, to the one that ends the stream.
 
     Passes over decided pauses, and ends at a pending one; what comes after that is waited for. Ends without
-    such an event only where the process does; the follower then goes on in another.
+    such an event only where the process does; the follower then continues in another.
     """
     tasks = runner.tasks
     while True:
@@ -132,7 +132,7 @@ class Tails:
             tail.buffer.close()
 
     def close(self) -> None:
-        """The process ends: its followers go on in another."""
+        """The process ends: its followers continue in another."""
         for tail in self._open.values():
             tail.buffer.close()
 

@@ -14,17 +14,23 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
-from tealagents.domain.events import ModelDone, TextDelta
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Item, Json, Message, ToolCall
 from tealagents.domain.ports import Clock, Model, ModelCall, ResponseFormat
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.texts import storable
-from tealagents.engine.toolbox import Deferred, Toolbox, ToolResult
+from tealagents.engine.toolbox import Deferred, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 
 #: characters of a call's id and of a tool's name that are kept, whatever a model makes up
 LONGEST_NAME = 200
+
+
+class Speaking(Struct, frozen=True):
+    """The model answers: some text, in the pieces that came at once."""
+
+    pieces: Sequence[TextDelta]
 
 
 class Answered(Struct, frozen=True, kw_only=True):
@@ -48,7 +54,7 @@ class Calling(Struct, frozen=True):
 class Called(Struct, frozen=True):
     """These calls have been made, in the order they finished."""
 
-    results: tuple[ToolResult, ...]
+    results: tuple[ToolOutput, ...]
 
 
 class RoundDone(Struct, frozen=True):
@@ -58,7 +64,7 @@ class RoundDone(Struct, frozen=True):
 
 
 class HumanNeeded(Struct, frozen=True):
-    """These calls wait for a decision; the conversation goes on when it is made."""
+    """These calls wait for a decision; the conversation continues when it is made."""
 
     calls: tuple[ToolCall, ...]
     authorizations: tuple[Json, ...]
@@ -81,9 +87,9 @@ class Finished(Struct, frozen=True):
     response_id: str | None
 
 
-LoopEvent = TextDelta | Noted | Answered | Calling | Called | RoundDone | HumanNeeded | Finished
+LoopEvent = Speaking | Noted | Answered | Calling | Called | RoundDone | HumanNeeded | Finished
 
-CallTool = Callable[[ToolCall], Awaitable[ToolResult | Deferred]]
+CallTool = Callable[[ToolCall], Awaitable[ToolOutput | Deferred]]
 
 
 class Resumption(Struct, frozen=True):
@@ -113,7 +119,7 @@ class LoopState(Struct, kw_only=True):
     remote_id: str | None = None
     #: tool rounds so far, also those before a pause
     rounds: int = 0
-    #: ids of calls so far: a model that uses one twice gets it told apart
+    #: ids of calls so far: where a model uses one twice, the second is renamed
     call_ids: set[str] = set()
     #: the calls of the round under way, in the model's order, and their results as far as they are there: the
     #: model is sent them together, in that order
@@ -178,7 +184,7 @@ def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequen
     )
 
 
-async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered, None]:
+async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, None]:
     """One model call."""
     state.toolbox = state.toolbox.current()
     composed = await state.prompt.compose()
@@ -195,18 +201,15 @@ async def _ask(state: LoopState) -> AsyncGenerator[TextDelta | Noted | Answered,
         headers={**state.headers, **watch.headers()},
     )
     try:
-        async with aclosing(state.model.stream(call)) as events:
-            async for event in events:
-                if isinstance(event, ModelDone):
-                    reply.done = event
-                    continue
-                if not reply.text:
-                    reply.first = time.perf_counter() - reply.started
-                    watch.first_piece()
-                reply.refusal = reply.refusal or event.refusal
-                kept = storable(event.text)
-                reply.text.append(kept)
-                yield event if kept is event.text else TextDelta(kept, event.refusal)
+        async with aclosing(state.model.stream(call)) as batches:
+            async for batch in batches:
+                begun = bool(reply.text)
+                pieces = reply.take(batch)
+                if pieces:
+                    if not begun:
+                        reply.first = time.perf_counter() - reply.started
+                        watch.first_piece()
+                    yield Speaking(pieces)
         done = reply.ended()
     except BaseException as error:
         watch.failed(error)
@@ -231,6 +234,19 @@ class _Reply(Struct):
     text: list[str] = []
     refusal: bool = False
     done: ModelDone | None = None
+
+    def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
+        """What has come at once; the pieces of text in it, as they can be stored."""
+        pieces = []
+        for event in batch:
+            if isinstance(event, ModelDone):
+                self.done = event
+                continue
+            kept = storable(event.text)
+            pieces.append(event if kept is event.text else TextDelta(kept, event.refusal))
+            self.text.append(kept)
+            self.refusal = self.refusal or event.refusal
+        return pieces
 
     def ended(self) -> ModelDone:
         """How it has ended; `ModelFailed` where that is no answer."""
@@ -281,7 +297,7 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
     return tuple(unique)
 
 
-#: seconds that canceled calls get to clean up, before the request goes on to its end
+#: seconds that canceled calls get to clean up, before the request continues to its end
 UNWIND_SECONDS = 1.0
 
 
@@ -295,14 +311,14 @@ async def _make_calls(
     calls = decided.approved
     if calls and announce:
         yield Calling(calls)
-    results: dict[str, ToolResult] = {}
+    results: dict[str, ToolOutput] = {}
     pending = {asyncio.ensure_future(state.call_tool(call)) for call in calls}
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             outcomes = [future.result() for future in done]
             deferred += (outcome for outcome in outcomes if isinstance(outcome, Deferred))
-            finished = [outcome for outcome in outcomes if isinstance(outcome, ToolResult)]
+            finished = [outcome for outcome in outcomes if isinstance(outcome, ToolOutput)]
             results |= {result.call.id: result for result in finished}
             if finished:
                 yield Called(tuple(finished))
@@ -324,7 +340,7 @@ async def _make_calls(
         yield RoundDone(tuple(messages))
 
 
-def _result_message(state: LoopState, result: ToolResult) -> Message:
+def _result_message(state: LoopState, result: ToolOutput) -> Message:
     return tool_message(
         state.request_id, result.call, result.output, state.clock.now(), is_error=result.is_error
     )

@@ -78,7 +78,7 @@ class ViewedPrompt(Prompt):
         looked: Callable[[], None] = lambda: None,
     ) -> None:
         """`earlier` gives the parts before this round, newest first; `number` is this round's; `looked` is
-        told when the first call has asked for all it needs."""
+        called when the first call has asked for all it needs."""
         model = upcoming.model
         super().__init__(model, [])
         self._view = view
@@ -89,7 +89,7 @@ class ViewedPrompt(Prompt):
         self._running = list(running)
         self._number = number
         self._looked: Callable[[], None] | None = looked
-        self._told: dict[str, object] | None = None
+        self._omitted: dict[str, object] | None = None
 
     async def compose(self) -> Composed:
         upcoming = self._upcoming
@@ -140,20 +140,20 @@ class ViewedPrompt(Prompt):
         return reports
 
     def _reduction(self, shown: Shown, watch: Stopwatch) -> list[Report]:
-        """What is not sent, where something is not and that was not told before."""
+        """What is not sent, where something is not and that was not reported before."""
         if shown.whole:
             return []
-        told = shown.told(self._upcoming)
-        if told == self._told:
+        omitted = shown.omitted(self._upcoming)
+        if omitted == self._omitted:
             return []
-        self._told = told
+        self._omitted = omitted
         return [
             Report(
                 name="view",
                 started_at=watch.started_at,
                 duration_ms=watch.milliseconds,
                 input={"reducers": self._view.names},
-                output=told,
+                output=omitted,
             )
         ]
 
@@ -173,7 +173,7 @@ def context_note(user_context: dict[str, str]) -> str:
 
 
 def effects_note(head: Head) -> str | None:
-    """One note that names each tool call of requests without an answer, and what became of it."""
+    """One note that names each tool call of requests without an answer, and its outcome."""
     tools = lifecycle.effects_on_path(head)
     if not tools:
         return None

@@ -51,11 +51,11 @@ class Publisher:
 
     # --- showing ---------------------------------------------------------------------------------
 
-    def publish(self, event: Event) -> None:
-        """Numbers an event and shows it to the followers here; the log is written behind it."""
-        event_id = self._buffer.last_id + 1
-        self._buffer.extend((Recorded(event_id, event),))
-        if event_id > 1:
+    def publish(self, *events: Event) -> None:
+        """Numbers events and shows them to the followers here; the log is written behind them."""
+        first = self._buffer.last_id + 1
+        self._buffer.extend([Recorded(first + n, event) for n, event in enumerate(events)])
+        if self._buffer.last_id > 1:
             self._drained.clear()
             if self._writing_behind is None or self._writing_behind.done():
                 self._writing_behind = asyncio.create_task(self._write_behind())
@@ -76,19 +76,20 @@ class Publisher:
 
     # --- writing ---------------------------------------------------------------------------------
 
-    @property
-    def full(self) -> bool:
-        """Whether as many events are unwritten as the `error` of a dead producer can jump over."""
-        return self._buffer.last_id - self._written >= MOST_UNWRITTEN
-
-    async def room(self) -> None:
-        """Waits until it is no longer full."""
-        await self._drained.wait()
+    async def take(self, events: Sequence[Event]) -> None:
+        """Publishes events, and waits wherever as many are unwritten as the `error` of a dead producer can
+        jump over."""
+        while events:
+            room = MOST_UNWRITTEN - (self._buffer.last_id - self._written)
+            if room < 1:
+                await self._drained.wait()
+                room = 1
+            self.publish(*events[:room])
+            events = events[room:]
 
     async def settle(self, persist: Persist) -> list[Recorded]:
         """Stops writing behind, and returns the last few events, which go with the end's own commit."""
-        if (writer := self.stop()) is not None:
-            await asyncio.wait([writer])
+        self.stop()
         if self._writing is not None and not self._writing.done():
             await asyncio.wait([self._writing])
         while unwritten := self._unwritten():
@@ -101,13 +102,12 @@ class Publisher:
                 break  # the request has changed hands; its next commit finds out
         return []
 
-    def stop(self) -> asyncio.Task[None] | None:
-        """Writes nothing more behind; what did is returned, canceled."""
+    def stop(self) -> None:
+        """Begins to write no more behind; a batch that is being written will be."""
         # not kept: its traceback names this publisher, which would stay until a full collection
         writer, self._writing_behind = self._writing_behind, None
         if writer is not None:
             writer.cancel()
-        return writer
 
     def _unwritten(self) -> list[Recorded]:
         """What is to be written to the log next."""

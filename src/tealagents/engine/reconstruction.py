@@ -2,9 +2,10 @@
 
 A prompt is not stored: it is made of what is. From the log come the history on the path of that time, the
 request's own messages, and of the trace what context providers added and what reducers left out; from the
-request's record what its client told the model. Two things are not kept anywhere: the agent's own system
-prompt, which is given as it is configured now, and messages in the form that a reducer gave them. Where what
-is found cannot be what was sent, `SentPrompt.gaps` says so; the step has the number of parts that were sent.
+request's record the context and instructions that its client sent. Two things are not kept anywhere: the
+agent's own system prompt, which is given as it is configured now, and messages in the form that a reducer
+gave them. Where what is found cannot be what was sent, `ReconstructedPrompt.gaps` says so; the step has the
+number of parts that were sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,7 @@ class SentPart(Struct, frozen=True, kw_only=True):
     altered: bool = False
 
 
-class SentPrompt(Struct, frozen=True):
+class ReconstructedPrompt(Struct, frozen=True):
     """What one call of the model was sent, oldest first."""
 
     step: Step
@@ -71,7 +72,7 @@ class _Call(Struct, frozen=True):
 
     step: Step
     messages: tuple[Message, ...]
-    #: since the request began, or went on after its last pause
+    #: since the request began, or continued after its last pause
     steps: tuple[Step, ...]
 
 
@@ -92,7 +93,7 @@ class Reconstruction:
         self._agent = agent
         self._tasks = tasks
 
-    async def prompt(self, partition: str, record: RequestRecord, step_id: str | None) -> SentPrompt:
+    async def prompt(self, partition: str, record: RequestRecord, step_id: str | None) -> ReconstructedPrompt:
         """What the call of that step was sent; without a step, the request's last one. Raises `NotFound`."""
         head = (await self._tasks.head(partition, record.task_id)).value
         call = _found(await self._logged(partition, record, head), step_id, record.request_id)
@@ -108,7 +109,9 @@ class Reconstruction:
         else:
             parts = [*standing, *history, *notes, *context, *own]
             missing = len(parts) != _parts_sent(call.step)
-        return SentPrompt(call.step, tuple(parts), tuple(self._gaps(record, path, parts, missing=missing)))
+        return ReconstructedPrompt(
+            call.step, tuple(parts), tuple(self._gaps(record, path, parts, missing=missing))
+        )
 
     async def _logged(self, partition: str, record: RequestRecord, head: Head) -> list[Logged]:
         """The request's own entries, oldest first."""
@@ -223,10 +226,10 @@ def _path_before(record: RequestRecord, head: Head) -> Path | None:
 
 def _view(steps: Sequence[Step]) -> _View:
     """What the trace says last of what is not sent."""
-    told = [step.output or {} for step in steps if (step.kind, step.name) == ("reduction", "view")]
-    if not told:
+    reported = [step.output or {} for step in steps if (step.kind, step.name) == ("reduction", "view")]
+    if not reported:
         return _View()
-    said: Json = told[-1]
+    said: Json = reported[-1]
     kept = bool(said.get("kept_messages"))
     cut = "everything_before" in said
     return _View(

@@ -17,14 +17,14 @@ from tealagents.domain.models import (
     MessageBody,
     Step,
     StepBody,
+    TokenUsage,
     ToolCall,
     ToolIntent,
     ToolOutcome,
-    Usage,
 )
 from tealagents.domain.ports import Clock
 from tealagents.engine.loop import Answered
-from tealagents.engine.toolbox import ToolResult
+from tealagents.engine.toolbox import ToolOutput
 from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.decisions import CALLS_NAMED, shown_calls
 from tealagents.state.history import ARGUMENTS_SHOWN
@@ -39,7 +39,7 @@ OUTPUT_SHOWN = 16_000
 class Recorder:
     """What one request has said and done. The base keeps it; what is more is done by `record` and `flush`."""
 
-    def __init__(self, request_id: str, clock: Clock, message: Message | None, usage: Usage) -> None:
+    def __init__(self, request_id: str, clock: Clock, message: Message | None, usage: TokenUsage) -> None:
         """`message` began the request; None after a pause, until what was said before it is recalled."""
         self.request_id = request_id
         self._clock = clock
@@ -64,7 +64,7 @@ class Recorder:
         """Something to be kept, with the next `flush` or with the end."""
 
     async def flush(self) -> None:
-        """What was recorded must be kept before the turn goes on."""
+        """What was recorded must be kept before the turn continues."""
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Recorder:
             self.intents[call.id] = ToolOutcome(call.id, call.tool, shown, "unknown")
             self.running[call.id] = call
 
-    def called(self, result: ToolResult) -> None:
+    def called(self, result: ToolOutput) -> None:
         """A tool has run."""
         call = result.call
         self.intents[call.id] = replace(self.intents[call.id], outcome=result.outcome)
@@ -138,7 +138,7 @@ class Recorder:
     def noted(self, reports: Sequence[Report]) -> None:
         """What was done to what the model is sent; calls of the model that it took are part of the usage."""
         for report in reports:
-            self.usage = self.usage + (report.usage or Usage())
+            self.usage = self.usage + (report.usage or TokenUsage())
             step = Step(
                 step_id=ids.random_id(),
                 request_id=self.request_id,

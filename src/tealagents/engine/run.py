@@ -105,8 +105,7 @@ class Run:
         self.stream.publish(Started())
         if resumption is not None:
             self._recorder.intended(resumption.approved)
-            for call in resumption.approved:
-                self.stream.publish(ToolCalled(call))
+            self.stream.publish(*map(ToolCalled, resumption.approved))
         with self._agent.observer.request(self.request) as watch:
             await self._to_the_end(resumption)
             fault = self.outcome.exception()
@@ -175,13 +174,11 @@ class Run:
             remote_id=conversation.remote_id,
         )
         async with aclosing(loop.events(resumption)) as events:
-            async for event in events:
-                if isinstance(event, (TurnDone, Waits)):
-                    return event
-                if self._streamed or not isinstance(event, TextDelta):
-                    if self.stream.full:
-                        await self.stream.room()
-                    self.stream.publish(event)
+            async for happened in events:
+                if isinstance(happened, (TurnDone, Waits)):
+                    return happened
+                if self._streamed or not isinstance(happened[0], TextDelta):
+                    await self.stream.take(happened)
         raise RuntimeError("a turn ends with an answer or a pause")
 
     # --- ends ------------------------------------------------------------------------------------
@@ -333,7 +330,7 @@ class Run:
         pause = 0.05
         while True:
             try:
-                await asyncio.shield(asyncio.ensure_future(write()))
+                await write()
             except PersistenceUnavailable as error:
                 if clock.monotonic() > impatient:
                     self._report(error)

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 LAST_WRITES_SECONDS = 5.0
 
 
-class Sent(Struct, frozen=True):
+class Submitted(Struct, frozen=True):
     """A message that was taken, or whose outcome was known already."""
 
     request: RequestRecord
@@ -69,7 +69,7 @@ class Service:
         self.admission = Admission(
             per_process=agent.limits.max_concurrent_requests, per_user=agent.limits.max_requests_per_user
         )
-        #: the process has drained: followers of what goes on elsewhere are sent there
+        #: the process has drained: followers of what continues elsewhere are sent there
         self.closed = False
         self._submission = Submission(tasks, self.conversations.recheck_keys)
         self._runs: dict[str, Run] = {}
@@ -91,7 +91,9 @@ class Service:
 
     # --- sending ---------------------------------------------------------------------------------
 
-    async def send(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
+    async def send(
+        self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
+    ) -> Submitted:
         """Stores a message and begins to answer it; the answer is followed by the request's id.
 
         Raises every refusal of the contract's sections 2 and 3.
@@ -117,7 +119,9 @@ class Service:
         (record,) = await self.records.store.read(partition, [keys.idempotency(key.name)])
         return record is not None
 
-    async def _begin(self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool) -> Sent:
+    async def _begin(
+        self, caller: Caller, message: NewMessage, key: Key | None, *, streamed: bool
+    ) -> Submitted:
         while True:
             begun = await self._submission.begin(caller, message, key, announced=streamed)
             if isinstance(begun, Replayed):
@@ -127,9 +131,9 @@ class Service:
                 continue
             if isinstance(begun, Waiting):
                 self._wait_turn(caller, begun, streamed=streamed)
-                return Sent(begun.request, begun.partition)
+                return Submitted(begun.request, begun.partition)
             self.start(caller, begun, streamed=streamed)
-            return Sent(begun.request, begun.partition)
+            return Submitted(begun.request, begun.partition)
 
     async def _give_way(self, busy: BusyElsewhere, actor: str) -> None:
         """Ends the running request for a newer message, here or elsewhere."""
@@ -225,7 +229,7 @@ class Service:
 
     # --- outcomes --------------------------------------------------------------------------------
 
-    async def outcome(self, sent: Sent) -> RequestRecord:
+    async def outcome(self, sent: Submitted) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored."""
         if sent.replayed:
             return sent.request
@@ -339,7 +343,7 @@ class Service:
             await asyncio.wait(set(self._carrying), timeout=LAST_WRITES_SECONDS)
 
 
-def _replayed(begun: Replayed) -> Sent:
+def _replayed(begun: Replayed) -> Submitted:
     request = begun.request.value
     if request.status in ("Running", "Queued"):
         raise RequestInProgress(
@@ -347,4 +351,4 @@ def _replayed(begun: Replayed) -> Sent:
             task_id=request.task_id,
             session_id=request.session_id,
         )
-    return Sent(request, begun.partition, replayed=True)
+    return Submitted(request, begun.partition, replayed=True)

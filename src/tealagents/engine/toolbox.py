@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import Authorization, NeedsOwner, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall, User
 from tealagents.domain.ports import (
     Checking,
@@ -40,7 +40,7 @@ NAMES_LISTED = 40
 Outcome = Literal["done", "failed", "unknown"]
 
 
-class ToolResult(Struct, frozen=True):
+class ToolOutput(Struct, frozen=True):
     """The outcome of one call; `output` is what the model is sent."""
 
     call: ToolCall
@@ -222,7 +222,7 @@ class Toolbox:
         self.reload()
 
     def reload(self) -> None:
-        """Asks the toolsets again: one of them offers other tools than before. Calls under way go on."""
+        """Asks the toolsets again: one of them offers other tools than before. Calls under way continue."""
         self._take(self._toolsets, [toolset.tools() for toolset in self._toolsets])
         self._owned.clear()
 
@@ -294,7 +294,7 @@ class Toolbox:
             log.exception("tool %s raised", name)
             raise ToolFailed(_described(error)) from error
 
-    async def call(self, call: ToolCall, context: CallContext) -> ToolResult | Deferred:
+    async def call(self, call: ToolCall, context: CallContext) -> ToolOutput | Deferred:
         """Makes one call. Whatever goes wrong with it is reported to the model, and is no failure of ours."""
         started = time.perf_counter()
         is_error = unknown = False
@@ -303,7 +303,7 @@ class Toolbox:
             if tool is not None and call.pinned not in ("", digest_of_tool(tool.spec)):
                 return Deferred(call, None, changed=True)
             output = await self._attempt(tool, call, context)
-        except Authorization as need:
+        except NeedsAuthorization as need:
             where = {"server": need.server, "url": need.url, "scopes": list(need.scopes)}
             return Deferred(call, where)
         except NeedsOwner:
@@ -311,7 +311,7 @@ class Toolbox:
         except ToolFailed as failure:
             output, is_error, unknown = f"Error: {failure}", True, failure.unknown
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
-        return ToolResult(call, storable(output), is_error, duration_ms, unknown)
+        return ToolOutput(call, storable(output), is_error, duration_ms, unknown)
 
     async def _meant(self, call: ToolCall, context: CallContext) -> Tool | None:
         """The tool of a call; one that was approved is listed first, to be held against what was shown."""
@@ -337,7 +337,7 @@ class Toolbox:
         try:
             async with deadline:
                 return _text(call.tool, await tool.call(context, arguments))
-        except (ToolFailed, Authorization, NeedsOwner):
+        except (ToolFailed, NeedsAuthorization, NeedsOwner):
             raise
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from tealagents.domain import ids
-from tealagents.domain.events import Event, TextDelta, ToolCalled, ToolReturned
+from tealagents.domain.events import Event, ToolCalled, ToolReturned
 from tealagents.domain.models import ClientTool, Item, Json, Message, ToolCall, User
 from tealagents.domain.ports import Clock
 from tealagents.engine.agent import AgentSpec
@@ -26,11 +26,12 @@ from tealagents.engine.loop import (
     Noted,
     Resumption,
     RoundDone,
+    Speaking,
     converse,
 )
 from tealagents.engine.prompt import Prompt, RemotePrompt, ViewedPrompt, context_note
 from tealagents.engine.recorder import Recorder
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolResult
+from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput
 from tealagents.state.history import open_round
 from tealagents.state.memories import Memory
 from tealagents.threads.context import Gathered, Invocation, Providers
@@ -47,20 +48,20 @@ class Asked(Struct, frozen=True, kw_only=True):
     task_id: str
     request_id: str
     owner: User
-    #: the user's message, and what has been said since where the request goes on after a pause
+    #: the user's message, and what has been said since where the request continues after a pause
     said: Sequence[Message]
     resumed: bool = False
     user_context: dict[str, str] = {}
     instructions: str = ""
     client_tools: Sequence[ClientTool] = ()
-    #: told to the model with every call, such as what tools did that were never answered for
+    #: sent to the model with every call, such as what tools did that were never answered for
     notes: Sequence[str] = ()
 
 
 class Conversation(Protocol):
     """Where a turn's earlier messages are, and what is remembered of them."""
 
-    #: of a remote conversation: where it goes on; None where the model service has none of it yet
+    #: of a remote conversation: where it continues; None where the model service has none of it yet
     remote_id: str | None
 
     async def remembered(self) -> Json:
@@ -175,8 +176,8 @@ async def _prompt(
 ) -> Prompt:
     model, system, said = agent.model, agent.system_prompt, asked.said
     if agent.thread_kind == "remote":
-        told = "\n\n".join(filter(None, [system, *notes]))
-        standing = [model.encode_system(told)] if told else []
+        instructions = "\n\n".join(filter(None, [system, *notes]))
+        standing = [model.encode_system(instructions)] if instructions else []
         if conversation.remote_id is None:  # the service does not have the conversation yet: all of it
             unsent = [*await conversation.encoded(), *map(model.encode, [*new, *said])]
         else:
@@ -220,7 +221,7 @@ def _from_application(asked: Asked) -> list[Message]:
 class TurnDone(Struct, frozen=True):
     """The model has answered, and the conversation remembers `context`."""
 
-    #: where a remote conversation goes on
+    #: where a remote conversation continues
     remote_id: str | None
     context: Json | None
 
@@ -273,27 +274,26 @@ class TurnLoop:
 
     async def events(
         self, resumption: Resumption | None = None
-    ) -> AsyncGenerator[Event | TurnDone | Waits, None]:
-        """What happens, as it happens; the last is how the turn ends."""
+    ) -> AsyncGenerator[Sequence[Event] | TurnDone | Waits, None]:
+        """What happens, as it happens, with what happens at once; the last is how the turn ends."""
         recorder, state = self._recorder, self._state
         async with aclosing(converse(state, resumption)) as events:
             async for event in events:
                 match event:
-                    case TextDelta():
-                        recorder.output.append(event.text)
-                        yield event
+                    case Speaking(pieces):
+                        recorder.output += [piece.text for piece in pieces]
+                        yield pieces
                     case Noted():
                         recorder.noted(event.reports)
                     case Answered():
                         recorder.answered(event, self._agent.model.name, len(self._turn.toolbox))
                     case Calling():
-                        for call in event.calls:
-                            yield ToolCalled(call)
+                        yield [ToolCalled(call) for call in event.calls]
                         await recorder.intend(event.calls)
                     case Called():
                         for result in event.results:
                             recorder.called(result)
-                            yield _returned(result)
+                        yield [_returned(result) for result in event.results]
                         await recorder.flush()
                     case RoundDone():
                         for message in event.messages:
@@ -309,7 +309,7 @@ class TurnLoop:
     def _remote_id(self) -> str | None:
         return self._state.remote_id if self._state.remote else None
 
-    async def _call_tool(self, call: ToolCall) -> ToolResult | Deferred:
+    async def _call_tool(self, call: ToolCall) -> ToolOutput | Deferred:
         with self._agent.observer.tool_call(call) as watch:
             outcome = await self._state.toolbox.call(call, self._context)
             if isinstance(outcome, Deferred):
@@ -319,6 +319,6 @@ class TurnLoop:
         return outcome
 
 
-def _returned(result: ToolResult) -> ToolReturned:
+def _returned(result: ToolOutput) -> ToolReturned:
     call = result.call
     return ToolReturned(call.id, call.tool, result.output, result.is_error, result.duration_ms)

@@ -9,7 +9,7 @@ import orjson
 from msgspec import Struct
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import FinishReason, Json, Message, ToolCall, Usage
+from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
@@ -52,7 +52,7 @@ class OpenAIChat:
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return compact(to_json([_tool(tool) for tool in tools])) if tools else b""
 
-    def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
             Question("/chat/completions", self._body(call), call.headers, call.stream),
             reading=lambda: ChatReading(self._secrets),
@@ -220,7 +220,7 @@ class ChatReading:
         self._finish: str | None = None
         self._refused = False
         self._calls: list[_Assembled] = []
-        self._usage = Usage()
+        self._usage = TokenUsage()
         self._model = ""
         self._id: str | None = None
 
@@ -228,11 +228,11 @@ class ChatReading:
     def finished(self) -> bool:
         return self._finish is not None
 
-    def whole(self, body: bytes) -> Sequence[ModelEvent]:
+    def whole(self, body: bytes) -> Sequence[TextDelta]:
         """A completion, which is a single chunk that calls what is new in it `message`."""
         return self.take(body)
 
-    def take(self, data: bytes) -> Sequence[ModelEvent]:
+    def take(self, data: bytes) -> Sequence[TextDelta]:
         try:
             chunk = _read(data)
         except ValueError:
@@ -243,25 +243,26 @@ class ChatReading:
         self._model = self._model or chunk.model or ""
         if chunk.usage is not None:
             self._usage = _usage(chunk.usage)
-        events: list[ModelEvent] = []
+        pieces: list[TextDelta] = []
         for choice in chunk.choices or ():
             if not choice.index:
-                self._take_choice(choice, events)
-        return events
+                self._take_choice(choice, pieces)
+        return pieces
 
-    def _take_choice(self, choice: _Choice, events: list[ModelEvent]) -> None:
+    def _take_choice(self, choice: _Choice, pieces: list[TextDelta]) -> None:
         said = choice.delta or choice.message
         if choice.finish_reason:
             self.begun = True
             self._finish = choice.finish_reason
         if said is None:
             return
-        if text := _text(said.content):
+        content = said.content
+        if text := content if isinstance(content, str) else _text(content):
             self.begun = True
-            events.append(TextDelta(text))
+            pieces.append(TextDelta(text))
         if said.refusal:
             self.begun = self._refused = True
-            events.append(TextDelta(said.refusal, refusal=True))
+            pieces.append(TextDelta(said.refusal, refusal=True))
         if said.tool_calls:
             self.begun = True
             for fragment in said.tool_calls:
@@ -336,15 +337,14 @@ class ChatReading:
         return "call_" + hashlib.sha256(seed.encode()).hexdigest()[:24]
 
 
-def _usage(tokens: _ChatTokens) -> Usage:
+def _usage(tokens: _ChatTokens) -> TokenUsage:
     prompt, completion = tokens.prompt_tokens or 0, tokens.completion_tokens or 0
-    return Usage(prompt, completion, tokens.total_tokens or prompt + completion)
+    return TokenUsage(prompt, completion, tokens.total_tokens or prompt + completion)
 
 
-def _text(content: str | list[_ContentPart] | None) -> str:
-    if isinstance(content, list):
-        return "".join(part.text for part in content if part.type == "text" and isinstance(part.text, str))
-    return content or ""
+def _text(content: list[_ContentPart] | None) -> str:
+    parts = content or ()
+    return "".join(part.text for part in parts if part.type == "text" and isinstance(part.text, str))
 
 
 def _argument_text(written: Any) -> str:

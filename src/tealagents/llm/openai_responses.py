@@ -70,7 +70,7 @@ class OpenAIResponses:
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return compact(to_json([_tool(tool) for tool in tools])) if tools else b""
 
-    def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
             Question("/responses", self._body(call), call.headers, call.stream),
             reading=lambda: ResponsesReading(self._secrets, call.remote_id),

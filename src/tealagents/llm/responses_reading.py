@@ -8,8 +8,8 @@ import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import FinishReason, Item, Json, Message, Role, ToolCall, Usage
+from tealagents.domain.events import ModelDone, TextDelta
+from tealagents.domain.models import FinishReason, Item, Json, Message, Role, TokenUsage, ToolCall
 from tealagents.llm.encoding import Shape, reader
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable
 
@@ -98,7 +98,7 @@ class ResponsesReading:
     def finished(self) -> bool:
         return self._response is not None
 
-    def take(self, data: bytes) -> Iterator[ModelEvent]:
+    def take(self, data: bytes) -> Iterator[TextDelta]:
         event = self._understood(_read_event, data)
         match event.type:
             case "response.output_text.delta" if isinstance(event.delta, str):
@@ -117,7 +117,7 @@ class ResponsesReading:
             case kind if kind.endswith(".delta") or kind == "response.output_item.added":
                 self.begun = True
 
-    def whole(self, body: bytes) -> Iterable[ModelEvent]:
+    def whole(self, body: bytes) -> Iterable[TextDelta]:
         return self._end(self._understood(read_stored, body))
 
     def done(self) -> ModelDone:
@@ -133,7 +133,7 @@ class ResponsesReading:
             response_id=self._continued_by(response),
         )
 
-    def _end(self, response: _StoredResponse) -> Iterator[ModelEvent]:
+    def _end(self, response: _StoredResponse) -> Iterator[TextDelta]:
         if response.error:
             raise failed_midway(complaint(response.error), self._secrets)
         if response.status not in ("completed", "incomplete"):
@@ -146,7 +146,7 @@ class ResponsesReading:
             if not said and item.type == "message":
                 yield from self._texts(item)
 
-    def _texts(self, message: StoredItem) -> Iterator[ModelEvent]:
+    def _texts(self, message: StoredItem) -> Iterator[TextDelta]:
         for part in _part_list(message.content):
             if part.get("type") == "refusal":
                 self._refused = True
@@ -182,11 +182,11 @@ class ResponsesReading:
             raise unusable("what is no response", data, self._secrets) from None
 
 
-def _usage(tokens: _ResponseTokens | None) -> Usage:
+def _usage(tokens: _ResponseTokens | None) -> TokenUsage:
     if tokens is None:
-        return Usage()
+        return TokenUsage()
     prompt, completion = tokens.input_tokens or 0, tokens.output_tokens or 0
-    return Usage(prompt, completion, tokens.total_tokens or prompt + completion)
+    return TokenUsage(prompt, completion, tokens.total_tokens or prompt + completion)
 
 
 def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> list[Message]:

@@ -7,13 +7,13 @@ no I/O); deadlines, retries and failures are the same, and live here.
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
-from tealagents.domain.events import ModelDone, ModelEvent
+from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
 from tealagents.llm.options import OpenAIOptions, has_private_way
@@ -52,11 +52,11 @@ class Reading(Protocol):
         """The service has said how the answer ended; what may still come is its accounts."""
         ...
 
-    def take(self, data: bytes) -> Iterable[ModelEvent]:
+    def take(self, data: bytes) -> Iterable[TextDelta]:
         """The pieces in one event of a stream."""
         ...
 
-    def whole(self, body: bytes) -> Iterable[ModelEvent]:
+    def whole(self, body: bytes) -> Iterable[TextDelta]:
         """The pieces in an answer that came in one."""
         ...
 
@@ -93,6 +93,8 @@ class ModelService:
 
     async def connection(self) -> "ServiceConnection":
         assert self._connecting is not None, "the model client has not been entered"
+        if self._connecting.done():
+            return self._connecting.result()
         # several calls may wait here, and one that is canceled must not take the connection from the others
         return await asyncio.shield(self._connecting)
 
@@ -101,7 +103,7 @@ class ModelService:
 
     async def events(
         self, question: Question, *, reading: Callable[[], Reading], meaning: Meaning
-    ) -> AsyncGenerator[ModelEvent, None]:
+    ) -> AsyncGenerator[Sequence[ModelEvent], None]:
         """The events of one call, as `Model.stream` promises; tried again only before the first piece."""
         connection = await self.connection()
         deadlines = self.deadlines()
@@ -110,14 +112,14 @@ class ModelService:
             attempt = self._attempt(connection, question, reading(), deadlines)
             try:
                 async with aclosing(attempt) as events:
-                    async for event in events:
-                        yield event
+                    async for batch in events:
+                        yield batch
                 return
             except AttemptFailed as failed:
                 ending = failed.complaint and meaning(failed.complaint)
                 following = ending or self._pause(failed, retry, deadlines)
             if isinstance(following, ModelDone):
-                yield following
+                yield [following]
                 return
             if isinstance(following, RunFailure):
                 raise following
@@ -125,18 +127,21 @@ class ModelService:
 
     async def _attempt(
         self, connection: "ServiceConnection", question: Question, reading: Reading, deadlines: Deadlines
-    ) -> AsyncGenerator[ModelEvent, None]:
+    ) -> AsyncGenerator[Sequence[ModelEvent], None]:
         answer = await connection.ask(question.path, question.body, question.headers, deadlines)
         text = 0
         try:
             if answer.is_stream(asked=question.stream):
                 while frames := await _next(answer, reading):
-                    for data in frames:
-                        if data != _END:
-                            for event in reading.take(data):
-                                if not isinstance(event, ModelDone):
-                                    text += len(event.text)
-                                yield event
+                    pieces: list[TextDelta] = []
+                    try:
+                        for data in frames:
+                            if data != _END:
+                                pieces += reading.take(data)
+                    finally:  # what came before an event that cannot be read was said, too
+                        if pieces:
+                            yield pieces
+                    text += sum([len(piece.text) for piece in pieces])
                     if text > MAX_TEXT:
                         raise too_much(f"it is longer than {MAX_TEXT:,} characters")
                     deadlines.begun = reading.begun
@@ -144,12 +149,12 @@ class ModelService:
                         break
                 await answer.linger()
             else:
-                for event in reading.whole(await self._json(answer)):
-                    yield event
+                if said := list(reading.whole(await self._json(answer))):
+                    yield said
             done = reading.done()
             if len(done.tool_calls) > MAX_CALLS:
                 raise too_much(f"it calls more than {MAX_CALLS:,} tools")
-            yield done
+            yield [done]
         finally:
             deadlines.begun = reading.begun
             answer.close()

@@ -47,7 +47,7 @@ class Unacceptable(httpx2.TransportError):
 
 
 class AnswerTooLarge(Unacceptable):
-    """An answer of which `limit` bytes have been read, and that goes on."""
+    """An answer of which `limit` bytes have been read, and that continues."""
 
 
 class Fetched(NamedTuple):

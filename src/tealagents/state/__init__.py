@@ -7,7 +7,7 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `keys`         the names of partitions and records
 `codec`        records as bytes, each with a checksum bound to its key
 `audit_chain`      the audit's hash chain: canonical JSON, SHA-256 or HMAC
-`records`       reads and commits records; finds out what became of a commit whose reply was lost
+`records`       reads and commits records; finds the outcome of a commit whose reply was lost
 `owner_directory`      whose an id is
 `workers`      one lease a process; who is dead; signals between processes
 `transitions`  everything that happens to a task, decided purely

@@ -20,7 +20,7 @@ from tealagents.state.records import RecordStore
 PAGE = 50
 
 
-class Fault(Struct, frozen=True):
+class BadEntry(Struct, frozen=True):
     """The first bad entry of a log. `seq` is its number, or the one that is due there."""
 
     task_id: str
@@ -36,14 +36,14 @@ class Verified(Struct, frozen=True):
 
     task_id: str
     entries: int
-    fault: Fault | None = None
+    fault: BadEntry | None = None
 
 
 async def verify(records: RecordStore, partition: str, task_id: str) -> Verified | None:
     """Verifies a task's log as it stands. None where there is no such task (any more)."""
     log = _Log(records, partition, task_id)
     head = await log.head()
-    while head is not None and not isinstance(head, Fault):
+    while head is not None and not isinstance(head, BadEntry):
         fault = await log.read_on()
         if fault is not None:
             gone = await log.head() is None
@@ -65,7 +65,7 @@ class _Log:
         self._hash = GENESIS
         self._after = keys.log(task_id, 0)
 
-    async def head(self) -> Head | Fault | None:
+    async def head(self) -> Head | BadEntry | None:
         """What the task's head says of its log; None where the task is gone."""
         try:
             found = await self._records.get(self._partition, keys.task(self._task_id), Head)
@@ -73,7 +73,7 @@ class _Log:
             return self._fault(f"cannot be judged, because the task's head {error.reason}")
         return found.value if found is not None and not found.value.erased else None
 
-    async def read_on(self) -> Fault | None:
+    async def read_on(self) -> BadEntry | None:
         """Verifies what has come behind the entries verified so far, up to the first fault."""
         prefix, store = keys.logs(self._task_id), self._records.store
         while found := await store.scan(self._partition, prefix, after=self._after, limit=PAGE):
@@ -84,9 +84,9 @@ class _Log:
                 self._after = key
         return None
 
-    async def _batch(self, key: str, stored: bytes) -> Fault | None:
+    async def _batch(self, key: str, stored: bytes) -> BadEntry | None:
         if key != keys.log(self._task_id, self.seq + 1):
-            return self._fault(f"is missing: the log goes on at {keys.last_segment(key)}")
+            return self._fault(f"is missing: the log continues at {keys.last_segment(key)}")
         try:
             batch = unseal(self._partition, key, stored, Batch)
             if not batch.entries:
@@ -96,7 +96,7 @@ class _Log:
             return self._fault(f"cannot be read: {error.key} {error.reason}")
         return self._entries(batch, bodies)
 
-    def _entries(self, batch: Batch, bodies: Iterator[bytes]) -> Fault | None:
+    def _entries(self, batch: Batch, bodies: Iterator[bytes]) -> BadEntry | None:
         for entry in batch.entries:
             reason = self._records.chain.fault(entry, self.seq + 1, self._hash)
             reason = reason or body_fault(entry, next(bodies, None))
@@ -105,22 +105,22 @@ class _Log:
             self.seq, self._hash = entry.seq, entry.hash
         return None if next(bodies, None) is None else self._fault("is missing, and its body is there")
 
-    def end_fault(self, head: Head) -> Fault | None:
+    def end_fault(self, head: Head) -> BadEntry | None:
         """What is wrong with the end of a log that was verified whole."""
         if head.tail_seq > self.seq:
             return self._fault(f"is missing: the task knows {head.tail_seq} entries")
         if head.tail_seq < self.seq:
             extra = head.tail_seq + 1
-            return Fault(self._task_id, extra, "is not the task's: its log ends before it")
+            return BadEntry(self._task_id, extra, "is not the task's: its log ends before it")
         if head.tail_hash != (self._hash if self.seq else ""):
-            return Fault(self._task_id, self.seq, "is not the one that the task knows as its last")
+            return BadEntry(self._task_id, self.seq, "is not the one that the task knows as its last")
         if self.seq and head.tail_seal != self._records.chain.seal(self._task_id, self.seq, self._hash):
-            return Fault(
+            return BadEntry(
                 self._task_id,
                 self.seq,
                 "is not sealed as this task's last with this audit key: later ones may have been dropped",
             )
         return None
 
-    def _fault(self, reason: str) -> Fault:
-        return Fault(self._task_id, self.seq + 1, reason)
+    def _fault(self, reason: str) -> BadEntry:
+        return BadEntry(self._task_id, self.seq + 1, reason)

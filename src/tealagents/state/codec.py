@@ -23,9 +23,7 @@ _decoders: dict[Any, "msgspec.json.Decoder[Any]"] = {}
 
 
 def _digest(partition: str, key: str, value: bytes) -> bytes:
-    h = hashlib.sha256(f"{partition}\n{key}\n".encode())
-    h.update(value)
-    return h.hexdigest().encode()
+    return hashlib.sha256(f"{partition}\n{key}\n".encode() + value).hexdigest().encode()
 
 
 def seal(partition: str, key: str, record: object) -> bytes:

@@ -56,7 +56,7 @@ INBOX_SECONDS = 7 * 86400.0
 SENDINGS = 5
 
 #: hears how many users are done, of how many
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 class Refused(Exception):
@@ -115,14 +115,14 @@ class Exporter:
         """What could not be exported whole, in words."""
         return self._inventory.damaged
 
-    async def lines(self, told: Told = lambda done, total: None) -> AsyncIterator[bytes]:
+    async def lines(self, progress: Progress = lambda done, total: None) -> AsyncIterator[bytes]:
         yield codec.encode_json(_Header(self._records.agent, FORMAT)) + b"\n"
         owners = await self._inventory.owners()
         for partition in self._inventory.index_partitions():
             async for row in self._rows(partition, ""):
                 yield self._line(row)
         for done, owner in enumerate(owners):
-            told(done, len(owners))
+            progress(done, len(owners))
             async for found in self._inventory.tasks(owner):
                 with tempfile.SpooledTemporaryFile(IN_MEMORY) as spool:
                     if await self._whole_task(found, spool):
@@ -134,7 +134,7 @@ class Exporter:
                 yield line
         async for row in self._rows(keys.threads(self._records.agent), ""):
             yield self._line(row)
-        told(len(owners), len(owners))
+        progress(len(owners), len(owners))
 
     def _line(self, row: Row) -> bytes:
         if row.damaged:
@@ -290,7 +290,7 @@ class Importer:
             raise ValueError(f"the partition {row.partition!r} is not this agent's")
         return row
 
-    async def write(self, lines: Iterable[bytes], told: Callable[[Row], None] = lambda row: None) -> None:
+    async def write(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
         """Writes all that is missing. May be repeated after a crash. `Refused` where something differs."""
         waiting: list[tuple[Row, dict[str, Put]]] = []
         records = size = 0
@@ -306,15 +306,15 @@ class Importer:
                 waiting, records, size = [], 0, 0
             waiting.append((row, derived))
             records, size = records + more, size + bytes_more
-            told(row)
+            report(row)
         if waiting:
             await self._commit(waiting)
 
-    async def compare(self, lines: Iterable[bytes], told: Callable[[Row], None] = lambda row: None) -> None:
+    async def compare(self, lines: Iterable[bytes], report: Callable[[Row], None] = lambda row: None) -> None:
         """What `write` would do, without doing it."""
         for row in self.rows(lines):
             await self._compare(row)
-            told(row)
+            report(row)
 
     async def _compare(self, row: Row) -> bool:
         """Whether the record is there; `Refused` where another is."""

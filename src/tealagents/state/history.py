@@ -21,10 +21,10 @@ from tealagents.domain.models import (
     RequestRecord,
     Step,
     StepBody,
+    TokenUsage,
     ToolCall,
     ToolIntent,
     ToolOutcome,
-    Usage,
 )
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
@@ -49,7 +49,7 @@ class Produced(Struct, frozen=True):
     """What a request has produced so far, by the log."""
 
     tools: tuple[ToolOutcome, ...]
-    usage: Usage
+    usage: TokenUsage
     #: calls that were begun and have not returned
     running: tuple[ToolCall, ...]
 
@@ -119,7 +119,7 @@ class History:
         path: Path,
         skip: "Callable[[Logged], int | None]" = lambda _: None,
     ) -> AsyncGenerator[Logged]:
-        """The entries of a path, newest first. `skip` may name an earlier number to go on below."""
+        """The entries of a path, newest first. `skip` may name an earlier number to continue below."""
         for first, last in reversed(path):
             due = last
             while due >= first:
@@ -178,7 +178,7 @@ class History:
     async def messages(
         self, partition: str, task_id: str, path: Path, *, after: int = 0, limit: int
     ) -> tuple[list[Message], int | None]:
-        """A page of the messages of a path, oldest first, and the number to go on after (None: no more).
+        """A page of the messages of a path, oldest first, and the number to continue after (None: no more).
 
         A page may be short so that it ends before a round of tools, and not within it.
         """
@@ -232,7 +232,7 @@ class History:
     async def completions(
         self, partition: str, task_id: str, tail: int, *, before: int | None = None, limit: int
     ) -> tuple[list[RequestEnd], int | None]:
-        """A page of the completed requests, newest first, and the number to go on before."""
+        """A page of the completed requests, newest first, and the number to continue before."""
         found: list[RequestEnd] = []
         last = 0
         path = _whole(tail if before is None else before - 1)
@@ -258,7 +258,7 @@ class History:
         """The same, what all its model calls have used, and which of its tool calls have not returned."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
-        usage = Usage()
+        usage = TokenUsage()
         if first > tail:
             return Produced((), usage, ())
         async for logged in self.forwards(partition, task_id, ((first, tail),)):
@@ -315,7 +315,7 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
 
 
 def _page_end(found: Sequence[Message], following: Message) -> int:
-    """How many of the messages make a page: a round that goes on behind them is left to the next."""
+    """How many of the messages make a page: a round that continues behind them is left to the next."""
     if following.role != "tool":
         return len(found)
     before = before_open_round(found)

@@ -47,19 +47,19 @@ class Directory:
         self._records = records
         self._known: dict[str, float] = {}
 
-    async def introduce(self, user: User) -> str:
-        """Writes down that `user` exists, once; returns the tag for the ids made for them."""
-        tag = ids.owner_tag(user.key)
+    async def introduce(self, user: User) -> None:
+        """Writes down that `user` exists, once."""
         now = self._records.clock.monotonic()
         if now - self._known.get(user.key, float("-inf")) < KNOWN_SECONDS:
-            return tag
+            return
+        tag = ids.owner_tag(user.key)
         partition, key = keys.owners(self._records.agent, tag), f"owner/{tag}"
         while True:
             try:
                 found = await self._records.get(partition, key, Owners)
             except CorruptState as error:
                 log.error("the index of owners is damaged, so answers to others may be wrong: %s", error)
-                return tag
+                return
             users = found.value.users if found else ()
             if user not in users:
                 try:
@@ -74,7 +74,7 @@ class Directory:
             if len(self._known) > 100_000:
                 self._known.clear()
             self._known[user.key] = now
-            return tag
+            return
 
     async def claim(self, identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""

@@ -15,7 +15,7 @@ from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, Stored
 
 #: hears how many users are done, of how many
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 class Due(Struct, frozen=True):
@@ -44,10 +44,10 @@ class Pruning:
         """What could not be judged, and was left alone."""
         return self._inventory.damaged
 
-    async def due(self, told: Told = lambda done, total: None) -> AsyncIterator[Due]:
+    async def due(self, progress: Progress = lambda done, total: None) -> AsyncIterator[Due]:
         owners = await self._inventory.owners()
         for done, owner in enumerate(owners):
-            told(done, len(owners))
+            progress(done, len(owners))
             going: set[str] = set()
             async for found in self._inventory.tasks(owner):
                 if found.head is None:
@@ -60,7 +60,7 @@ class Pruning:
                         yield self._task(found, found.head)
             async for empty in self._empty_sessions(owner, going):
                 yield empty
-        told(len(owners), len(owners))
+        progress(len(owners), len(owners))
 
     def _task(self, found: Found, head: Stored[Head]) -> Due:
         return Due(found.partition, "task", found.task_id, lambda: self._eraser.remove(found.partition, head))
@@ -132,7 +132,7 @@ class Departure:
         """How many records the user's partition holds."""
         return sum([1 async for _ in self._inventory.records(self._partition, "")])
 
-    async def erase(self, told: Callable[[int], None] = lambda records: None) -> int:
+    async def erase(self, report: Callable[[int], None] = lambda records: None) -> int:
         """Erases all, and returns how many records there were besides the tasks' own."""
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
@@ -140,7 +140,7 @@ class Departure:
         while page := await self._records.store.scan(self._partition, "", limit=PAGE):
             await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
-            told(wiped)
+            report(wiped)
         await self._wipe_mentions(keys.inbox(self._records.agent, self._user.tid), "inbox/")
         await self._wipe_mentions(keys.erasing(self._records.agent), "")
         await self._directory.forget(self._user)

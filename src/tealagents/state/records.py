@@ -1,4 +1,4 @@
-"""Reads and commits typed records, and finds out what became of a commit whose reply was lost."""
+"""Reads and commits typed records, and finds the outcome of a commit whose reply was lost."""
 
 import asyncio
 import hashlib
@@ -129,14 +129,12 @@ class RecordStore:
 
         `marker` is a key among `put` that no later commit overwrites; where a reply is lost, its
         version shows whether this commit was applied. Raises `Conflict`, or `PersistenceUnavailable`
-        when the store is away or does not say within five seconds what became of the commit.
+        when the store is away or does not report the outcome of the commit within five seconds.
         """
-        ttls = ttl or {}
-        values = {key: await self._sealed(partition, key, value) for key, value in (put or {}).items()}
         commit = Commit(
             operation=operation or ids.operation_id(),
             expect=expect or {},
-            put={key: Put(value, ttls.get(key)) for key, value in values.items()},
+            put=await self._sealed(partition, put or {}, ttl or {}),
             delete=delete,
             unsynced=unsynced,
             notify=notify,
@@ -152,7 +150,7 @@ class RecordStore:
         return commit.operation
 
     async def _check_contradiction(self, partition: str, commit: Commit, marker: str) -> None:
-        """`CorruptState` where a log goes on behind the end its task knows: no commit would ever pass."""
+        """`CorruptState` where a log continues behind the end its task knows: no commit would ever pass."""
         if not marker.startswith(keys.LOGS):
             return
         names = [key for key in commit.expect if key != marker]
@@ -161,11 +159,20 @@ class RecordStore:
         if names and versions == [commit.expect[name] for name in names]:
             raise CorruptState(marker, "exists, though its task ends before it")
 
-    async def _sealed(self, partition: str, key: str, record: object) -> bytes:
-        """The record's bytes; one that is too large is stored apart, and a reference takes its place."""
-        value = codec.seal(partition, key, record)
-        if len(value) <= RECORD_BYTES or not isinstance(record, RequestRecord | Approval):
-            return value
+    async def _sealed(
+        self, partition: str, records: Mapping[str, object], ttl: Mapping[str, float]
+    ) -> dict[str, Put]:
+        """The records' bytes; one that is too large is stored apart, and a reference takes its place."""
+        puts: dict[str, Put] = {}
+        for key, record in records.items():
+            value = codec.seal(partition, key, record)
+            if len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval):
+                value = await self._apart(partition, key, record)
+            puts[key] = Put(value, ttl.get(key))
+        return puts
+
+    async def _apart(self, partition: str, key: str, record: RequestRecord | Approval) -> bytes:
+        """Stores a record apart that is too large, and returns the reference that takes its place."""
         ref = await self.put_blob(partition, record.task_id, codec.encode_json(record))
         return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 

@@ -57,7 +57,10 @@ _BATCH = cast("type[Batch]", Batch)
 
 def portion(events: Sequence[Recorded]) -> tuple[list[Recorded], bool]:
     """The first of `events`, as many as make one batch, and whether they fit: one too large comes alone."""
-    batch: list[Recorded] = []
+    batch = list(events[:BATCH_EVENTS])
+    if len(codec.encode_json(batch)) <= BATCH_BYTES:  # most do
+        return batch, True
+    batch = []
     room = BATCH_BYTES
     for event in events[:BATCH_EVENTS]:
         room -= len(codec.encode_json(event))

@@ -1,8 +1,8 @@
 """How a message becomes a request: one commit stores it and takes its task, or a place in its queue."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -46,8 +46,6 @@ from tealagents.state.records import BlobRef, Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
 from tealagents.state.transitions import SERVICE, Transition, queued, received
-
-T = TypeVar("T")
 
 #: earlier messages that a new task can begin with
 MOST_EARLIER = 500
@@ -140,6 +138,15 @@ class _Found(Struct, frozen=True):
     named: Stored[Head] | None = None
     deleting: Stored[Deleting] | None = None
 
+
+#: what the records in `_Found` are
+_KINDS: Mapping[str, type[Any]] = {
+    "task": Head,
+    "session": Session,
+    "key": IdempotencyRecord,
+    "named": Head,
+    "deleting": Deleting,
+}
 
 Begun = TaskWriter | Waiting | Replayed | BusyElsewhere
 
@@ -239,22 +246,13 @@ class _Attempt:
         names = [*named.values(), *logged]
         read = await records.store.read(partition, names) if names else []
         found = dict(zip(names, read, strict=True))
-
-        def opened(what: str, kind: type[T]) -> Stored[T] | None:
-            name = named.get(what)
-            return records.open(partition, name, found.get(name), kind) if name else None
-
-        task = opened("task", Head)
+        self._found = _Found(
+            **{what: records.open(partition, name, found[name], _KINDS[what]) for what, name in named.items()}
+        )
+        task = self._found.task
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
                 _check_batch(partition, name, found[name], task.value.task_id)
-        self._found = _Found(
-            task,
-            opened("session", Session),
-            opened("key", IdempotencyRecord),
-            opened("named", Head),
-            opened("deleting", Deleting),
-        )
         return task
 
     # --- deciding --------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ class _Attempt:
         return Replayed(await self._tasks.request(self._partition, known.request_id), self._partition)
 
     async def open(self) -> Head:
-        """A new task that waits for its first message, or goes on from what was said before."""
+        """A new task that waits for its first message, or continues what was said before."""
         await self._tasks.directory.introduce(self._caller.user)
         written = await self._tasks.transact(self._partition, "", self._opened, look=self._look)
         return written.head
@@ -396,7 +394,7 @@ class _Attempt:
                 )
         if message.at_checkpoint is not None and message.at_checkpoint != head.checkpoint_id:
             raise CheckpointMoved(
-                "The task has gone on from another checkpoint.", task_id=task_id, session_id=head.session_id
+                "The task has continued from another checkpoint.", task_id=task_id, session_id=head.session_id
             )
         return self._received(head, now)
 

@@ -23,8 +23,8 @@ from tealagents.domain.models import (
     RequestEnd,
     RequestRecord,
     StepBody,
+    TokenUsage,
     ToolIntent,
-    Usage,
     User,
 )
 from tealagents.state.changes import check_metadata
@@ -245,6 +245,6 @@ def _check_number(number: int, where: str, *, most: int) -> None:
         raise InvalidRequest(where, f"must be 0 to {most}")
 
 
-def _check_usage(usage: Usage, where: str) -> None:
+def _check_usage(usage: TokenUsage, where: str) -> None:
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         _check_number(getattr(usage, name), f"{where}.{name}", most=2**53)

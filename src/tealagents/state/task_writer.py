@@ -81,7 +81,7 @@ class TaskWriter:
     async def _write(self, drafts: Sequence[Draft], conclude: Conclude | None) -> None:
         """Writes all drafts, in several commits where there are many; the last of them concludes.
 
-        Where the store does not say what became of it, it may be called again with the same drafts: those
+        Where its outcome is in doubt, it may be called again with the same drafts: those
         that are in the log already are not written twice.
         """
         while True:
@@ -158,7 +158,7 @@ class TaskWriter:
         self.request, self.request_version = found.value, found.version
 
     async def _rebase(self) -> None:
-        """Reads the head again: still ours, go on from there; else the writer is over."""
+        """Reads the head again: still ours, continue from there; else the writer is over."""
         records = self._tasks.records
         found = await records.get(self.partition, keys.task(self.head.task_id), Head)
         await self._read_request()

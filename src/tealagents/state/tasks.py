@@ -60,7 +60,7 @@ LOOKS = 20
 LOOK_SECONDS = 0.5
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class TaskRules(Struct, frozen=True, kw_only=True):
     """What the config says of the life of tasks."""
 
     concurrency: Concurrency = "reject"
@@ -119,7 +119,7 @@ class Tasks:
     """Finds, changes and ends the requests of one agent."""
 
     def __init__(
-        self, records: RecordStore, lease: Lease, directory: Directory, rules: Rules, source: str
+        self, records: RecordStore, lease: Lease, directory: Directory, rules: TaskRules, source: str
     ) -> None:
         self.records = records
         self.lease = lease

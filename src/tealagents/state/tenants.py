@@ -26,7 +26,7 @@ MOST_OWNERS = 500
 #: records of users read at a time
 PAGE = 100
 _DIGITS = "0123456789abcdef"
-#: as JSON Schema says it, too: the owner's tag and number, and the task behind which to go on
+#: as JSON Schema says it, too: the owner's tag and number, and the task behind which to continue
 CURSOR = (
     r"^([0-9a-f]{12})\.([0-9]{1,4})"
     r"(?:/([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z/[0-9a-f-]{36}))?$"

@@ -98,7 +98,7 @@ def resumed(
 
 
 def appended(head: Head, entries: Sequence[Draft], now: datetime) -> Transition:
-    """The running request has done something that must be on record before it goes on."""
+    """The running request has done something that must be on record before it continues."""
     return Transition(head=replace(head, updated_at=now), entries=entries)
 
 
@@ -112,7 +112,7 @@ def paused(
     remote_id: str | None,
     now: datetime,
 ) -> Transition:
-    """The running request waits for decisions. `remote_id` is where its remote conversation goes on."""
+    """The running request waits for decisions. `remote_id` is where its remote conversation continues."""
     identifier = approval.approval_id
     return Transition(
         head=lifecycle.pause(head, identifier, approval.expires_at, now),

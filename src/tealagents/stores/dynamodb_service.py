@@ -1,4 +1,4 @@
-"""Calls DynamoDB and says what became of each call: done, refused, never sent, or unknown.
+"""Calls DynamoDB and reports the outcome of each call: done, refused, never sent, or unknown.
 
 The library under it, aiobotocore, would repeat calls whose replies were lost, writes too, and calls a failure
 to connect and a connection that broke in the middle by the same name. Here a write is sent once.

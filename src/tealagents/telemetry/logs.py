@@ -39,7 +39,7 @@ class Ids(logging.Filter):
     """Puts the ids of the current request on a record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.ids = dict(current_ids.get())
+        record.ids = current_ids.get()
         return True
 
 

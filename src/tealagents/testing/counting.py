@@ -21,7 +21,7 @@ from tealagents.stores import plain_store
 from tealagents.stores.base import BaseStore, StoreOptions
 from tealagents.stores.memory import MemoryStore
 
-__all__ = ["CountingStore", "Footprint", "ForgettingStore", "Operation", "counting_url"]
+__all__ = ["CountingStore", "Footprint", "ForgettingStore", "StoreOperation", "counting_url"]
 
 #: what the keys of records begin with that a store forgets by itself, a day after their request's end
 _FORGOTTEN = ("events/", "event-parts/", "key/")
@@ -32,7 +32,7 @@ def counting_url(url: str) -> str:
     return f"{__name__}:CountingStore?{urlencode({'url': url})}"
 
 
-class Operation(Struct, frozen=True):
+class StoreOperation(Struct, frozen=True):
     """A kind of operation: `read`, `scan`, `commit` or `now`, and of which kind of partition (`user`, …)."""
 
     name: str
@@ -56,7 +56,7 @@ class CountingStore(BaseStore):
         self.name, self.shared, self.durable = self.store.name, self.store.shared, self.store.durable
         self.pushes = self.store.pushes
         #: how many operations there were
-        self.operations: Counter[Operation] = Counter()
+        self.operations: Counter[StoreOperation] = Counter()
         #: bytes of the values that were put
         self.bytes_put = 0
 
@@ -82,7 +82,7 @@ class CountingStore(BaseStore):
         await self.store.commit(partition, commit)
 
     async def now(self) -> float:
-        self.operations[Operation("now", "")] += 1
+        self.operations[StoreOperation("now", "")] += 1
         return await self.store.now()
 
     def watch(self, partition: str, topic: str) -> AbstractAsyncContextManager[Watch]:
@@ -98,7 +98,7 @@ class CountingStore(BaseStore):
         await self.store.ping()
 
     def _count(self, name: str, partition: str) -> None:
-        self.operations[Operation(name, partition.split("/")[1])] += 1
+        self.operations[StoreOperation(name, partition.split("/")[1])] += 1
 
 
 class Footprint(Struct, frozen=True):

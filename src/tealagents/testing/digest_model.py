@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import Message, Usage
+from tealagents.domain.models import Message, TokenUsage
 from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.options import ModelOptions
 
@@ -56,15 +56,15 @@ class DigestModel:
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return b""
 
-    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         parts = [msgspec.json.decode(part, type=tuple[str, str]) for part in call.prompt]
         answer = recount([text for role, text in parts if role == "user"])
         await asyncio.sleep(self._seconds)
         words = answer.split(" ")
         for n, word in enumerate(words):
-            yield TextDelta(word if n == 0 else " " + word)
-        usage = Usage(len(parts), len(words), len(parts) + len(words))
-        yield ModelDone(finish_reason="stop", usage=usage, model=self.name)
+            yield [TextDelta(word if n == 0 else " " + word)]
+        usage = TokenUsage(len(parts), len(words), len(parts) + len(words))
+        yield [ModelDone(finish_reason="stop", usage=usage, model=self.name)]
 
     async def __aenter__(self) -> Self:
         return self

@@ -21,20 +21,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from tealagents.testing.service import ServiceProcess
+from tealagents.testing.service import Process, ServiceProcess
 
-__all__ = ["ForkedService", "Nursery"]
+__all__ = ["PRELOADED", "ForkedService", "Nursery"]
 
 #: what a service imports, besides the driver of its store
-_PRELOADED = (
+PRELOADED = (
     "aiohttp",
     "openai",
     "openai.types.chat",
+    "tealagents.api.v1alpha1.app",
     "tealagents.app",
+    "tealagents.auth.mock",
     "tealagents.bootstrap",
+    "tealagents.cli.findings",
     "tealagents.cli.main",
+    "tealagents.cli.protocol",
     "tealagents.cli.serve",
     "tealagents.llm.openai_chat",
+    "tealagents.llm.wire",
     "tealagents.stores.files",
     "tealagents.stores.sqlite",
     "tealagents.tools.code",
@@ -101,7 +106,7 @@ class ForkedService(ServiceProcess):
         super().__init__(config, env, port)
         self._nursery = nursery
 
-    def _launch(self, arguments: list[str], env: dict[str, str]) -> "_Forked":
+    def _launch(self, arguments: list[str], env: dict[str, str]) -> Process:
         return _Forked(
             self._nursery,
             self._nursery.ask(
@@ -152,7 +157,7 @@ class _Forked:
 
 def _serve_orders(preload: list[str]) -> None:
     """Forks and polls as standard input asks, until that ends."""
-    for module in (*_PRELOADED, *preload):
+    for module in (*PRELOADED, *preload):
         import_module(module)
     gc.freeze()
     #: the processes that were forked, with the exit status of those that have ended

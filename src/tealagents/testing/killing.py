@@ -19,7 +19,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from tealagents.domain.events import ModelDone, ModelEvent
@@ -128,17 +128,16 @@ def _kind(partition: str) -> str:
 class KillingModel(OpenAIChat):
     """The client for chat completions, with points while it answers."""
 
-    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         await asyncio.sleep(MODEL_TAKES)
         passed("model asked")
-        events: AsyncGenerator[ModelEvent, None] = super().stream(call)
-        first: Any = None
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, ModelDone):
+        begun = False
+        async with aclosing(super().stream(call)) as batches:
+            async for batch in batches:
+                if isinstance(batch[-1], ModelDone):
                     await asyncio.sleep(MODEL_TAKES)
                     passed("model done")
-                elif first is None:
-                    first = event
+                elif not begun:
+                    begun = True
                     passed("model begun")
-                yield event
+                yield batch

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import Json, Message, ToolCall, Usage
+from tealagents.domain.models import Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ToolSpec
 
 __all__ = ["ScriptedModel", "Sent"]
@@ -65,7 +65,7 @@ class ScriptedModel:
         listed = [{"name": tool.name, "description": tool.description} for tool in tools]
         return msgspec.json.encode(listed) if tools else b""
 
-    async def stream(self, call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+    async def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         messages: list[Json] = [msgspec.json.decode(part) for part in call.prompt]
         tools: list[Any] = msgspec.json.decode(call.tools) if call.tools else []
         self.calls = [*self.calls[-self._keep + 1 :], Sent(messages, tools, call.remote_id)]
@@ -75,12 +75,12 @@ class ScriptedModel:
         prompt = sum(len(str(message["content"]).split()) for message in messages)
         if isinstance(reply, str):
             if reply:
-                yield TextDelta(reply)
+                yield [TextDelta(reply)]
             spoken = len(reply.split())
-            yield ModelDone(finish_reason="stop", usage=Usage(prompt, spoken, prompt + spoken))
+            yield [ModelDone(finish_reason="stop", usage=TokenUsage(prompt, spoken, prompt + spoken))]
         else:
-            usage = Usage(prompt, len(reply), prompt + len(reply))
-            yield ModelDone(finish_reason="tool_calls", tool_calls=tuple(reply), usage=usage)
+            usage = TokenUsage(prompt, len(reply), prompt + len(reply))
+            yield [ModelDone(finish_reason="tool_calls", tool_calls=tuple(reply), usage=usage)]
 
     async def __aenter__(self) -> Self:
         return self

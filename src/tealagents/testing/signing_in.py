@@ -67,8 +67,8 @@ class SignIns:
 
 def client_info(oid: str, tid: str) -> str:
     """Who signed in, as MSAL expects it beside the tokens."""
-    told = json.dumps({"uid": oid, "utid": tid}).encode()
-    return base64.urlsafe_b64encode(told).rstrip(b"=").decode()
+    claims = json.dumps({"uid": oid, "utid": tid}).encode()
+    return base64.urlsafe_b64encode(claims).rstrip(b"=").decode()
 
 
 def self_signed(path: Path) -> Path:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tealagents.threads.base import (
         AgentThread,
-        Checkpoint,
         NotForkable,
         RemoteUnsupported,
+        ThreadCheckpoint,
         ThreadDeleted,
         ThreadMismatch,
     )
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _FROM = {
     "base": (
         "AgentThread",
-        "Checkpoint",
+        "ThreadCheckpoint",
         "NotForkable",
         "RemoteUnsupported",
         "ThreadDeleted",
@@ -67,7 +67,6 @@ _MODULE = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = [
     "AgentThread",
-    "Checkpoint",
     "Context",
     "ContextProvider",
     "FileMessages",
@@ -82,6 +81,7 @@ __all__ = [
     "Reducer",
     "RemoteThread",
     "RemoteUnsupported",
+    "ThreadCheckpoint",
     "ThreadDeleted",
     "ThreadMismatch",
     "ThreadStore",

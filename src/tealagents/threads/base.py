@@ -58,7 +58,7 @@ class ThreadContext(TypedDict, total=False):
     providers: dict[str, Json]
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ThreadCheckpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A state of a thread to roll back to."""
 
     checkpoint_id: str
@@ -84,7 +84,7 @@ class Header(Struct, frozen=True):
     created_at: Moment
     fingerprint: str | None
     context: ThreadContext
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[ThreadCheckpoint, ...]
     current: str | None
 
 
@@ -100,7 +100,7 @@ class AgentThread(ABC):
         self.fingerprint: str | None = None
         #: what is remembered besides the messages, see `ThreadContext`
         self.context: Json = {}
-        self._checkpoints: dict[str, Checkpoint] = {}
+        self._checkpoints: dict[str, ThreadCheckpoint] = {}
         self._current: str | None = None
         self._deleted = False
         self._taken = False
@@ -181,7 +181,7 @@ class AgentThread(ABC):
     # --- checkpoints -----------------------------------------------------------------------------
 
     @property
-    def checkpoints(self) -> Sequence[Checkpoint]:
+    def checkpoints(self) -> Sequence[ThreadCheckpoint]:
         """All checkpoints, oldest first, including those that a rollback left behind."""
         return tuple(self._checkpoints.values())
 
@@ -194,7 +194,7 @@ class AgentThread(ABC):
         """Marks the present state; returns the id to roll back to."""
         self._check_there()
         made = self._marked(
-            Checkpoint(
+            ThreadCheckpoint(
                 checkpoint_id=ids.random_id(),
                 created_at=datetime.now(UTC),
                 parent=self._current,
@@ -216,18 +216,18 @@ class AgentThread(ABC):
     def rewind(self) -> None:
         """Goes back to before the first checkpoint. Only unmarked changes are lost."""
         self.check_way_back()
-        self._go_to(Checkpoint(checkpoint_id="", created_at=self.created_at))
+        self._go_to(ThreadCheckpoint(checkpoint_id="", created_at=self.created_at))
 
     def check_way_back(self) -> None:
         """Raises where `rollback` and `rewind` would; changes nothing."""
         self._check_free()
 
-    def _go_to(self, checkpoint: Checkpoint) -> None:
+    def _go_to(self, checkpoint: ThreadCheckpoint) -> None:
         self._restore(checkpoint)
         self._current = checkpoint.checkpoint_id or None
         self.context = dict(deepcopy(checkpoint.context))
 
-    def _line(self) -> list[Checkpoint]:
+    def _line(self) -> list[ThreadCheckpoint]:
         """The checkpoints that led to the current one, oldest first."""
         line = []
         at = self._current
@@ -238,11 +238,11 @@ class AgentThread(ABC):
         return line[::-1]
 
     @abstractmethod
-    def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _marked(self, checkpoint: ThreadCheckpoint) -> ThreadCheckpoint:
         """The checkpoint, with what this kind of thread needs to restore it."""
 
     @abstractmethod
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         """Makes a checkpoint the present state of what this kind of thread holds."""
 
     # --- JSON ------------------------------------------------------------------------------------
@@ -324,10 +324,10 @@ def decoded(text: str | bytes) -> Json:
     return document
 
 
-def _in_order(header: Header) -> dict[str, Checkpoint]:
+def _in_order(header: Header) -> dict[str, ThreadCheckpoint]:
     """The checkpoints by their ids. Each continues one before it, as they were written: so there is no
     cycle."""
-    known: dict[str, Checkpoint] = {}
+    known: dict[str, ThreadCheckpoint] = {}
     for each in header.checkpoints:
         if not each.checkpoint_id or each.checkpoint_id in known:
             raise InvalidRequest("checkpoints", "must each have an id of their own")

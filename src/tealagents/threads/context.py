@@ -259,6 +259,8 @@ def _unkeepable(state: Json) -> str | None:
 
 async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs all concurrently. Where one fails the others are canceled, and have ended when it is raised."""
+    if not works:
+        return []
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

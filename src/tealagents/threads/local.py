@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
-from tealagents.threads.base import AgentThread, Checkpoint
+from tealagents.threads.base import AgentThread, ThreadCheckpoint
 from tealagents.threads.message_stores import MessageStore, MessageStoreFactory
 from tealagents.threads.views import Part, parts_of
 
@@ -213,7 +213,7 @@ class LocalThread(AgentThread):
     def _adopt_line(self, origin: "LocalThread", names: Mapping[str, str]) -> None:
         """Takes over the checkpoints that lie within the fork, and what they remember."""
 
-        def within(checkpoint: Checkpoint) -> bool:
+        def within(checkpoint: ThreadCheckpoint) -> bool:
             return all(name in names or name not in origin._messages for name in checkpoint.messages)
 
         line = origin._line()
@@ -244,12 +244,12 @@ class LocalThread(AgentThread):
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _marked(self, checkpoint: ThreadCheckpoint) -> ThreadCheckpoint:
         marked = replace(checkpoint, messages=tuple(self._pending), edits=self._edits)
         self._pending, self._edits = [], {}
         return marked
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         """Unmarked messages and edits are gone."""
         if self._kept is not None:
             self._kept.drop(self._pending)
@@ -298,7 +298,7 @@ def _distinct(messages: Iterable[Message], taken: Collection[str]) -> list[Messa
     return distinct
 
 
-def _edits_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
+def _edits_of(checkpoints: Iterable[ThreadCheckpoint]) -> dict[str, str]:
     """What edits have made of messages, by their ids: the latest counts."""
     return {name: text for each in checkpoints for name, text in each.edits.items()}
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json, Message
 from tealagents.domain.ports import RemoteConversations
-from tealagents.threads.base import AgentThread, Checkpoint, NotForkable, RemoteUnsupported
+from tealagents.threads.base import AgentThread, NotForkable, RemoteUnsupported, ThreadCheckpoint
 from tealagents.threads.message_stores import MessageStoreFactory
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class RemoteThread(AgentThread):
     def _is_conversation(self) -> bool:
         return (self.remote_id or "").startswith(CONVERSATION)
 
-    def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _marked(self, checkpoint: ThreadCheckpoint) -> ThreadCheckpoint:
         return replace(checkpoint, remote_id=self.remote_id)
 
     def check_way_back(self) -> None:
@@ -123,7 +123,7 @@ class RemoteThread(AgentThread):
         if self._is_conversation:
             raise NotForkable("The model service keeps no earlier states of a conversation.")
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         self.remote_id = checkpoint.remote_id
 
     def _parts(self) -> Json:

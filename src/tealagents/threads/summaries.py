@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import ModelDone
-from tealagents.domain.models import Message, Usage
+from tealagents.domain.models import Message, TokenUsage
 from tealagents.domain.ports import Model, ModelCall
 from tealagents.threads.reducers import ReducerOptions, text_message
 from tealagents.threads.views import Part, Report, Stopwatch, Upcoming
@@ -112,7 +112,7 @@ class Summarize:
         instructions = options.instructions.replace("{max_words}", str(options.max_words))
         if before:
             instructions += f"\n\nSummary so far, to be continued:\n{before}"
-        usage = Usage()
+        usage = TokenUsage()
         try:
             text, usage = await ask(upcoming.model, instructions, "\n".join(lines), _REQUEST)
             failed = "" if text else "the model returned no text"
@@ -150,16 +150,17 @@ def _line(message: Message, most: int) -> str:
     return f"{message.role.capitalize()}: {said[:most]}{called}"
 
 
-async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, Usage]:
+async def ask(model: Model, instructions: str, *texts: str) -> tuple[str, TokenUsage]:
     """One call of the model, outside of any conversation, and its usage."""
     messages = (model.encode(text_message(text)) for text in texts)
     call = ModelCall(prompt=(model.encode_system(instructions), *messages))
     answer: list[str] = []
-    usage = Usage()
-    async with aclosing(model.stream(call)) as events:
-        async for event in events:
-            if isinstance(event, ModelDone):
-                usage = event.usage
-            else:
-                answer.append(event.text)
+    usage = TokenUsage()
+    async with aclosing(model.stream(call)) as batches:
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, ModelDone):
+                    usage = event.usage
+                else:
+                    answer.append(event.text)
     return "".join(answer).strip(), usage

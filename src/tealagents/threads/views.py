@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.errors import TealError, ViewFailed
-from tealagents.domain.models import Json, Message, Usage
+from tealagents.domain.models import Json, Message, TokenUsage
 from tealagents.domain.ports import Model
 
 #: when a reducer works: as messages are added, or as they are read for a call of the model
@@ -59,7 +59,7 @@ class Report(Struct, frozen=True, kw_only=True):
     duration_ms: float = 0
     input: Json | None = None
     output: Json | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     is_error: bool = False
 
 
@@ -117,17 +117,17 @@ class Shown(Struct, frozen=True, kw_only=True):
     def whole(self) -> bool:
         return not (self.cut or self.left_out or self.altered)
 
-    def told(self, upcoming: Upcoming) -> Json:
+    def omitted(self, upcoming: Upcoming) -> Json:
         """For the trace: what the model is not sent."""
-        told: Json = {"kept_messages": sum(len(part.messages) for part in self.parts)}
+        omitted: Json = {"kept_messages": sum(len(part.messages) for part in self.parts)}
         if self.cut:
             first = next((part for part in (*self.parts, *upcoming.running) if part.messages), None)
-            told["everything_before"] = first.messages[0].message_id if first else None
+            omitted["everything_before"] = first.messages[0].message_id if first else None
         if self.left_out:
-            told["left_out"] = list(self.left_out)
+            omitted["left_out"] = list(self.left_out)
         if self.altered:
-            told["altered"] = list(self.altered)
-        return told
+            omitted["altered"] = list(self.altered)
+        return omitted
 
 
 class View:

@@ -9,7 +9,7 @@ A window is believed only as long as the head's path is its own; what other proc
 last batches are read again with every turn, so that damage is not covered up.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
@@ -55,7 +55,8 @@ class Window(Generic[T]):
         #: of providers and reducers, as of the checkpoint
         self.context: Json = {}
         self.batches: tuple[int, ...] = (head.tail_key,) if head.tail_key else ()
-        self.rounds: deque[KnownRound[T]] = deque()
+        #: oldest first; a list, since an empty deque has room for 64 and most tasks are short
+        self.rounds: list[KnownRound[T]] = []
         #: there is nothing older than the first round
         self.complete = not head.path
         self.size = 0
@@ -64,7 +65,7 @@ class Window(Generic[T]):
         self._all: list[T] | None = None
 
     def add(self, known: KnownRound[T], *, newest: bool) -> None:
-        (self.rounds.append if newest else self.rounds.appendleft)(known)
+        self.rounds.insert(len(self.rounds) if newest else 0, known)
         self.size += known.size
         if newest and self._all is not None:
             self._all += known.parts
@@ -79,8 +80,10 @@ class Window(Generic[T]):
 
     def shrink(self) -> None:
         """Drops what the view has not read since the last time."""
-        while len(self.rounds) > self._reached:
-            self.size -= self.rounds.popleft().size
+        unread = self.rounds[: max(0, len(self.rounds) - self._reached)]
+        if unread:
+            del self.rounds[: len(unread)]
+            self.size -= sum(known.size for known in unread)
             self.complete, self._all = False, None
         self._reached = 0
 
@@ -122,7 +125,7 @@ class Windows(Generic[T]):
         if kept is not None and kept.path == head.path and kept.checkpoint_id == head.checkpoint_id:
             self._kept.move_to_end(head.task_id)
             return kept
-        window = Window[T](head)
+        window: Window[T] = Window(head)
         if kept is not None and continues(kept.path, head.path):
             # what is kept may grow while this reads: it continues from the present state
             known, floor, complete = tuple(kept.rounds), kept.path[-1][1], kept.complete
@@ -147,9 +150,10 @@ class Windows(Generic[T]):
 
     async def whole(self, partition: str, window: Window[T]) -> list[T]:
         """All that the window's path holds, oldest first. It is not to be changed."""
-        async with aclosing(self._older(partition, window)) as older:
-            async for _ in older:
-                pass
+        if not window.complete:
+            async with aclosing(self._older(partition, window)) as older:
+                async for _ in older:
+                    pass
         return window.all()
 
     async def _older(self, partition: str, window: Window[T]) -> AsyncGenerator[KnownRound[T]]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Json, Message
-from tealagents.threads.base import AgentThread, Checkpoint
+from tealagents.threads.base import AgentThread, ThreadCheckpoint
 from tealagents.threads.local import LocalThread
 from tealagents.threads.message_stores import MessageStoreFactory
 from tealagents.threads.remote import RemoteThread
@@ -205,7 +205,7 @@ class WorkflowThread(AgentThread):
             fork._current = each.checkpoint_id
         return fork
 
-    def _within(self, checkpoint: Checkpoint, fork: "WorkflowThread") -> bool:
+    def _within(self, checkpoint: ThreadCheckpoint, fork: "WorkflowThread") -> bool:
         """Whether every sub-thread that the checkpoint can restore can be restored in the fork, too."""
         return all(
             at not in _checkpoints(thread) or at in _checkpoints(fork._threads[key])
@@ -260,14 +260,14 @@ class WorkflowThread(AgentThread):
         if running := +self._running:
             raise TaskBusy(f"The step {next(iter(running))!r} has not ended. Wait for it.")
 
-    def _marked(self, checkpoint: Checkpoint) -> Checkpoint:
+    def _marked(self, checkpoint: ThreadCheckpoint) -> ThreadCheckpoint:
         return replace(
             checkpoint,
             threads={key: thread.checkpoint() for key, thread in self.sub_threads.items()},
             execution=msgspec.to_builtins(self.execution),
         )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: ThreadCheckpoint) -> None:
         """Sub-threads that are younger than the checkpoint stay, and are empty."""
         for key, thread in self.sub_threads.items():
             at = checkpoint.threads.get(key)

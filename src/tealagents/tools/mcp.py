@@ -27,7 +27,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, URL_ELICITATION_REQUIRED
 from pydantic import ValidationError
 
-from tealagents.domain.errors import Authorization, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import Tool, ToolContext
 from tealagents.outbound.addresses import is_http_url, shown
@@ -235,7 +235,7 @@ class MCPServer:
         return token
 
     async def _other_token(self, context: ToolContext, token: str, error: MCPError) -> str:
-        """A token in place of the one that was refused; `Authorization` where the user has to be asked."""
+        """A token in place of the refused one; `NeedsAuthorization` where the user has to be asked."""
         if self.options.on_behalf_of_scopes:
             raise self._failure(error) from error
         consents = self._asking()
@@ -259,7 +259,7 @@ class MCPServer:
         """An error as the model, or the user, sees it."""
         name = self.options.name
         if error.code == URL_ELICITATION_REQUIRED and (url := _elicited(error)):
-            return Authorization(name, url)
+            return NeedsAuthorization(name, url)
         if error.code == NOT_SENT:
             return ToolFailed(f"{name} cannot be reached: {error.message}. Nothing was done.")
         if _is_without_answer(error):
@@ -323,7 +323,7 @@ def _is_without_answer(error: MCPError) -> bool:
 
 
 def _elicited(error: MCPError) -> str | None:
-    """The first URL that a server sends the user to before it goes on (`URL_ELICITATION_REQUIRED`)."""
+    """The first URL that a server sends the user to before it continues (`URL_ELICITATION_REQUIRED`)."""
     elicitations = error.data.get("elicitations") if isinstance(error.data, dict) else None
     for elicitation in elicitations if isinstance(elicitations, list) else []:
         url = elicitation.get("url") if isinstance(elicitation, dict) else None

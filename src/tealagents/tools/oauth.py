@@ -1,6 +1,6 @@
 """A user's own authorization at another service: OAuth 2.1 with PKCE, by way of the user's browser.
 
-A tool that lacks the user's token raises the `Authorization` that `Consents.ask` makes. The user visits
+A tool that lacks the user's token raises the `NeedsAuthorization` that `Consents.ask` makes. The user visits
 its URL; the authorization server sends the browser back to `GET …/oauth/callback`, which hands state and
 code to `Consents.complete`. The next call of the tool finds the token.
 
@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from msgspec import Struct
 
-from tealagents.domain.errors import Authorization, InvalidRequest, ToolFailed
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import ToolContext
 from tealagents.tools.oauth_servers import (
@@ -47,7 +47,7 @@ from tealagents.tools.oauth_servers import (
 
 logger = logging.getLogger(__name__)
 
-#: seconds for which the URL of an `Authorization` can be used
+#: seconds for which the URL of a `NeedsAuthorization` can be used
 PENDING_SECONDS = 3600
 #: authorizations that may be pending at once; beyond it the oldest is forgotten
 MAX_PENDING = 10_000
@@ -126,7 +126,7 @@ class Consents:
         #: state → what it stands for, oldest first
         self._pending: dict[str, _Pending] = {}
         #: (user, server, request) → the URL that was made for it
-        self._asked: dict[tuple[str, str, str], tuple[str, Authorization]] = {}
+        self._asked: dict[tuple[str, str, str], tuple[str, NeedsAuthorization]] = {}
         #: issuer → the client we registered as
         self._registered: dict[str, OAuthClient] = {}
         #: what is done once for several callers, by what it is about
@@ -203,7 +203,7 @@ class Consents:
 
     async def ask(
         self, context: ToolContext, server: ProtectedServer, challenge: Challenge | None = None
-    ) -> Authorization:
+    ) -> NeedsAuthorization:
         """The exception that asks the owner to consent, with a URL made for this owner and request.
 
         The same URL again while it can be used: a round of several calls asks once. Raises
@@ -224,7 +224,7 @@ class Consents:
                 return known[1]
             state, pending, url = await self._begun(context, server, challenge)
             await self._remember(state, pending)
-            authorization = Authorization(server.name, url, pending.scopes)
+            authorization = NeedsAuthorization(server.name, url, pending.scopes)
             self._asked[asked] = (state, authorization)
             return authorization
 

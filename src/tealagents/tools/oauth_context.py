@@ -40,7 +40,7 @@ class AuthorizedContext:
 
 
 async def authorized(context: ToolContext, consents: Consents, auth: Json) -> AuthorizedContext:
-    """The context with the owner's token for a catalogue's `auth`. `Authorization` where there is none."""
+    """The context with the owner's token for a catalogue's `auth`; `NeedsAuthorization` without one."""
     server = ProtectedServer(
         name=str(auth["auth_server"]), issuer=str(auth["auth_server"]), scopes=tuple(auth.get("scopes", ()))
     )

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
-from a2a_talk import BINDINGS, message, request, sdk, told
+from a2a_talk import BINDINGS, message, request, sdk, streamed_text
 from google.protobuf.json_format import MessageToDict
 from talk import call, lines
 
@@ -27,7 +27,7 @@ async def test_the_sdk_for_python(service: ServiceThread, binding: str, tmp_path
     async with sdk(service, binding) as client:
         events = [MessageToDict(event) async for event in client.send_message(request(words="hello"))]
         task = events[0]["task"]
-        assert told(events) == "Hello! How can I help?"
+        assert streamed_text(events) == "Hello! How can I help?"
         read = await client.get_task(pb.GetTaskRequest(id=task["id"]))
         assert read.status.state == pb.TaskState.TASK_STATE_COMPLETED
         assert [each.role for each in read.history] == [pb.Role.ROLE_USER, pb.Role.ROLE_AGENT]

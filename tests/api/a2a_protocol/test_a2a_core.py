@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from a2a.types import a2a_pb2 as pb
-from a2a_talk import VERSION, Wire, answer, message, state, told
+from a2a_talk import VERSION, Wire, answer, message, state, streamed_text
 from google.protobuf.json_format import ParseDict
 
 from tealagents.testing.service import ServiceThread
@@ -50,7 +50,7 @@ def test_a_context_is_a_conversation(wire: Wire, ada: httpx.Client) -> None:
 
 
 def test_a_client_may_name_its_context(wire: Wire, eves: Wire) -> None:
-    """A UUID that nobody has used becomes the context, for its owner alone; no other text does.
+    """An unused UUID becomes the context, for its owner alone; no other text does.
 
     [CORE-MULTI-002, CORE-MULTI-002a]
     """
@@ -104,7 +104,7 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
         assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
 
 
-def test_an_answer_at_once_names_the_task_that_goes_on(wire: Wire) -> None:
+def test_an_answer_at_once_names_the_task_that_continues(wire: Wire) -> None:
     """[CORE-EXECUTION-MODE-002]"""
     configuration = {"returnImmediately": True}
     task = wire.result("SendMessage", {"message": message("dripping"), "configuration": configuration})[
@@ -134,7 +134,7 @@ def test_a_repeated_message_is_answered_with_the_first_outcome(wire: Wire, model
     assert {state(task) for task in tasks} == {"COMPLETED"}
     events = list(wire.stream("SendStreamingMessage", sent))
     assert events[0]["task"]["id"] == tasks[0]["id"]
-    assert told(events) == answer(tasks[0])
+    assert streamed_text(events) == answer(tasks[0])
     assert len(model.requests) == 1
     other = {"message": {**sent["message"], "parts": [{"text": "something else"}]}}
     assert wire.error("SendMessage", other)[1] == "INVALID_PARAMS"
@@ -192,7 +192,7 @@ def test_a_stream_begins_with_the_task_and_ends_with_it(wire: Wire) -> None:
     for event in events[1:]:
         (update,) = event.values()
         assert (update["taskId"], update["contextId"]) == (task["id"], task["contextId"])
-    assert told(events) == answer(wire.get(task["id"]))
+    assert streamed_text(events) == answer(wire.get(task["id"]))
 
 
 def test_text_that_comes_with_tool_calls_is_no_part_of_the_answer(wire: Wire) -> None:
@@ -204,13 +204,13 @@ def test_text_that_comes_with_tool_calls_is_no_part_of_the_answer(wire: Wire) ->
         if "artifactUpdate" in event
     ]
     assert pieces[0].startswith("let")
-    assert told(events) == "the answer" == answer(wire.get(events[0]["task"]["id"]))
+    assert streamed_text(events) == "the answer" == answer(wire.get(events[0]["task"]["id"]))
 
 
 def test_followers_see_the_same_events_and_do_not_depend_on_each_other(
     wire: Wire, release: Callable[[], None]
 ) -> None:
-    """Each gets the task as it is, then every update in order, whoever leaves.
+    """Each gets the task as it is, then every update in order, no matter which others leave.
 
     [STREAM-ORDER-002, STREAM-ORDER-003, STREAM-ORDER-004, STREAM-SUB-001, STREAM-SUB-002]
     """
@@ -379,7 +379,7 @@ def test_what_the_card_does_not_declare_is_refused(wire: Wire) -> None:
     assert wire.error("GetExtendedAgentCard")[1] == "UNSUPPORTED_OPERATION"
 
 
-def test_versions_are_told_apart(wire: Wire) -> None:
+def test_versions_are_distinguished(wire: Wire) -> None:
     """Any 1.x is served, none given means 0.3, and what is not supported is named.
 
     [VER-SERVER-001, VER-SERVER-002, VER-SERVER-003, VER-CLIENT-002]
@@ -434,7 +434,7 @@ def test_a_message_needs_its_required_fields(wire: Wire, field: str) -> None:
 
 
 def test_documents_are_as_the_schema_has_them(wire: Wire) -> None:
-    """Names in camel case, enumerations as names, times in UTC; fields nobody knows are passed over.
+    """Names in camel case, enumerations as names, times in UTC; unknown fields are ignored.
 
     [DM-SERIAL-001, DM-SERIAL-002, DM-SERIAL-003, DM-SERIAL-004, DM-SERIAL-005]
     """

@@ -154,7 +154,7 @@ def test_leaving_cancels_where_the_config_says_so() -> None:
 
 
 def test_a_path_that_is_not_there_says_so(service: ServiceThread) -> None:
-    """In the form of HTTP+JSON; a wrong method is told as one."""
+    """In the form of HTTP+JSON; a wrong method is reported as one."""
     with Wire(service, REST) as rest:
         assert rest.client.get("/a2a/nothing").json()["error"]["code"] == 404
         assert rest.client.get("/a2a/acme/tasks").status_code == 404

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from a2a_talk import BINDINGS, Json, Wire, answer, decision, message, state, told
+from a2a_talk import BINDINGS, Json, Wire, answer, decision, message, state, streamed_text
 from oauth_setup import Provider
 from talk import call, lines
 
@@ -82,8 +82,8 @@ def test_of_many_approvals_one_runs(wire: Wire, file: Path) -> None:
     assert lines(file) == ["one"]
 
 
-def test_a_rejection_tells_the_model(wire: Wire, file: Path) -> None:
-    """The task goes on without the call, with its reason."""
+def test_a_rejection_reaches_the_model(wire: Wire, file: Path) -> None:
+    """The task continues without the call, with its reason."""
     task = pause(wire, file)
     done = wire.result("SendMessage", {"message": decision(task, "reject", reason="not today")})["task"]
     assert state(done) == "COMPLETED"
@@ -161,7 +161,7 @@ def test_a_subscription_goes_through_the_pause_to_the_end(wire: Wire, file: Path
     assert decided[0]["task"]["id"] == task["id"]
     rest = list(follower)
     assert state(rest[-1]["statusUpdate"]) == "COMPLETED" == state(decided[-1]["statusUpdate"])
-    assert told(rest) == told(decided) == answer(wire.get(task["id"]))
+    assert streamed_text(rest) == streamed_text(decided) == answer(wire.get(task["id"]))
 
 
 def test_a_pause_is_decided_over_either_api(wire: Wire, file: Path, ada: httpx.Client) -> None:
@@ -179,7 +179,7 @@ def test_a_pause_is_decided_over_either_api(wire: Wire, file: Path, ada: httpx.C
 
 
 def test_a_paused_task_can_be_canceled(wire: Wire, file: Path) -> None:
-    """Its followers are told, and what it waited for can no longer be approved."""
+    """Its followers see it, and what it waited for can no longer be approved."""
     task = pause(wire, file)
     follower = wire.stream("SubscribeToTask", {"id": task["id"]})
     next(follower)

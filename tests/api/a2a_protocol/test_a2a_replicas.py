@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from a2a_talk import RPC, Wire, answer, decision, message, state, told
+from a2a_talk import RPC, Wire, answer, decision, message, state, streamed_text
 from replicas import replicas, until
 from talk import PLUGINS, call, lines
 
@@ -47,7 +47,7 @@ def test_a_task_is_followed_read_and_repeated_on_another_replica(nursery: Nurser
 
 
 def test_a_pause_is_decided_on_another_replica(nursery: Nursery, tmp_path: Path) -> None:
-    """Whoever subscribed on the first sees what the second runs."""
+    """A client subscribed on the first sees what the second runs."""
     file = tmp_path / "written"
     with (
         replicas(nursery, tmp_path, env=ENV, protocols=["a2a"], agent=AGENT) as pair,
@@ -61,12 +61,12 @@ def test_a_pause_is_decided_on_another_replica(nursery: Nursery, tmp_path: Path)
         assert state(done) == "COMPLETED"
         events = list(follower)
         assert state(events[-1]["statusUpdate"]) == "COMPLETED"
-        assert told(events) == answer(done)
+        assert streamed_text(events) == answer(done)
         assert lines(file) == ["one"]
 
 
 def test_a_task_of_a_killed_process_ends_for_everybody(nursery: Nursery, tmp_path: Path) -> None:
-    """Followers elsewhere are told, its message id answers with that end, and the context goes on."""
+    """Followers elsewhere see its end, its message id answers with that end, and the context continues."""
     with (
         replicas(nursery, tmp_path, protocols=["a2a"], limits=LEASE) as pair,
         Wire(pair.first, RPC) as first,

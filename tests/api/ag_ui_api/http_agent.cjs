@@ -16,7 +16,7 @@ const write = (line) => call("Work-write", {file, line});
 const lines = () => (existsSync(file) ? readFileSync(file, "utf8").trim().split("\n") : []);
 const said = (agent, role = "assistant") => agent.messages.filter((m) => m.role === role).map((m) => m.content ?? "");
 
-// runs an agent, and gives what it was told
+// runs an agent, and returns the events it received
 async function run(agent, parameters = {}) {
   const seen = [];
   await agent.runAgent(parameters, {onEvent: ({event}) => void seen.push(event)});

@@ -1,4 +1,4 @@
-"""The fold of recorded events, over runs that nobody thought of, and over those that a service has made."""
+"""The fold of recorded events, over generated runs, and over those that a service has made."""
 
 import tempfile
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-from agui_talk import Json, Page, call, events, run_input, told, user
+from agui_talk import Json, Page, call, events, run_input, streamed_text, user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tealagents.api.ag_ui import inputs
-from tealagents.api.ag_ui.fold import Fold
+from tealagents.api.ag_ui.fold import RunFold
 from tealagents.domain.events import (
     Canceled,
     Completed,
@@ -24,7 +24,7 @@ from tealagents.domain.events import (
     ToolCalled,
     ToolReturned,
 )
-from tealagents.domain.models import Approval, Decision, Failure, Outcome, ToolCall, Usage, User
+from tealagents.domain.models import Approval, Decision, Failure, Outcome, TokenUsage, ToolCall, User
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 IDS = {"session_id": "s", "task_id": "t", "request_id": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"}
@@ -45,14 +45,14 @@ APPROVALS = st.builds(
         authorizations=tuple(
             {"server": "s", "url": "https://s.example/", "scopes": ()} for _ in range(links)
         ),
-        usage=Usage(1, 1, 2),
+        usage=TokenUsage(1, 1, 2),
     ),
     st.integers(0, 2),
     st.lists(st.booleans(), min_size=1, max_size=3),
     st.lists(st.sampled_from(["approve", "reject"]), min_size=3, max_size=3),
 )
 ENDS = st.one_of(
-    st.builds(lambda text: Completed(Outcome(text, Usage(3, 2, 5), {"a": 1})), st.text()),
+    st.builds(lambda text: Completed(Outcome(text, TokenUsage(3, 2, 5), {"a": 1})), st.text()),
     st.just(Failed(Failure("model_error", "It broke."))),
     st.just(Canceled(Failure("request_canceled", "It was canceled."))),
     st.builds(Paused, APPROVALS),
@@ -81,20 +81,20 @@ def runs(draw: st.DrawFn) -> list[Event]:
 
 
 def folded(run: Sequence[Event], before: Approval | None) -> bytes:
-    fold = Fold(GIVEN, IDS, before, None)
+    fold = RunFold(GIVEN, IDS, before, None)
     return b"".join(fold(Recorded(n + 1, event)) for n, event in enumerate(run))
 
 
 @given(runs(), st.none() | APPROVALS)
 def test_every_run_is_in_order(run: list[Event], before: Approval | None) -> None:
-    """Each event is what the protocol's models say; what is opened is closed, and nothing is told twice."""
+    """Each event is what the protocol's models say; what is opened is closed, and nothing is sent twice."""
     found = events(folded(run, before).decode())
     shown = [event["toolCallId"] for event in found if event["type"] == "TOOL_CALL_START"]
     assert len(shown) == len(set(shown))
     if before is not None:
         assert not {f"call_{IDS['request_id']}_{each.id}" for each in before.calls} & set(shown)
     texts = [event.text for event in run if isinstance(event, TextDelta)]
-    assert told(found).startswith("".join(texts))
+    assert streamed_text(found).startswith("".join(texts))
 
 
 @given(runs(), st.none() | APPROVALS)

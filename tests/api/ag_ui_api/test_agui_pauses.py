@@ -6,7 +6,19 @@ from typing import Any
 
 import httpx
 import pytest
-from agui_talk import WEATHER, Json, Page, call, interrupts, kinds, refusal, resume, serving, told, user
+from agui_talk import (
+    WEATHER,
+    Json,
+    Page,
+    call,
+    interrupts,
+    kinds,
+    refusal,
+    resume,
+    serving,
+    streamed_text,
+    user,
+)
 
 APPROVE = {"action": "approve"}
 
@@ -83,7 +95,7 @@ def test_usage_is_that_of_the_run(page: Page, ada: httpx.Client, file: Path) -> 
 
 @pytest.mark.parametrize("payload", [{"action": "reject", "reason": "not today"}, None])
 def test_what_is_rejected_or_abandoned_does_not_run(page: Page, file: Path, payload: Json | None) -> None:
-    """The model is told, the call has a result that says so, and the thread goes on."""
+    """The model sees the rejection, the call has a result that says so, and the thread continues."""
     found = page.answer(page.say(write(file)), payload)
     (result,) = [event for event in found if event["type"] == "TOOL_CALL_RESULT"]
     assert "rejected" in result["content"]
@@ -171,7 +183,7 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
     sent = list(page.messages)
     found = page.run()
     assert "TOOL_CALL_RESULT" not in kinds(found)
-    assert "28 degrees" in told(found)
+    assert "28 degrees" in streamed_text(found)
     shown_now = page.said()
     for again in ("28 degrees", "5 degrees"):  # the page has lost the answer, or thinks better of it
         page.messages = sent[:-1]
@@ -182,7 +194,7 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
 
 
 def test_an_output_may_come_with_the_next_message(page: Page) -> None:
-    """A page that shows something and needs no answer sends the output when the user goes on."""
+    """A page that shows something and needs no answer sends the output with the user's next message."""
     page.say(weather(), tools=[WEATHER])
     output(page, "shown")
     page.say("and tomorrow?", tools=[WEATHER])
@@ -192,10 +204,10 @@ def test_an_output_may_come_with_the_next_message(page: Page) -> None:
 
 
 def test_a_tool_of_the_page_that_failed(page: Page) -> None:
-    """The model is told of the error; parts that are no text are passed over."""
+    """The model gets the error; parts that are not text are ignored."""
     page.say(weather(), tools=[WEATHER])
     output(page, [{"type": "text", "text": "no sensor"}], error="it broke")
-    assert "it broke" in told(page.run())
+    assert "it broke" in streamed_text(page.run())
 
 
 @pytest.mark.parametrize(
@@ -225,7 +237,7 @@ def test_a_consent_is_an_interrupt_with_a_link(page: Page, file: Path, tmp_path:
 
 
 def test_an_interrupt_that_expired_can_only_be_abandoned(file: Path) -> None:
-    """Answered too late it is refused; canceled, the thread goes on."""
+    """A late answer is refused; if it is canceled, the thread continues."""
     with serving(limits={"approval_expiry_seconds": 1}) as (service, _), service.client() as client:
         page = Page(client)
         asked = page.say(write(file))

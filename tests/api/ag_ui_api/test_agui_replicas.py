@@ -18,7 +18,7 @@ from agui_talk import (
     resume,
     run_input,
     serving,
-    told,
+    streamed_text,
     user,
 )
 from replicas import replicas, until
@@ -63,9 +63,9 @@ def test_a_thread_is_continued_joined_and_resumed_elsewhere(
         assert two.post("/ag-ui", json=first).text == text
         begin(here, "dripping", runId="r")
         joined, again = Page(two, here.thread), Page(two, here.thread)
-        assert told(joined.run()) == ("drip " * 20).strip()
+        assert streamed_text(joined.run()) == ("drip " * 20).strip()
         again.messages = list(here.messages)
-        assert told(again.run(runId="r")) == ("drip " * 20).strip()
+        assert streamed_text(again.run(runId="r")) == ("drip " * 20).strip()
         assert joined.said("user") == ["My name is Ada.", "dripping"]
         asked = joined.say(call("Work-write", file=str(file), line="one"))
         here.messages = list(joined.messages)
@@ -94,7 +94,7 @@ def test_a_pause_survives_a_kill_and_a_run_that_was_under_way_is_an_error(
         assert lost.run()[-1]["outcome"] == {"type": "success"}
 
 
-def test_a_run_that_its_page_leaves_goes_on(ada: httpx.Client) -> None:
+def test_a_run_that_its_page_leaves_continues(ada: httpx.Client) -> None:
     """So does one whose page is closed; with `on_disconnect: cancel` it is canceled."""
     with serving(SCRIPT, on_disconnect="cancel") as (service, _), service.client() as client:
         page = Page(client)
@@ -110,7 +110,7 @@ def test_a_run_that_its_page_leaves_goes_on(ada: httpx.Client) -> None:
     with serving(SCRIPT) as (service, _), service.client() as client:
         page = Page(client)
         begin(page, "dripping")
-        assert told(Page(client, page.thread).run()) == ("drip " * 20).strip()
+        assert streamed_text(Page(client, page.thread).run()) == ("drip " * 20).strip()
 
 
 async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
@@ -120,7 +120,7 @@ async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
             bodies = [run_input("t", user(f"pieces-{n}"), runId=str(n)) for n in (3, 4)] * 2
             answers = await asyncio.gather(*(client.post("/ag-ui", json=body) for body in bodies))
             found = [events(answer.text) for answer in answers]
-            assert [told(each) for each in found] == ["1 2 3", "1 2 3 4"] * 2
+            assert [streamed_text(each) for each in found] == ["1 2 3", "1 2 3 4"] * 2
             assert len(model.requests) == 2
             page = Page(service.client(), "t")
             page.run()

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import httpx
-from agui_talk import Page, call, kinds, refusal, serving, told, user
+from agui_talk import Page, call, kinds, refusal, serving, streamed_text, user
 
 from tealagents.llm.offline import OfflineModel
 
@@ -24,7 +24,7 @@ def test_a_message_is_answered(page: Page) -> None:
     assert found[0]["threadId"] == found[-1]["threadId"] == page.thread
     assert found[0]["protocolVersion"] == "1.0"
     assert found[-1]["outcome"] == {"type": "success"}
-    assert told(found) == page.said()[0] != ""
+    assert streamed_text(found) == page.said()[0] != ""
     assert found[-1]["usage"][0]["totalTokens"] > 0
 
 
@@ -157,7 +157,7 @@ def test_any_text_names_a_thread_of_its_owner(ada: httpx.Client, eve: httpx.Clie
     assert named.say("hi")[0]["metadata"]["tealagents"]["task_id"] == named.thread
 
 
-def test_a_conversation_goes_on_over_another_protocol(page: Page, ada: httpx.Client) -> None:
+def test_a_conversation_continues_over_another_protocol(page: Page, ada: httpx.Client) -> None:
     """A task of the agent's own API is a thread, and a thread is a task of it."""
     begun = ada.post("", json={"items": [{"content_type": "text", "content": "one"}]}).json()
     other = Page(ada, begun["task_id"])
@@ -180,7 +180,7 @@ def test_a_thread_of_another_user_is_not_found(page: Page, eve: httpx.Client) ->
     assert page.said("user") == ["secret"]
 
 
-def test_what_the_page_brings_is_told_to_the_model_in_this_run(page: Page, model: OfflineModel) -> None:
+def test_what_the_page_brings_reaches_the_model_in_this_run(page: Page, model: OfflineModel) -> None:
     """System messages, context and images; what cannot be used is passed over, and nothing is fetched."""
     page.messages = [{"id": "s", "role": "system", "content": "Answer in French."}]
     parts = [
@@ -220,11 +220,11 @@ def test_a_run_that_fails_ends_in_an_error() -> None:
         assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
 
 
-def test_a_thread_with_a_view_begins_with_history_and_goes_on() -> None:
+def test_a_thread_with_a_view_begins_with_history_and_continues() -> None:
     """Where reducers choose what the model is sent, too."""
     thread = {"reducers": [{"name": "message_count", "max_messages": 40}]}
     with serving(thread=thread) as (service, _), service.client() as client:
         page = Page(client)
         page.messages = [user("My name is Ada."), {"id": "a1", "role": "assistant", "content": "Hello, Ada"}]
         for _ in range(3):
-            assert "Ada" in told(page.say("What is my name?"))
+            assert "Ada" in streamed_text(page.say("What is my name?"))

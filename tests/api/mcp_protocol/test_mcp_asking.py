@@ -73,17 +73,17 @@ async def test_progress_is_the_text_as_it_comes_and_the_tools_as_they_run(
     """Rising numbers; what was said adds up to the answer."""
     seen: list[tuple[float, str]] = []
 
-    async def told(progress: float, total: float | None, message: str | None) -> None:
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         assert total is None
         seen.append((progress, message or ""))
 
     async with host(service, era) as client:
-        await client.call_tool("ask", {"message": "pieces-6@5ms"}, progress_callback=told)
+        await client.call_tool("ask", {"message": "pieces-6@5ms"}, progress_callback=on_progress)
         assert "".join(message for _, message in seen) == "1 2 3 4 5 6"
         assert [number for number, _ in seen] == sorted({number for number, _ in seen})
         seen.clear()
         words = f"call Work-note {json.dumps({'file': str(tmp_path / 'x'), 'line': 'hi'})}"
-        await client.call_tool("ask", {"message": words}, progress_callback=told)
+        await client.call_tool("ask", {"message": words}, progress_callback=on_progress)
         whole = "".join(message for _, message in seen)
         assert "[calling Work-note]" in whole
         assert "[Work-note returned]" in whole
@@ -131,7 +131,7 @@ async def test_what_cannot_be_meant_is_an_error_that_the_model_can_read(
 
 
 async def test_what_failed_says_so(era: Era) -> None:
-    """A model that fails is a result with its code and the ids; the conversation goes on."""
+    """A model that fails is a result with its code and the ids; the conversation continues."""
     script = {"rules": [{"when": "fail", "reply": {"error": {"status": 400}}}]}
     with serving(script) as (service, _):
         async with host(service, era) as client:
@@ -142,7 +142,7 @@ async def test_what_failed_says_so(era: Era) -> None:
 
 
 async def test_a_busy_conversation_says_so(era: Era) -> None:
-    """The second message is refused, and told when to come back."""
+    """The second message is refused, and the answer says when to retry."""
     with serving(SLOW) as (service, model):
         async with host(service, era) as client, host(service, era) as other:
             conversation = (await ask(client, "hello"))["conversation"]
@@ -233,7 +233,7 @@ def test_nothing_is_imported_where_it_is_not_served(service: ServiceThread) -> N
 
 
 def test_without_the_extra_the_start_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator is told what to install."""
+    """The operator is shown what to install."""
     monkeypatch.setitem(sys.modules, "mcp", None)
     for name in [name for name in sys.modules if name.startswith(("mcp.", "tealagents.api.mcp"))]:
         monkeypatch.delitem(sys.modules, name)

@@ -124,7 +124,7 @@ def test_other_methods_and_paths(service: ServiceThread, method: str, path: str,
 
 # --- clients that read nothing -------------------------------------------------------------------
 
-#: more text than the kernel keeps for a connection nobody reads
+#: more text than the kernel buffers for a connection that is not read
 LOUD = {"rules": [{"when": "shout", "reply": {"pieces": ["loud " * 13_000] * 60}}]}
 
 

@@ -21,7 +21,7 @@ from mcp_talk import (
     modern,
     post,
     serving,
-    told,
+    structured_result,
 )
 
 from tealagents.testing.service import ServiceThread
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 async def test_the_user_is_asked_in_the_middle_of_a_call(
     service: ServiceThread, era: Era, file: Path
 ) -> None:
-    """With the very call and its arguments; approved, it runs once and the call goes on to the answer."""
+    """With the very call and its arguments; once approved, it runs once and the call returns the answer."""
     seen: list[Asked] = []
 
     def human(asked: Asked) -> types.ElicitResult:
@@ -59,7 +59,7 @@ async def test_the_user_is_asked_in_the_middle_of_a_call(
 async def test_what_the_user_rejects_is_not_run(
     service: ServiceThread, era: Era, file: Path, answer: types.ElicitResult
 ) -> None:
-    """The model is told, with the reason, and answers."""
+    """The model gets the rejection with its reason, and answers."""
     async with host(service, era, human=lambda _: answer) as client:
         done = await ask(client, call("Work-write", file=str(file), line="one"))
     assert done["status"] == "Completed"
@@ -111,10 +111,10 @@ def _calls(*files: Path) -> list[Json]:
 async def test_a_host_that_cannot_ask_decides_with_a_tool(
     service: ServiceThread, era: Era, file: Path
 ) -> None:
-    """It is told what waits and how to decide it; decided again the same, nothing is run again."""
+    """It is shown what waits and how to decide it; the same decision sent again runs nothing again."""
     async with host(service, era) as client:
         result = await client.call_tool("ask", {"message": call("Work-write", file=str(file), line="one")})
-        paused = told(result)
+        paused = structured_result(result)
         assert paused["status"] == "Paused"
         (waiting,) = paused["approval"]["tool_calls"]
         assert (waiting["plugin_name"], waiting["function_name"]) == ("Work", "write")
@@ -127,13 +127,13 @@ async def test_a_host_that_cannot_ask_decides_with_a_tool(
             "approval_id": paused["approval"]["approval_id"],
             "decisions": [{"id": waiting["id"], "action": "approve", "arguments": _edited(file)}],
         }
-        done = told(await client.call_tool("decide", decision))
+        done = structured_result(await client.call_tool("decide", decision))
         assert done["status"] == "Completed"
         assert lines(file) == ["edited"]
-        again = told(await client.call_tool("decide", decision))
+        again = structured_result(await client.call_tool("decide", decision))
         assert again == done
         other = {"request_id": paused["request_id"], "action": "reject"}
-        assert error(told(await client.call_tool("decide", other))) == "already_decided"
+        assert error(structured_result(await client.call_tool("decide", other))) == "already_decided"
     assert lines(file) == ["edited"]
 
 
@@ -142,14 +142,14 @@ def _edited(file: Path) -> Json:
 
 
 async def test_of_many_approvals_from_both_eras_one_is_executed(service: ServiceThread, file: Path) -> None:
-    """Whoever is second is answered with what came of the first."""
+    """The second one gets the outcome of the first."""
     async with host(service, "2026-07-28") as one, host(service, "2025-11-25") as two:
         paused = await ask(one, call("Work-write", file=str(file), line="one"))
         decision = {"request_id": paused["request_id"], "action": "approve"}
         answers = await asyncio.gather(
             *(client.call_tool("decide", decision) for client in (one, two) for _ in range(8))
         )
-        assert {told(answer)["output"] for answer in answers} == {"Work-write said: wrote one"}
+        assert {structured_result(answer)["output"] for answer in answers} == {"Work-write said: wrote one"}
     assert lines(file) == ["one"]
 
 
@@ -234,13 +234,13 @@ async def test_a_host_without_links_is_given_the_link_to_show(
         paused = await ask(client, call("Work-enter", file=str(file), consent=str(consent)))
         decision = {"request_id": paused["request_id"], "action": "approve"}
         result = await client.call_tool("decide", decision)
-        linked = told(result)
+        linked = structured_result(result)
         assert linked["status"] == "Paused"
         (authorization,) = linked["approval"]["authorizations"]
         assert authorization["url"] in result.content[0].model_dump()["text"]
         consent.touch()
         decision["approval_id"] = linked["approval"]["approval_id"]
-        assert told(await client.call_tool("decide", decision))["status"] == "Completed"
+        assert structured_result(await client.call_tool("decide", decision))["status"] == "Completed"
     assert lines(file) == ["entered"]
 
 
@@ -264,7 +264,7 @@ async def test_what_decides_nothing_is_refused(
     async with host(service, "2026-07-28") as client:
         paused = await ask(client, call("Work-write", file=str(file), line="one"))
         given = {k: paused["request_id"] if v == "REQUEST" else v for k, v in arguments.items()}
-        assert error(told(await client.call_tool("decide", given))) == code
+        assert error(structured_result(await client.call_tool("decide", given))) == code
     with httpx.Client(headers={"authorization": "Bearer ada"}) as own:
         found = own.get(f"{service.url}/requests/{paused['request_id']}").json()
     assert found["status"] == "Paused"

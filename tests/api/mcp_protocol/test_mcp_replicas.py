@@ -6,7 +6,21 @@ from typing import Any
 
 import httpx
 import pytest
-from mcp_talk import ACCEPT, PLUGINS, SPEC, Era, ask, asking, call, error, host, lines, opened, post, told
+from mcp_talk import (
+    ACCEPT,
+    PLUGINS,
+    SPEC,
+    Era,
+    ask,
+    asking,
+    call,
+    error,
+    host,
+    lines,
+    opened,
+    post,
+    structured_result,
+)
 from replicas import replicas
 
 from tealagents.testing.forking import Nursery
@@ -21,7 +35,7 @@ SCRIPT = {
 
 
 @pytest.mark.parametrize("place", ["sqlite", "postgres"], indirect=True)
-async def test_a_conversation_goes_on_and_is_decided_elsewhere(
+async def test_a_conversation_continues_and_is_decided_elsewhere(
     place: Place, nursery: Nursery, tmp_path: Path, era: Era
 ) -> None:
     """What one process began another continues and decides, once; a key is waited for across processes."""
@@ -39,7 +53,7 @@ async def test_a_conversation_goes_on_and_is_decided_elsewhere(
             paused = await ask(one, call("Work-write", file=str(file), line="one"))
             decision = {"request_id": paused["request_id"], "action": "approve"}
             done = await asyncio.gather(*(client.call_tool("decide", decision) for client in (one, two)))
-            assert {told(each)["status"] for each in done} == {"Completed"}
+            assert {structured_result(each)["status"] for each in done} == {"Completed"}
             assert lines(file) == ["one"]
 
 
@@ -68,7 +82,7 @@ def test_a_session_of_another_process_needs_no_new_one(nursery: Nursery, tmp_pat
 
 
 async def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path, era: Era) -> None:
-    """After `kill -9` the host goes on where it was; what ran has failed, and is not run again."""
+    """After `kill -9` the host continues where it was; what ran has failed, and does not run again."""
     env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "1"}
     file = tmp_path / "written"
     with replicas(nursery, tmp_path, 1, env=env, script=SCRIPT, **SPEC) as alone:
@@ -88,7 +102,7 @@ async def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Pat
             again = await ask(client, "What is my name?", conversation=first["conversation"])
             assert "Ada" in again["output"]
             decision = {"request_id": paused["request_id"], "action": "approve"}
-            assert told(await client.call_tool("decide", decision))["status"] == "Completed"
+            assert structured_result(await client.call_tool("decide", decision))["status"] == "Completed"
             assert lines(file) == ["one"]
             ended = await ask(client, "for ever", idempotency_key="lost")
             assert (ended["status"], ended["error"]["code"]) == ("Failed", "interrupted")

@@ -94,8 +94,8 @@ def test_tools_of_the_client(ada: OpenAI, stream: bool) -> None:
     assert ada.chat.completions.create(messages=history, **options).choices[0].message.content
 
 
-def test_a_call_of_the_service_that_waits_is_told(ada: OpenAI, file: Path) -> None:
-    """A front end that cannot approve shows that somebody must; nothing has run."""
+def test_a_call_that_waits_for_approval_is_shown(ada: OpenAI, file: Path) -> None:
+    """A front end that cannot approve shows that approval is needed; nothing has run."""
     words = call("Work-write", file=str(file), line="one")
     made = ada.chat.completions.with_raw_response.create(model="Tester", messages=asked(words))
     message = made.parse().choices[0].message

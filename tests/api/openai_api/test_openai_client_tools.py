@@ -16,7 +16,7 @@ def output(item: dict[str, Any], text: str = "sunny") -> dict[str, Any]:
 
 
 def test_a_call_is_answered_by_its_output(wire: httpx.Client) -> None:
-    """The model is told what the client's tool returned; answered again, it is the same answer."""
+    """The model gets what the client's tool returned; sent again, the output gets the same answer."""
     asked = create(wire, input=ASK, tools=[WEATHER])
     assert kinds(asked) == ["function_call"]
     (item,) = asked["output"]

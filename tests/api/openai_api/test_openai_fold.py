@@ -1,4 +1,4 @@
-"""The fold of recorded events, over runs that nobody thought of."""
+"""The fold of recorded events, over generated runs."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from openai.types.responses import Response
 from openai_talk import EVENT, Json
 
 from tealagents.api.openai.documents import About
-from tealagents.api.openai.fold import DONE, UNSEEN, Fold
+from tealagents.api.openai.fold import DONE, UNSEEN, ResponseFold
 from tealagents.domain.events import (
     Canceled,
     Completed,
@@ -23,7 +23,7 @@ from tealagents.domain.events import (
     ToolCalled,
     ToolReturned,
 )
-from tealagents.domain.models import Approval, Failure, FinishReason, Outcome, ToolCall, Usage, User
+from tealagents.domain.models import Approval, Failure, FinishReason, Outcome, TokenUsage, ToolCall, User
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 ABOUT = About(request_id="r", task_id="t", number=1, agent="Tester", created_at=NOW)
@@ -53,7 +53,7 @@ def ends(draw: st.DrawFn) -> Event:
     match draw(st.sampled_from(["completed", "paused", "failed", "canceled"])):
         case "completed":
             reason = draw(st.sampled_from(REASONS))
-            return Completed(Outcome(draw(st.text()), Usage(1, 2, 3), None, reason))
+            return Completed(Outcome(draw(st.text()), TokenUsage(1, 2, 3), None, reason))
         case "failed":
             return Failed(Failure("model_error", "It broke."))
         case "canceled":
@@ -80,11 +80,11 @@ def ends(draw: st.DrawFn) -> Event:
 
 
 def frames(events: Sequence[Event], *, after: int = -1) -> bytes:
-    fold = Fold(ABOUT, after=after)
+    fold = ResponseFold(ABOUT, after=after)
     return b"".join(fold(Recorded(n + 1, event)) for n, event in enumerate(events))
 
 
-def told(sent: bytes) -> list[Json]:
+def parsed(sent: bytes) -> list[Json]:
     assert sent.endswith(DONE)
     parts = sent.removesuffix(DONE).decode().split("\n\n")[:-1]
     return [json.loads(part.partition("\ndata: ")[2]) for part in parts]
@@ -93,15 +93,15 @@ def told(sent: bytes) -> list[Json]:
 @given(runs(), st.integers(-1, 60))
 def test_any_tail_is_what_was_sent_before(run: list[Event], n: int) -> None:
     """`fold(all)[n:] == resumed(n)`, byte for byte, and the events are numbered without a gap."""
-    whole = told(frames(run))
+    whole = parsed(frames(run))
     assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
-    assert told(frames(run, after=n)) == whole[n + 1 :]
+    assert parsed(frames(run, after=n)) == whole[n + 1 :]
 
 
 @given(runs())
 def test_every_event_is_what_the_sdk_takes(run: list[Event]) -> None:
     """Each is valid; items are added, then done, once each, and make the output of the last event."""
-    whole = told(frames(run))
+    whole = parsed(frames(run))
     for event in whole:
         EVENT.validate_python(event)
     added = [event["output_index"] for event in whole if event["type"] == "response.output_item.added"]
@@ -122,7 +122,7 @@ def test_every_event_is_what_the_sdk_takes(run: list[Event]) -> None:
 @given(runs())
 def test_what_is_read_is_what_was_streamed(run: list[Event]) -> None:
     """The fold that encodes nothing ends with the document that the last event holds."""
-    fold = Fold(ABOUT, after=UNSEEN)
+    fold = ResponseFold(ABOUT, after=UNSEEN)
     for event in run:
         fold.take(event)
-    assert fold.response == told(frames(run))[-1]["response"]
+    assert fold.response == parsed(frames(run))[-1]["response"]

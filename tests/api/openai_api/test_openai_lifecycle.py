@@ -48,7 +48,7 @@ def until(look: Callable[[], bool]) -> None:
 
 
 def test_a_response_in_the_background(wire: httpx.Client, ada: OpenAI) -> None:
-    """It is answered at once, followed from any event by whoever comes, and read when it has ended."""
+    """It is answered at once, followed from any event by any client, and read when it has ended."""
     begun = create(wire, input="dripping", background=True)
     assert (begun["status"], begun["background"], begun["output"]) == ("in_progress", True, [])
     followed = streamed(wire.get(f"/responses/{begun['id']}", params={"stream": "true"}).text)
@@ -60,7 +60,7 @@ def test_a_response_in_the_background(wire: httpx.Client, ada: OpenAI) -> None:
     assert [event.sequence_number for event in tail] == list(range(5, len(followed)))
 
 
-def test_a_stream_that_is_left_goes_on(ada: OpenAI) -> None:
+def test_a_stream_that_is_left_continues(ada: OpenAI) -> None:
     """A client that comes back takes the rest, as if it had never left."""
     stream = ada.responses.create(model="Tester", input="dripping", stream=True, background=True)
     seen = []
@@ -138,16 +138,16 @@ def test_what_is_not_stored_is_erased(service: ServiceThread, streams: bool) -> 
 
 
 def test_instructions_are_for_one_response(ada: OpenAI, model: OfflineModel) -> None:
-    """Instructions and system and developer messages are told to the model once, and not carried over."""
+    """Instructions and system and developer messages are sent to the model once, and not carried over."""
     system: Any = [{"role": "developer", "content": "Speak Latin."}, {"role": "user", "content": "hello"}]
     first = ada.responses.create(model="Tester", input=system, instructions="Be brief.")
-    told = str(model.requests[-1]["body"]["messages"])
-    assert "Be brief." in told
-    assert "Speak Latin." in told
+    prompt = str(model.requests[-1]["body"]["messages"])
+    assert "Be brief." in prompt
+    assert "Speak Latin." in prompt
     ada.responses.create(model="Tester", input="again", previous_response_id=first.id)
-    told = str(model.requests[-1]["body"]["messages"])
-    assert "Be brief." not in told
-    assert "Speak Latin." not in told
+    prompt = str(model.requests[-1]["body"]["messages"])
+    assert "Be brief." not in prompt
+    assert "Speak Latin." not in prompt
 
 
 def test_images_come_along(ada: OpenAI, model: OfflineModel) -> None:
@@ -180,7 +180,7 @@ def test_a_key_makes_a_message_safe_to_send_again(ada: OpenAI) -> None:
 
 
 def test_a_busy_conversation_is_a_conflict_and_a_busy_response_branches(ada: OpenAI) -> None:
-    """A conversation is a head that moves; a response is a snapshot, and others go on from it at any time."""
+    """A conversation is a head that moves; a response is a snapshot to continue from at any time."""
     first = ada.responses.create(model="Tester", input="My name is Ada.")
     assert first.conversation
     busy = ada.responses.create(
@@ -199,7 +199,7 @@ def test_a_busy_conversation_is_a_conflict_and_a_busy_response_branches(ada: Ope
 
 
 def test_too_many_at_once_are_a_rate_limit(service: ServiceThread) -> None:
-    """The SDK waits as it is told and tries again."""
+    """The SDK waits for as long as the answer says and tries again."""
     with sdk(service, "carl") as carl:
         begun = [carl.responses.create(model="Tester", input="for ever", background=True) for _ in range(3)]
         with pytest.raises(openai.RateLimitError) as refused:
@@ -212,9 +212,9 @@ def test_too_many_at_once_are_a_rate_limit(service: ServiceThread) -> None:
         timer.join()
 
 
-def test_who_calls_without_a_token_is_told_where_to_get_one(service: ServiceThread) -> None:
+def test_a_caller_without_a_token_is_shown_where_to_get_one(service: ServiceThread) -> None:
     """401 in OpenAI's form on every path, with the challenge that OAuth clients look for."""
-    with raw(service, None) as nobody:
+    with raw(service, None) as anonymous:
         for method, path in (
             ("POST", "/responses"),
             ("GET", "/responses/resp_1"),
@@ -222,12 +222,12 @@ def test_who_calls_without_a_token_is_told_where_to_get_one(service: ServiceThre
             ("POST", "/chat/completions"),
             ("POST", "/conversations"),
         ):
-            answer = nobody.request(method, path, json={})
+            answer = anonymous.request(method, path, json={})
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"].startswith("Bearer")
             assert answer.json()["error"]["type"] == "authentication_error"
-        assert nobody.get("/nowhere").status_code == 404
-        assert nobody.put("/models").status_code == 405
+        assert anonymous.get("/nowhere").status_code == 404
+        assert anonymous.put("/models").status_code == 405
 
 
 def test_the_root_says_where_it_is(service: ServiceThread) -> None:

@@ -67,7 +67,7 @@ def test_the_use_of_a_request_is_that_of_its_responses(wire: httpx.Client, file:
     assert paused["usage"]["total_tokens"] + ended["usage"]["total_tokens"] == total
 
 
-def test_a_rejection_is_told_to_the_model(wire: httpx.Client, file: Path) -> None:
+def test_a_rejection_is_reported_to_the_model(wire: httpx.Client, file: Path) -> None:
     """Nothing runs, and the model answers."""
     paused = create(wire, input=call("Work-write", file=str(file), line="one"))
     answer = [{**approval(paused["output"][0], approve=False)[0], "reason": "not today"}]

@@ -183,9 +183,9 @@ def test_sequence_over_sse(reporter: tuple[ServiceThread, OfflineModel]) -> None
     """Each task's answer as it ends, the pieces of the last one, and the answer of all."""
     service, model = reporter
     model.clear()
-    told = events(service, REPORT)
+    received = events(service, REPORT)
     assert sent(model) == SENT
-    intermediate = [data for name, data in told if name == "intermediate-task-response"]
+    intermediate = [data for name, data in received if name == "intermediate-task-response"]
     assert [(each["task_no"], each["task_name"]) for each in intermediate] == [
         (1, "look"),
         (2, "outline"),
@@ -196,11 +196,11 @@ def test_sequence_over_sse(reporter: tuple[ServiceThread, OfflineModel]) -> None
         "One, two.",
         "It is good.",
     ]
-    assert [name for name, _ in told][:3] == ["intermediate-task-response"] * 3
-    pieces = [data["output_partial"] for name, data in told if name == "partial-response"]
+    assert [name for name, _ in received][:3] == ["intermediate-task-response"] * 3
+    pieces = [data["output_partial"] for name, data in received if name == "partial-response"]
     assert len(pieces) > 1
-    assert told[-1][0] == "final-response"
-    final = told[-1][1]
+    assert received[-1][0] == "final-response"
+    final = received[-1][1]
     assert final["output_raw"] == "".join(pieces)
     assert final["output_pydantic"] == {"title": "Tea", "pages": 3}
     total = final["token_usage"]["total_tokens"]

@@ -20,7 +20,8 @@ from websockets.sync.client import connect
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
-from tealagents.testing.service import ServiceProcess, agent_config
+from tealagents.testing.forking import Nursery
+from tealagents.testing.service import agent_config
 from tealagents.tools.errors import ToolsetError
 
 post = partial(httpx.post, timeout=60)
@@ -219,12 +220,12 @@ def test_a_process_imports_what_it_serves(tmp_path: Path, text: str, absent: tup
     assert ended.returncode == 0, ended.stderr
 
 
-def test_sigterm_drains(tmp_path: Path) -> None:
+def test_sigterm_drains(nursery: Nursery, tmp_path: Path) -> None:
     """What runs is finished, what comes is refused, and the process ends with 0."""
     slow = {"rules": [{"reply": {"text": "Late.", "first_delay_ms": 600_000}}]}
     with OfflineModel(slow) as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
-        with ServiceProcess(write(tmp_path, CHAT), env) as service:
+        with nursery.service(write(tmp_path, CHAT), env) as service:
             answers: list[httpx.Response] = []
             calling = threading.Thread(target=lambda: answers.append(post(service.url, json=HELLO)))
             calling.start()
@@ -332,13 +333,13 @@ class Hostile(BaseModel):
         assert model.requests == []
 
 
-def test_traces_go_on_at_the_model(tmp_path: Path) -> None:
+def test_traces_continue_at_the_model(nursery: Nursery, tmp_path: Path) -> None:
     """A call is a part of the caller's trace, and so are the calls of the model."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     with OfflineModel() as model:
         env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
         env["TA_OTEL_ENDPOINT"] = "http://127.0.0.1:9"
-        with ServiceProcess(write(tmp_path, CHAT), env) as service:
+        with nursery.service(write(tmp_path, CHAT), env) as service:
             headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
             assert post(service.url, json=HELLO, headers=headers).status_code == 200
             assert model.requests[0]["headers"]["traceparent"].split("-")[1] == trace

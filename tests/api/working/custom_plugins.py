@@ -4,7 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from tealagents.domain.errors import Authorization, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, ToolFailed
 from tealagents.plugins import Plugin, ToolContext, tool
 
 
@@ -14,7 +14,7 @@ def _append(file: str, line: str) -> None:
 
 
 class Work(Plugin):
-    """Tools that anybody may call, and some that need approval."""
+    """Tools that every user may call, and some that need approval."""
 
     def __init__(self) -> None:
         self._here: dict[str, int] = {}
@@ -45,7 +45,7 @@ class Work(Plugin):
     async def enter(self, file: str, consent: str) -> str:
         """Enter a place that asks for the user's consent; a human has to agree, too."""
         if not Path(consent).exists():
-            raise Authorization("secrets", "https://secrets.example/consent", ("secrets.open",))
+            raise NeedsAuthorization("secrets", "https://secrets.example/consent", ("secrets.open",))
         _append(file, "entered")
         return "entered"
 
@@ -73,7 +73,7 @@ class Work(Plugin):
 
     @tool
     async def meet(self, place: str, parties: int) -> str:
-        """Wait at a place until everybody is there."""
+        """Wait at a place until everyone is there."""
         everybody = self._all.setdefault(place, asyncio.Event())
         self._here[place] = self._here.get(place, 0) + 1
         number = self._here[place]
@@ -91,7 +91,7 @@ class Work(Plugin):
 
     @tool
     async def slip(self) -> str:
-        """Raise what a timeout of somebody else's raises."""
+        """Raise what a timeout inside a tool raises."""
         raise TimeoutError("the printer gave no answer")
 
     @tool
@@ -107,6 +107,6 @@ class Work(Plugin):
 
     @tool
     async def tell(self, context: ToolContext, key: str, value: str) -> str:
-        """Add to the answer's extra data; tell the ids it serves."""
+        """Add to the answer's extra data; return the ids it serves."""
         context.add_extra_data(key, value)
         return f"{context.session_id} {context.task_id} {context.request_id} {context.user_id}"

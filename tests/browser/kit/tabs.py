@@ -18,7 +18,7 @@ PATIENCE = 30_000
 #: what Chromium says of an answer that is no success; the page says it in words
 _REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (\d+)")
 _CUT = re.compile(r"Failed to load resource: net::|net::ERR_")
-#: told by the page itself, so that a report of the policy cannot go unseen
+#: reported by the page itself, so that a report of the policy cannot go unseen
 _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`POLICY ${event.effectiveDirective} ${event.blockedURI} ${event.sample}`));
@@ -46,7 +46,7 @@ class Tab:
         self.page.add_init_script(_WATCH_POLICY)
 
     def begin(self, console: str) -> None:
-        """A test gets it, and is told of nothing that was before."""
+        """Gives it to a test, and drops what was reported before."""
         self.console = console
         #: statuses of answers that the test provokes
         self.expected: set[int] = set()
@@ -118,7 +118,7 @@ class Tab:
         return self.may_be_cut and bool(_CUT.search(error))
 
     def strangers(self) -> list[str]:
-        """What was asked of anybody but the service."""
+        """Requests that went anywhere but to the service."""
         own = urlsplit(self.console).netloc
         return [
             url

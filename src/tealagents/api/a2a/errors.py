@@ -6,7 +6,7 @@ from a2a.utils import errors as a2a
 from a2a.utils.error_handlers import A2A_DOMAIN, ERROR_INFO_TYPE
 from starlette.responses import Response
 
-from tealagents.api.gate import Call
+from tealagents.api.gate import AdmittedCall
 from tealagents.api.http import json_response, status_of, worded
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import Json
@@ -36,7 +36,7 @@ _ADVICE = {
 }
 
 
-def is_rpc(call: Call) -> bool:
+def is_rpc(call: AdmittedCall) -> bool:
     """Whether it came to where the protocol is; HTTP+JSON has its paths below that."""
     return str(call.request.scope["path"]).rstrip("/").endswith("/a2a")
 
@@ -55,7 +55,7 @@ def _kind(error: TealError) -> tuple[int, int, str, str]:
     return status, a2a.JSON_RPC_ERROR_CODE_MAP[kind], name, reason
 
 
-def document(error: TealError, call: Call) -> Json:
+def document(error: TealError, call: AdmittedCall) -> Json:
     """The body of an error, in the binding of the call."""
     status, code, name, reason = _kind(error)
     text, ids = _NOT_FOUND, {}
@@ -68,7 +68,7 @@ def document(error: TealError, call: Call) -> Json:
     return {"error": {"code": status, "status": name, "message": text, "details": [info]}}
 
 
-def respond(call: Call, error: TealError, headers: Mapping[str, str]) -> Response:
+def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) -> Response:
     status = _kind(error)[0]
     shown = 200 if is_rpc(call) and status not in _OF_TRANSPORT else status
     return json_response(document(error, call), status=shown, headers=headers)

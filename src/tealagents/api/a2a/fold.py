@@ -11,21 +11,21 @@ from tealagents.api import sse
 from tealagents.api.a2a import documents
 from tealagents.api.a2a.errors import document, is_rpc
 from tealagents.api.folding import EventFold
-from tealagents.api.gate import Call
+from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import Approval, Failure, Json, Outcome, RequestRecord
 
 _encode = msgspec.json.Encoder().encode
 
 
-def envelope(call: Call) -> Callable[[Json], bytes]:
-    """How the call's stream sends a document: as it is, as a JSON-RPC result, or as A2A 0.3 had it."""
+def envelope(call: AdmittedCall) -> Callable[[Json], bytes]:
+    """How a call's documents are sent: as they are, as JSON-RPC results, or as A2A 0.3 had them."""
     if not is_rpc(call):
-        return sse.data
+        return _encode
     if "/" in str((call.body or {}).get("method")):  # only the methods of 0.3 have a slash
-        return lambda said: b"data: %b\n\n" % _legacy(said, call.rpc_id)
-    head = b'data: {"jsonrpc":"2.0","id":%b,"result":' % _encode(call.rpc_id)
-    return lambda said: b"%b%b}\n\n" % (head, _encode(said))
+        return lambda said: _legacy(said, call.rpc_id)
+    head = b'{"jsonrpc":"2.0","id":%b,"result":' % _encode(call.rpc_id)
+    return lambda said: b"%b%b}" % (head, _encode(said))
 
 
 def _legacy(said: Json, identity: str | int | None) -> bytes:
@@ -33,7 +33,7 @@ def _legacy(said: Json, identity: str | int | None) -> bytes:
     return converted.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
-def failed(call: Call, error: TealError) -> bytes:
+def failed(call: AdmittedCall, error: TealError) -> bytes:
     """An error that is no part of the task."""
     return sse.frame(None, "error", document(error, call))
 
@@ -45,17 +45,17 @@ class Updates(EventFold):
     """
 
     def __init__(self, record: RequestRecord, wrap: Callable[[Json], bytes]) -> None:
-        super().__init__(wrap({"task": documents.task(record)}))
+        self._wrap = wrap
+        super().__init__(self._frame({"task": documents.task(record)}))
         self._record = record
         self._ids = {"taskId": record.request_id, "contextId": record.task_id}
-        self._wrap = wrap
 
     def started(self, status: str) -> None:
         self._status(documents.status(self._record, status))
 
     def text(self, text: str, *, refusal: bool) -> None:
         piece = {"artifact": documents.artifact(text), "append": self.said}
-        self.frames.append(self._wrap({"artifactUpdate": self._ids | piece}))
+        self.frames.append(self._frame({"artifactUpdate": self._ids | piece}))
 
     def paused(self, approval: Approval) -> None:
         self._status(documents.paused(approval))
@@ -70,4 +70,7 @@ class Updates(EventFold):
         self._status(documents.status(self._record, status, failure.detail))
 
     def _status(self, status: Json) -> None:
-        self.frames.append(self._wrap({"statusUpdate": {**self._ids, "status": status}}))
+        self.frames.append(self._frame({"statusUpdate": {**self._ids, "status": status}}))
+
+    def _frame(self, said: Json) -> bytes:
+        return b"data: %b\n\n" % self._wrap(said)

@@ -8,9 +8,11 @@ from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
 from a2a.utils import errors
+from a2a.utils.constants import A2A_JSON_MEDIA_TYPE as A2A_JSON
 from a2a.utils.proto_utils import validate_proto_required_fields
 from a2a.utils.task import validate_history_length, validate_page_size
 from google.protobuf.json_format import ParseDict
+from starlette.responses import Response
 
 from tealagents.api import requests
 from tealagents.api.a2a import documents
@@ -18,20 +20,29 @@ from tealagents.api.a2a.errors import is_rpc
 from tealagents.api.a2a.fold import Updates, envelope, failed
 from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.api.gate import Call
+from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import ENDED, Json, RequestRecord
 from tealagents.state.latest import changed_at
 from tealagents.state.submission import NewMessage
 
 
+def _is_complete(params: Any) -> bool:
+    """Whether it is a message with all that is required. The SDK's check costs a twentieth of a turn."""
+    if not isinstance(params, pb.SendMessageRequest) or params.HasField("configuration"):
+        return False
+    said = params.message
+    return bool(said.message_id and said.role and said.parts)
+
+
 def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     """An operation as the SDK calls it. A domain error is left with the call, which is answered with it."""
 
     async def operation(self: "Handler", params: Any, context: ServerCallContext) -> Any:
-        call: Call = context.state["call"]
+        call: AdmittedCall = context.state["call"]
         try:
-            validate_proto_required_fields(params)
+            if not _is_complete(params):
+                validate_proto_required_fields(params)
             return await work(self, params, call)
         except TealError as error:
             call.refused = error
@@ -58,18 +69,22 @@ class Handler(RequestHandler):
         self._exchange = exchange
 
     @_answers
-    async def on_message_send(self, params: pb.SendMessageRequest, call: Call) -> pb.Task:
+    async def on_message_send(self, params: pb.SendMessageRequest, call: AdmittedCall) -> NoReturn:
         at_once = params.configuration.return_immediately
         view = await self._begin(params, call, streamed=at_once)
         if not at_once:
             view = await requests.settled(self._exchange, view, call.request.receive)
-        return await self._task(view, params.configuration)
+        found = envelope(call)({"task": await self._document(view, params.configuration)})
+        call.response = Response(found, media_type="application/json" if is_rpc(call) else A2A_JSON)
+        raise errors.UnsupportedOperationError  # left with the call, as by `_streams`
 
     @_streams
-    async def on_message_send_stream(self, params: pb.SendMessageRequest, call: Call) -> None:
+    async def on_message_send_stream(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         self._stream(await self._begin(params, call, streamed=True), call)
 
-    async def _begin(self, params: pb.SendMessageRequest, call: Call, *, streamed: bool) -> RequestView:
+    async def _begin(
+        self, params: pb.SendMessageRequest, call: AdmittedCall, *, streamed: bool
+    ) -> RequestView:
         """Stores a message, or carries out the decision that it is."""
         validate_history_length(params.configuration)
         message, body = params.message, call.body or {}
@@ -87,7 +102,9 @@ class Handler(RequestHandler):
         key = key_of(f"a2a\n{message.message_id}", sent)
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 
-    async def _decide(self, message: pb.Message, sent: Json, call: Call, *, streamed: bool) -> RequestView:
+    async def _decide(
+        self, message: pb.Message, sent: Json, call: AdmittedCall, *, streamed: bool
+    ) -> RequestView:
         record = (await requests.own(self._exchange, call.user, message.task_id)).record
         if message.context_id not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
@@ -101,24 +118,24 @@ class Handler(RequestHandler):
         return await self._exchange.decide(call.user, record.request_id, command, streamed=streamed)
 
     @_streams
-    async def on_subscribe_to_task(self, params: pb.SubscribeToTaskRequest, call: Call) -> None:
+    async def on_subscribe_to_task(self, params: pb.SubscribeToTaskRequest, call: AdmittedCall) -> None:
         view = await requests.own(self._exchange, call.user, params.id)
         if view.record.status in ENDED:
             raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
         self._stream(view, call, events=requests.to_the_end(self._exchange, view))
 
-    def _stream(self, view: RequestView, call: Call, **which: Any) -> None:
+    def _stream(self, view: RequestView, call: AdmittedCall, **which: Any) -> None:
         """Leaves the stream of a task with the call."""
         fold, fail = Updates(view.record, envelope(call)), partial(failed, call)
         call.response = self._exchange.stream(view, fold, fail, **which)
 
     @_answers
-    async def on_get_task(self, params: pb.GetTaskRequest, call: Call) -> pb.Task:
+    async def on_get_task(self, params: pb.GetTaskRequest, call: AdmittedCall) -> pb.Task:
         view = await requests.own(self._exchange, call.user, params.id)
-        return await self._task(view, params, default=None)
+        return ParseDict(await self._document(view, params, default=None), pb.Task())
 
     @_answers
-    async def on_list_tasks(self, params: pb.ListTasksRequest, call: Call) -> pb.ListTasksResponse:
+    async def on_list_tasks(self, params: pb.ListTasksRequest, call: AdmittedCall) -> pb.ListTasksResponse:
         size = params.page_size if params.HasField("page_size") else 50
         validate_page_size(size)
         if params.status not in pb.TaskState.values():
@@ -131,11 +148,11 @@ class Handler(RequestHandler):
             return found and params.status in (0, pb.TaskState.Value(state))
 
         views, token, total = await requests.page(self._exchange, call.user, wanted, params.page_token, size)
-        tasks = [await self._task(view, params) for view in views]
+        tasks = [ParseDict(await self._document(view, params), pb.Task()) for view in views]
         return pb.ListTasksResponse(tasks=tasks, next_page_token=token, page_size=size, total_size=total)
 
     @_answers
-    async def on_cancel_task(self, params: pb.CancelTaskRequest, call: Call) -> pb.Task:
+    async def on_cancel_task(self, params: pb.CancelTaskRequest, call: AdmittedCall) -> pb.Task:
         record = (await requests.own(self._exchange, call.user, params.id)).record
         if record.status not in ENDED:
             record = await self._exchange.cancel(call.user, record.request_id)
@@ -143,13 +160,13 @@ class Handler(RequestHandler):
                 return ParseDict(documents.task(record), pb.Task())
         raise errors.TaskNotCancelableError("The task has ended.")
 
-    async def _task(self, view: RequestView, limits: Any, *, default: int | None = 0) -> pb.Task:
+    async def _document(self, view: RequestView, limits: Any, *, default: int | None = 0) -> Json:
         """A task with as many of its last messages as were asked for, else `default` (None: all)."""
         validate_history_length(limits)
         most = limits.history_length if limits.HasField("history_length") else default
         messages = await requests.messages(self._exchange, view) if most != 0 else []
         shown = [each for each in messages if each.items and each.role != "tool"]
-        return ParseDict(documents.task(view.record, shown[-(most or len(shown)) :]), pb.Task())
+        return documents.task(view.record, shown[-(most or len(shown)) :])
 
     async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> NoReturn:
         raise errors.UnsupportedOperationError("There is no extended agent card.")

@@ -9,16 +9,16 @@ from typing import Any
 
 from tealagents.api import items, sse
 from tealagents.api.ag_ui.inputs import Given
-from tealagents.api.decisions import Answer, asked, until
+from tealagents.api.decisions import DecisionForm, asked, until
 from tealagents.api.folding import EventFold
 from tealagents.api.names import made
 from tealagents.domain.events import ToolReturned
-from tealagents.domain.models import Approval, Failure, Item, Json, Message, Outcome, ToolCall, Usage
+from tealagents.domain.models import Approval, Failure, Item, Json, Message, Outcome, TokenUsage, ToolCall
 from tealagents.engine.approvals import rejection
 
 #: the version of the protocol that is spoken
 VERSION = "1.0"
-_ANSWER = Answer.model_json_schema()
+_ANSWER = DecisionForm.model_json_schema()
 
 
 def frame(kind: str, **fields: Any) -> bytes:
@@ -27,7 +27,7 @@ def frame(kind: str, **fields: Any) -> bytes:
 
 
 def started(given: Given, ids: Json, messages: Sequence[Message] | None) -> bytes:
-    """A run begins; with the messages that it goes on from, where the client has others."""
+    """A run begins; with the messages that it continues, where the client has others."""
     parent = {"parentRunId": given.body.parent_run_id} if given.body.parent_run_id is not None else {}
     run: Json = {**given.run, "protocolVersion": VERSION, **parent}
     snapshot = [] if messages is None else [frame("MESSAGES_SNAPSHOT", messages=[*map(_document, messages)])]
@@ -74,14 +74,7 @@ def _document(message: Message) -> Json:
     if message.role == "user":
         plain = len(message.items) < 2 and text
         return {**said, "content": text if plain else list(map(_part, message.items))}
-    calls = [
-        {
-            "id": made("call", request_id, each.id),
-            "type": "function",
-            "function": {"name": each.tool, "arguments": each.arguments},
-        }
-        for each in message.tool_calls
-    ]
+    calls = [items.function_call(made("call", request_id, each.id), each) for each in message.tool_calls]
     return {**said, **({"content": text} if text else {}), **({"toolCalls": calls} if calls else {})}
 
 
@@ -92,7 +85,7 @@ def _part(item: Item) -> Json:
     return {"type": "image", "source": {"type": "data", "value": value, "mimeType": media_type}}
 
 
-class Fold(EventFold):
+class RunFold(EventFold):
     """The events of a stretch, one at a time."""
 
     def __init__(
@@ -101,7 +94,7 @@ class Fold(EventFold):
         super().__init__(started(given, ids, messages))
         self._given = given
         self._request_id: str = ids["request_id"]
-        self._used = before.usage if before else Usage()
+        self._used = before.usage if before else TokenUsage()
         #: calls that the client knows: from the run before, or from this one
         self._known = {call.id for call in before.calls} if before else set()
         #: the ids of the text under way, and of the assistant's message of the round under way
@@ -175,7 +168,7 @@ class Fold(EventFold):
         said = {"role": "tool", "content": text}
         self._emit("TOOL_CALL_RESULT", messageId=shown, toolCallId=answered, **said, **failed)
 
-    def _finish(self, outcome: Json, used: Usage, **fields: Any) -> None:
+    def _finish(self, outcome: Json, used: TokenUsage, **fields: Any) -> None:
         self.end_text()
         for name in self._steps.values():
             self._emit("STEP_FINISHED", stepName=name)

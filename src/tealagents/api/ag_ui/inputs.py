@@ -53,7 +53,7 @@ def read(value: Any) -> Given:
     for name, given in (("threadId", body.thread_id), ("runId", body.run_id)):
         if not 1 <= len(given) <= LONGEST_ID:
             raise InvalidRequest(name, f"must have 1 to {LONGEST_ID} characters")
-    told = [m for m in body.messages if isinstance(m, core.SystemMessage | core.DeveloperMessage)]
+    instructions = [m for m in body.messages if isinstance(m, core.SystemMessage | core.DeveloperMessage)]
     talk = [m for m in body.messages if isinstance(m, _TALK)]
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
     before, end = talk[:start], talk[start:]
@@ -65,7 +65,7 @@ def read(value: Any) -> Given:
     message = NewMessage(
         items=(),
         earlier=tuple(each for each in said if each.items)[-MOST_EARLIER:],
-        instructions="\n\n".join(m.content for m in told if m.content),
+        instructions="\n\n".join(m.content for m in instructions if m.content),
         user_context=context,
         client_tools=tuple(
             client_tool(tool.name, tool.description, tool.parameters, f"tools.{n}.parameters")
@@ -106,8 +106,8 @@ def _mark(message: core.UserMessage) -> str:
 
 def _output(message: core.ToolMessage) -> CallAnswer:
     text = "".join(item.content for item in _items(message) if item.content_type == "text")
-    told = "\n".join(filter(None, (text, message.error)))
-    return CallAnswer(output=told, is_error=message.error is not None)
+    output = "\n".join(filter(None, (text, message.error)))
+    return CallAnswer(output=output, is_error=message.error is not None)
 
 
 def _resume(body: core.RunAgentInput) -> dict[str, CallAnswer | None]:

@@ -111,7 +111,7 @@ async def _send(thread: Named, given: Given, fresh: Sequence[str], key: Key) -> 
 
 
 async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: bool = False) -> Response:
-    """The events of a stretch; behind the messages that it goes on from, where the client has others."""
+    """The events of a stretch; behind the messages that it continues, where the client has others."""
     record, first = stretch.record, stretch.number == 1
     ours = [place for owner, place in given.shown if owner == record.request_id]
     partly = any(not place.isdecimal() or int(place) > stretch.after for place in ours)
@@ -119,7 +119,7 @@ async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: 
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
     behind = joins or partly or unseen or given.seen != before
     messages = await transcripts.before(exchange, stretch) if behind else None
-    return stretches.stream(exchange, stretch, fold.Fold(given, record.ids, stretch.before, messages))
+    return stretches.stream(exchange, stretch, fold.RunFold(given, record.ids, stretch.before, messages))
 
 
 async def _join(thread: Named, given: Given) -> Response:

@@ -58,6 +58,7 @@ class _Call:
         self._caller = self._request.scope[gate.SCOPE].user
         self._own = partial(requests.own, exchange, self._caller)
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
+        self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def result(self) -> Result:
         if self._params.request_state is not None:
@@ -93,7 +94,7 @@ class _Call:
             asked = pauses.questions(pause, self._context.session.client_capabilities) if pause else {}
             if pause is None or not asked:
                 return documents.of_request(view.record)
-            if self._context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            if self._modern:
                 state = f"{pause.request_id}/{pause.approval_id}"
                 return types.InputRequiredResult(input_requests={**asked}, request_state=state)
             command = await self._elicited(pause, asked)
@@ -104,15 +105,16 @@ class _Call:
     async def _settled(self, view: RequestView) -> RequestView:
         """The request as it ended or paused; canceled where the host gives the call up."""
         with requests.canceled_with(self._exchange, view):
-            settled = requests.settled(self._exchange, view, self._request.receive)
+            receive = self._request.receive
+            settled = requests.settled(self._exchange, view, receive, leaving_cancels=self._modern)
+            if not self._streamed:
+                return await settled
             return (await asyncio.gather(settled, self._report(view)))[0]
 
     async def _report(self, view: RequestView) -> None:
         """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
-        if not self._streamed:
-            return
         async for batch in self._exchange.follow(view):
-            if text := "".join(map(_told, batch)):
+            if text := "".join(map(_progress, batch)):
                 await self._context.session.report_progress(batch[-1].id, None, text)
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
@@ -134,10 +136,12 @@ class _Call:
         return pauses.command(pause, answers)
 
 
-def _told(recorded: Recorded) -> str:
+def _progress(recorded: Recorded) -> str:
     event = recorded.event
+    if isinstance(event, TextDelta):  # most are
+        return event.text
     if isinstance(event, ToolCalled):
         return f"\n[calling {event.call.tool}]\n"
     if isinstance(event, ToolReturned):
         return f"\n[{event.tool} {'failed' if event.is_error else 'returned'}]\n"
-    return event.text if isinstance(event, TextDelta) else ""
+    return ""

@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 from starlette.responses import Response
 
 from tealagents.api.decisions import pending
-from tealagents.api.gate import Call
+from tealagents.api.gate import AdmittedCall
 from tealagents.api.http import json_response, retry_after, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
 from tealagents.domain.models import Approval, Json, RequestRecord
@@ -51,8 +51,11 @@ def of_error(error: TealError) -> CallToolResult:
 
 
 def _result(text: str, structured: Json, *, is_error: bool = False) -> CallToolResult:
-    content = [TextContent(type="text", text=text)]
-    return CallToolResult(content=[*content], structured_content=structured, is_error=is_error)
+    # not validated here: the SDK does it with what it sends
+    content = [TextContent.model_construct(type="text", text=text)]
+    return CallToolResult.model_construct(
+        content=[*content], structured_content=structured, is_error=is_error
+    )
 
 
 def _ids(known: Mapping[str, str]) -> Json:
@@ -73,7 +76,7 @@ def question(pause: Approval) -> str:
     return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
 
 
-def respond(_: Call, error: TealError, headers: Headers) -> Response:
+def respond(_: AdmittedCall, error: TealError, headers: Headers) -> Response:
     """The response for a request that the gate has refused."""
     status = status_of(error)
     code = INVALID_REQUEST if status < 500 else INTERNAL_ERROR

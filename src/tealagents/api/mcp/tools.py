@@ -6,7 +6,7 @@ from mcp_types import Tool, ToolAnnotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies
-from tealagents.api.decisions import Decision, decision
+from tealagents.api.decisions import DecisionDocument, decision
 from tealagents.api.exchange import key_of
 from tealagents.domain import ids
 from tealagents.domain.models import Item, Json
@@ -26,7 +26,7 @@ class _Ask(BaseModel):
     idempotency_key: Annotated[str | None, Field(min_length=1, max_length=255, description=_KEY)] = None
 
 
-class _Decide(Decision):
+class _Decide(DecisionDocument):
     request_id: Annotated[str, Field(description="The request that is paused.")]
 
 

@@ -18,15 +18,15 @@ _SHOWN = (
 )
 
 
-async def _models(exchange: Exchange, caller: Caller, request: Request) -> Response:
+async def _models(exchange: Exchange, _: Caller, __: Request, model: str | None = None) -> Response:
     """The agent is the one model there is."""
-    name, wanted = exchange.agent.name, request.path_params.get("model")
-    model: Json = {"id": name, "object": "model", "created": 0, "owned_by": "tealagents"}
-    if wanted is None:
-        return json_response({"object": "list", "data": [model]})
-    if wanted != name:
-        raise unknown("model", wanted)
-    return json_response(model)
+    name = exchange.agent.name
+    found: Json = {"id": name, "object": "model", "created": 0, "owned_by": "tealagents"}
+    if model is None:
+        return json_response({"object": "list", "data": [found]})
+    if model != name:
+        raise unknown("model", model)
+    return json_response(found)
 
 
 _RESPONSE, _CONVERSATION = "/responses/{response_id}", "/conversations/{conversation_id}"

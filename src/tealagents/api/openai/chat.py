@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, resent, sse, stretches
+from tealagents.api import bodies, items, resent, sse, stretches
 from tealagents.api.decisions import asked
 from tealagents.api.exchange import Exchange
 from tealagents.api.folding import EventFold
@@ -21,8 +21,8 @@ from tealagents.api.openai.documents import About
 from tealagents.api.openai.fold import DONE
 from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Entry, Resent
-from tealagents.domain.errors import InvalidRequest, TealError
-from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, ToolCall, Usage
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
 HEADER = "x-conversation-id"
 #: parameters that would change what comes back, and what they may ask for; all others are ignored
@@ -54,9 +54,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     failure = stretch.record.error
     if failure is not None and stretch.status in ("Failed", "Canceled"):
         return errors.respond_failure(failure, headers)
-    chunks = Chunks(about)
-    for event in await stretches.told(exchange, stretch):
-        chunks.take(event)
+    chunks = await stretches.folded(exchange, stretch, Chunks(about))
     return json_response(chunks.completion(), headers=headers)
 
 
@@ -127,8 +125,12 @@ class Chunks(EventFold):
         self._chunk({where: shown})
 
     def paused(self, approval: Approval) -> None:
-        """Calls of the client's tools are its to make; what a person has to decide is reported."""
-        calls = [_call(approval, n, call) for n, call in enumerate(approval.calls) if call.by_client]
+        """Calls of the client's tools are its to make; what waits for human approval is reported."""
+        calls = [
+            items.function_call(made("call", approval.approval_id, n), call)
+            for n, call in enumerate(approval.calls)
+            if call.by_client
+        ]
         if len(calls) < len(approval.calls):
             self.say(asked(approval))
         if calls:
@@ -143,14 +145,11 @@ class Chunks(EventFold):
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         self.frames += [sse.data(errors.of_failure(failure)), DONE]
 
-    def failed(self, error: TealError) -> bytes:
-        return sse.data(errors.document(error)) + DONE
-
     def completion(self) -> Json:
         choice = {"index": 0, "message": self._message, "finish_reason": self._finish, "logprobs": None}
         return {**self._document("chat.completion"), "choices": [choice], "usage": self._spent}
 
-    def _end(self, finish: str, total: Usage) -> None:
+    def _end(self, finish: str, total: TokenUsage) -> None:
         self._finish = finish
         self._spent = asdict(self._about.spent(total))
         self._chunk({}, finish)
@@ -169,8 +168,3 @@ class Chunks(EventFold):
         about, created = self._about, int(self._about.created_at.timestamp())
         identifier = made("chatcmpl", about.request_id, about.number)
         return {"id": identifier, "object": kind, "created": created, "model": about.agent}
-
-
-def _call(approval: Approval, n: int, call: ToolCall) -> Json:
-    function = {"name": call.tool, "arguments": call.arguments}
-    return {"id": made("call", approval.approval_id, n), "type": "function", "function": function}

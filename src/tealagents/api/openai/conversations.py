@@ -18,48 +18,46 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     return json_response(documents.conversation(head))
 
 
-async def retrieve(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    _, head = await _named(exchange, caller, request)
+async def retrieve(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
+    _, head = await sending.conversation(exchange, caller, conversation_id)
     return json_response(documents.conversation(head))
 
 
-async def update(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    partition, head = await _named(exchange, caller, request)
+async def update(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
+    partition, head = await sending.conversation(exchange, caller, conversation_id)
     body = bodies.validated(inputs.ChangedConversation, await exchange.body(request))
     patch: Json = {**dict.fromkeys(head.metadata), **(body.metadata or {})}
     head = await exchange.changes.patch(partition, head.task_id, caller.user, metadata=patch)
     return json_response(documents.conversation(head))
 
 
-async def delete(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    partition, head = await _named(exchange, caller, request)
+async def delete(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
+    partition, head = await sending.conversation(exchange, caller, conversation_id)
     await exchange.eraser.delete_task(partition, head.task_id)
     return json_response(documents.deleted(made("conv", head.task_id), "conversation.deleted"))
 
 
-async def list_items(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    items = await _items(exchange, caller, *await _named(exchange, caller, request))
-    return json_response(documents.page(items, request))
+async def list_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
+    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    return json_response(documents.page(await _items(exchange, caller, partition, head), request))
 
 
-async def retrieve_item(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    wanted = request.path_params["item_id"]
-    for item in await _items(exchange, caller, *await _named(exchange, caller, request)):
-        if item["id"] == wanted:
+async def retrieve_item(
+    exchange: Exchange, caller: Caller, _: Request, conversation_id: str, item_id: str
+) -> Response:
+    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    for item in await _items(exchange, caller, partition, head):
+        if item["id"] == item_id:
             return json_response(item)
-    raise unknown("item", wanted)
+    raise unknown("item", item_id)
 
 
-async def add_items(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    partition, head = await _named(exchange, caller, request)
+async def add_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
+    partition, head = await sending.conversation(exchange, caller, conversation_id)
     said = inputs.messages(bodies.validated(inputs.MoreItems, await exchange.body(request)).items)
     head = await exchange.changes.add(partition, head.task_id, caller.user, said)
     items = await _items(exchange, caller, partition, head)
     return json_response(documents.listed(items[len(items) - len(said) :]))
-
-
-async def _named(exchange: Exchange, caller: Caller, request: Request) -> tuple[str, Head]:
-    return await sending.conversation(exchange, caller, request.path_params["conversation_id"])
 
 
 async def _items(exchange: Exchange, caller: Caller, partition: str, head: Head) -> list[Json]:

@@ -1,6 +1,6 @@
 """What is said of responses, items and conversations, as plain JSON. Nothing is validated again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from tealagents.api import query
 from tealagents.api.names import made
+from tealagents.api.openai.inputs import KEPT
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import (
     Approval,
@@ -17,12 +18,18 @@ from tealagents.domain.models import (
     Head,
     Json,
     Message,
+    TokenUsage,
     ToolCall,
-    Usage,
 )
 
-#: what the agent's config decides, and this API can neither show nor change
-_CONSTANT: Json = {
+#: what a response says, unless it repeats something else of its request; most of it is decided by the agent's
+#: config, and this API can neither show nor change it
+_DEFAULTS: Json = {
+    **dict.fromkeys(("instructions", "previous_response_id")),
+    "background": False,
+    "metadata": {},
+    "store": True,
+    "tools": [],
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "temperature": 1,
@@ -49,12 +56,10 @@ class About(Struct, frozen=True, kw_only=True):
     created_at: datetime
     #: the decided pause that it begins with
     before: Approval | None = None
-    instructions: str = ""
-    client_tools: tuple[ClientTool, ...] = ()
-    #: what this API keeps with a request: `metadata`, `previous`, `background`, `store`
-    kept: Mapping[str, object] = {}
+    #: what it repeats of its request
+    asked: Json = {}
 
-    def spent(self, total: Usage) -> Usage:
+    def spent(self, total: TokenUsage) -> TokenUsage:
         """What this response has used, of all that its request has."""
         return total - self.before.usage if self.before is not None else total
 
@@ -63,38 +68,34 @@ class About(Struct, frozen=True, kw_only=True):
         status: str,
         output: Sequence[Json] = (),
         *,
-        total: Usage | None = None,
+        total: TokenUsage | None = None,
         failure: Failure | None = None,
         cut_short: str | None = None,
     ) -> Json:
         """The response as it stands; `total` is what its request has used so far."""
-        previous = (
-            made("resp", self.request_id, self.number - 1) if self.before else self.kept.get("previous")
-        )
         return {
             "id": made("resp", self.request_id, self.number),
             "object": "response",
             "created_at": int(self.created_at.timestamp()),
             "completed_at": None,
             "status": status,
-            "background": self.kept.get("background", False),
             "conversation": {"id": made("conv", self.task_id)},
             "error": failure and {"code": "server_error", "message": failure.detail, "type": failure.code},
             "incomplete_details": {"reason": cut_short} if cut_short else None,
-            "instructions": self.instructions or None,
-            "metadata": self.kept.get("metadata", {}),
             "model": self.agent,
             "output": list(output),
-            "previous_response_id": previous,
-            "store": self.kept.get("store", True),
-            "tools": [_tool(each) for each in self.client_tools],
             "usage": _usage(self.spent(total)) if total is not None else None,
-            **_CONSTANT,
+            **_DEFAULTS,
+            **self.asked,
         }
 
 
 def about(stretch: Stretch, agent: str) -> About:
     record, before = stretch.record, stretch.before
+    asked = {name: record.client[name] for name in KEPT if name in record.client}
+    asked |= {"instructions": record.instructions or None, "tools": list(map(_tool, record.client_tools))}
+    if before is not None:
+        asked["previous_response_id"] = made("resp", record.request_id, stretch.number - 1)
     return About(
         request_id=record.request_id,
         task_id=record.task_id,
@@ -102,13 +103,11 @@ def about(stretch: Stretch, agent: str) -> About:
         agent=agent,
         created_at=(before.decided_at if before else None) or record.created_at,
         before=before,
-        instructions=record.instructions,
-        client_tools=record.client_tools,
-        kept=record.client,
+        asked=asked,
     )
 
 
-def _usage(of: Usage) -> Json:
+def _usage(of: TokenUsage) -> Json:
     return {
         "input_tokens": of.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

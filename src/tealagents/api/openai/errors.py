@@ -20,12 +20,6 @@ _ADVICE: Mapping[str, str] = {
 }
 
 
-def document(error: TealError) -> Json:
-    """The body of an error."""
-    param = error.field if isinstance(error, InvalidRequest) and error.field != "body" else None
-    return _body(_status(error), error.code, worded(error, _ADVICE), param or None)
-
-
 def of_failure(failure: Failure) -> Json:
     """The body of the error that a request ended with."""
     return _body(STATUSES[failure.code], failure.code, failure.detail)
@@ -33,9 +27,12 @@ def of_failure(failure: Failure) -> Json:
 
 def respond(error: TealError, headers: Mapping[str, str]) -> Response:
     """The response for an error. The SDKs may repeat what was refused for the moment, and nothing else."""
-    repeat = "retry-after" in headers and isinstance(error, Refusal)
-    shown = {"x-should-retry": "true" if repeat else "false", **headers}
-    return json_response(document(error), status=_status(error), headers=shown)
+    status, param = status_of(error), None
+    if isinstance(error, InvalidRequest):
+        status, param = 400, error.field if error.field != "body" else None
+    if "retry-after" in headers and isinstance(error, Refusal):
+        headers = {"x-should-retry": "true", **headers}
+    return respond_plain(status, error.code, worded(error, _ADVICE), headers, param or None)
 
 
 def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:
@@ -44,13 +41,11 @@ def respond_failure(failure: Failure, headers: Mapping[str, str]) -> Response:
     return respond_plain(STATUSES[failure.code], failure.code, failure.detail, {**headers, **extra})
 
 
-def respond_plain(status: int, code: str, message: str, headers: Mapping[str, str] | None) -> Response:
-    extra = {"x-should-retry": "false", **(headers or {})}
-    return json_response(_body(status, code, message), status=status, headers=extra)
-
-
-def _status(error: TealError) -> int:
-    return 400 if isinstance(error, InvalidRequest) else status_of(error)
+def respond_plain(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None, param: str | None = None
+) -> Response:
+    shown = {"x-should-retry": "false", **(headers or {})}
+    return json_response(_body(status, code, message, param), status=status, headers=shown)
 
 
 def _body(status: int, code: str, message: str, param: str | None = None) -> Json:

@@ -1,13 +1,14 @@
 """The events of one response, made of what was recorded of it: pure, so that any tail can be made again.
 
 The events are numbered from 0 without a gap. A follower who has seen some of them is sent what the same fold
-makes of the same records, without those: `Fold(about, after=n)` gives exactly what `Fold(about)` gives behind
-number n.
+makes of the same records, without those: `ResponseFold(about, after=n)` gives exactly what
+`ResponseFold(about)` gives behind number n.
 """
 
 import msgspec
 
 from tealagents.api import sse
+from tealagents.api.decisions import asked
 from tealagents.api.folding import EventFold
 from tealagents.api.names import made
 from tealagents.api.openai import documents
@@ -19,7 +20,7 @@ from tealagents.domain.models import Approval, Failure, Json, Outcome, ToolCall
 DONE = b"data: [DONE]\n\n"
 #: finish reasons with which an answer is not whole
 _CUT_SHORT = {"length": "max_output_tokens", "content_filter": "content_filter"}
-#: an `after` behind every event: nothing is encoded, only `response` and `output` are made
+#: an `after` behind every event: nothing is encoded, only `response` is of interest
 UNSEEN = 2**53
 
 _encode = msgspec.json.Encoder().encode
@@ -41,25 +42,30 @@ class _Part:
         self.frame += b',"sequence_number":%d,"delta":%b}\n\n'
 
 
-class Fold(EventFold):
-    """The fold of one response. `output` and `response` are what has come of it so far."""
+class ResponseFold(EventFold):
+    """The fold of one response."""
 
     def __init__(self, about: About, *, after: int = -1) -> None:
         super().__init__()
         self._about = about
         self._after = after
         self._next = 0
-        self._queued = False
         #: what is being written of the message that is the last item
         self._part: _Part | None = None
         #: where the calls under way are, by their ids
         self._calls: dict[str, Json] = {}
-        self.output: list[Json] = []
-        #: the last document of the response; None before the first event
-        self.response: Json | None = None
+        self._output: list[Json] = []
+        #: how the response stands, empty before the first event, and what comes with its end
+        self._status = ""
+        self._outcome: Json = {}
+
+    @property
+    def response(self) -> Json:
+        """The document of the response so far."""
+        return self._about.response(self._status, self._output, **self._outcome)
 
     def take(self, event: Event) -> None:
-        if self.response is None or self._queued:
+        if self._status in ("", "queued"):
             self._begin(event)
         super().take(event)
 
@@ -76,34 +82,35 @@ class Fold(EventFold):
             self.frames.append(sse.frame(None, kind, data))
         self._next += 1
 
-    def _tell(self, kind: str, status: str, **fields: object) -> None:
-        self.response = self._about.response(status, self.output, **fields)  # type: ignore[arg-type]
-        self._emit(kind, response=self.response)
+    def _show(self, kind: str, status: str, **outcome: object) -> None:
+        self._status, self._outcome = status, outcome
+        # a document costs more than all else here: it is made where it is sent
+        shown = {"response": self.response} if self._next > self._after else {}
+        self._emit(kind, **shown)
 
     def _begin(self, event: Event) -> None:
         """The response is there with its first event, and under way with the first that is no start."""
-        if self.response is None:
-            self._queued = isinstance(event, Started) and event.status == "Queued"
-            shown = "queued" if self._queued else "in_progress"
-            self._tell("response.created", shown)
-            self._tell(f"response.{shown}", shown)
-        if self._queued and not isinstance(event, Started):
-            self._queued = False
-            self._tell("response.in_progress", "in_progress")
+        if not self._status:
+            queued = isinstance(event, Started) and event.status == "Queued"
+            shown = "queued" if queued else "in_progress"
+            self._show("response.created", shown)
+            self._show(f"response.{shown}", shown)
+        elif not isinstance(event, Started):
+            self._show("response.in_progress", "in_progress")
 
     def _add(self, item: Json, **begun: object) -> Json:
         """A new item, shown as it begins; returns where it is."""
-        self.output.append(item)
-        index = len(self.output) - 1
+        self._output.append(item)
+        index = len(self._output) - 1
         self._emit("response.output_item.added", output_index=index, item={**item, **begun})
         return {"output_index": index, "item_id": item["id"]}
 
     def _done(self, place: Json) -> None:
         index = place["output_index"]
-        self._emit("response.output_item.done", output_index=index, item=self.output[index])
+        self._emit("response.output_item.done", output_index=index, item=self._output[index])
 
     def _item_id(self, kind: str) -> str:
-        return made(kind, self._about.request_id, self._about.number, len(self.output))
+        return made(kind, self._about.request_id, self._about.number, len(self._output))
 
     # --- text ------------------------------------------------------------------------------------
 
@@ -124,7 +131,7 @@ class Fold(EventFold):
             self._add(documents.message(self._item_id("msg"), "assistant", "in_progress"))
         else:
             self._close_part(self._part)
-        index, message = len(self.output) - 1, self.output[-1]
+        index, message = len(self._output) - 1, self._output[-1]
         place = {"item_id": message["id"], "output_index": index, "content_index": len(message["content"])}
         self._part = _Part(place, refusal=refusal)
         self._emit("response.content_part.added", **place, part=documents.text_part("", refusal=refusal))
@@ -133,7 +140,7 @@ class Fold(EventFold):
     def _close_part(self, part: _Part) -> None:
         text = "".join(part.text)
         shown = documents.text_part(text, refusal=part.refusal, annotations=part.annotations)
-        self.output[-1]["content"].append(shown)
+        self._output[-1]["content"].append(shown)
         for n, annotation in enumerate(part.annotations):
             kind = "response.output_text.annotation.added"
             self._emit(kind, **part.place, annotation_index=n, annotation=annotation)
@@ -145,18 +152,17 @@ class Fold(EventFold):
         """The message is whole, or stays as it is."""
         if self._part is not None:
             self._close_part(self._part)
-            self.output[-1]["status"] = status
+            self._output[-1]["status"] = status
             self._done(self._part.place)
             self._part = None
 
     # --- calls -----------------------------------------------------------------------------------
 
     def called(self, call: ToolCall) -> None:
-        before, asked = self._about.before, None
-        shown = [each.id for each in before.calls] if before else []
-        if before and call.id in shown:
-            asked = made("mcpr", before.approval_id, shown.index(call.id))
-        item = documents.server_call(self._item_id("mcp"), call, self._about.agent, asked)
+        before = self._about.before
+        places = {each.id: n for n, each in enumerate(before.calls)} if before else {}
+        approved = made("mcpr", before.approval_id, places[call.id]) if before and call.id in places else None
+        item = documents.server_call(self._item_id("mcp"), call, self._about.agent, approved)
         self._calls[call.id] = place = self._add(item, arguments="")
         self._emit("response.mcp_call.in_progress", **place)
         self._arguments("response.mcp_call_arguments", place, call)
@@ -169,7 +175,7 @@ class Fold(EventFold):
         place = self._calls.pop(event.call_id, None)
         if place is None:
             return
-        item = self.output[place["output_index"]]
+        item = self._output[place["output_index"]]
         if event.is_error:
             content = [{"type": "text", "text": event.output}]
             item |= {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
@@ -180,7 +186,7 @@ class Fold(EventFold):
 
     def _give_up_calls(self) -> None:
         for place in self._calls.values():
-            self.output[place["output_index"]]["status"] = "incomplete"
+            self._output[place["output_index"]]["status"] = "incomplete"
             self._done(place)
         self._calls.clear()
 
@@ -204,14 +210,13 @@ class Fold(EventFold):
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
-        part, end = self._open_part(refusal=False), len(approval.message)
-        self.text(approval.message)
+        part, text, end = self._open_part(refusal=False), asked(approval), len(approval.message)
+        self.text(text)
         for each in approval.authorizations:
-            title, url = str(each["server"]), str(each["url"])
-            start = end + len(f"\n{title}: ")
+            url = str(each["url"])
+            start = text.index(url, end)
             end = start + len(url)
-            self.text(f"\n{title}: {url}")
-            cited = {"type": "url_citation", "url": url, "title": title}
+            cited = {"type": "url_citation", "url": url, "title": str(each["server"])}
             part.annotations.append({**cited, "start_index": start, "end_index": end})
         self._close("completed")
 
@@ -227,8 +232,8 @@ class Fold(EventFold):
         else:
             self._finish("failed", "failed", failure=failure)
 
-    def _finish(self, event: str, status: str, **fields: object) -> None:
+    def _finish(self, event: str, status: str, **outcome: object) -> None:
         self._close("completed" if status == "completed" else "incomplete")
         self._give_up_calls()
-        self._tell(f"response.{event}", status, **fields)
+        self._show(f"response.{event}", status, **outcome)
         self.frames.append(DONE)

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tealagents.api import bodies, items, resent
 from tealagents.api.decisions import CallAnswer
-from tealagents.api.requests import client_tool
-from tealagents.api.resent import Answered, Entry, Made, Resent, Told
+from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, Resent
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import ClientTool, Item, Json
+from tealagents.domain.models import Item, Json
 from tealagents.state.submission import Earlier
 
 #: parameters with which OpenAI's clients tune what the agent's config decides here: taken, without effect
@@ -27,6 +26,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "auto"),
     "top_logprobs": (None, 0),
 }
+#: parameters that a response repeats and the agent does not need
+KEPT = ("background", "metadata", "previous_response_id", "store")
 #: within OpenAI's own bounds
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -48,12 +49,10 @@ class FunctionTool(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
-    def declared(self) -> ClientTool:
-        return client_tool(self.name, self.description or "", self.parameters, "tools")
 
-
-class ConversationRef(BaseModel):
-    id: str
+def _id_of(given: Any) -> Any:
+    """The id of what is named by it, or by an object with it."""
+    return given["id"] if isinstance(given, dict) and "id" in given else given
 
 
 class TextFormat(BaseModel):
@@ -71,17 +70,12 @@ class CreateResponse(Incoming):
     instructions: str | None = None
     metadata: Metadata | None = None
     previous_response_id: str | None = None
-    conversation: str | ConversationRef | None = None
+    conversation: Annotated[str, BeforeValidator(_id_of)] | None = None
     tools: list[FunctionTool] | None = None
     text: TextOptions | None = None
     stream: bool | None = None
     background: bool | None = None
     store: bool | None = None
-
-    @property
-    def conversation_id(self) -> str | None:
-        given = self.conversation
-        return given.id if isinstance(given, ConversationRef) else given
 
 
 class NewConversation(Incoming):
@@ -149,7 +143,7 @@ def _entry(each: Json, where: str) -> Entry:
                 raise InvalidRequest(f"{where}.approve", "must be true or false")
             reason = each["reason"] if isinstance(each.get("reason"), str) else None
             answer = CallAnswer(action="approve" if approve else "reject", reason=reason)
-            return Answered(bodies.string(each, "approval_request_id", where), answer, where)
+            return AnsweredCall(bodies.string(each, "approval_request_id", where), answer, where)
         case "mcp_call":
             text = f"{made('', each).text} returned: {each.get('output') or each.get('error')}"
             return Earlier("assistant", (Item("text", text),))
@@ -160,11 +154,11 @@ def _entry(each: Json, where: str) -> Entry:
             raise InvalidRequest(f"{where}.type", unknown)
 
 
-def message(each: Json, where: str) -> Earlier | Told:
+def message(each: Json, where: str) -> Earlier | Instruction:
     """A message in any role but a tool's."""
     role, said = each.get("role"), items.read(each.get("content"), f"{where}.content", _part)
     if role in ("system", "developer"):
-        return Told(items.text(said, f"{where}.content", "must be text in this role"))
+        return Instruction(items.text(said, f"{where}.content", "must be text in this role"))
     if role == "user" or role == "assistant":
         return Earlier(role, said)
     raise InvalidRequest(f"{where}.role", "must be user, assistant, system or developer")
@@ -175,11 +169,11 @@ def made(call_id: str, call: Json) -> Made:
     return Made(call_id, f"{call.get('name')}({call.get('arguments') or ''})")
 
 
-def returned(call_id: str, output: Any, where: str, name: str) -> Answered:
+def returned(call_id: str, output: Any, where: str, name: str) -> AnsweredCall:
     """What a client's tool returned, as text."""
     field = f"{where}.{name}"
     text = items.text(items.read(output, field, _part), field, "must be text")
-    return Answered(call_id, CallAnswer(output=text), where)
+    return AnsweredCall(call_id, CallAnswer(output=text), where)
 
 
 def _part(each: Any, where: str) -> Item:

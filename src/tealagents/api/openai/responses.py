@@ -8,10 +8,10 @@ from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.names import made
 from tealagents.api.openai import documents, errors, inputs, sending
-from tealagents.api.openai.fold import UNSEEN, Fold
+from tealagents.api.openai.fold import UNSEEN, ResponseFold
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
-from tealagents.domain.models import ENDED, Caller, Json
+from tealagents.domain.models import Caller, Json
 
 
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
@@ -33,8 +33,8 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     return answer
 
 
-async def retrieve(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    stretch = await _named(exchange, caller, request)
+async def retrieve(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
+    stretch = await sending.response(exchange, caller, response_id)
     if not query.flag(request, "stream"):
         return json_response(await document(exchange, stretch))
     after = query.number(request, "starting_after", -1, lowest=0, highest=UNSEEN)
@@ -46,30 +46,28 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request) -> Resp
     return _stream(exchange, stretch, after=after)
 
 
-async def input_items(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    items = await inputs_of(exchange, await _named(exchange, caller, request))
-    return json_response(documents.page(items, request))
+async def input_items(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
+    stretch = await sending.response(exchange, caller, response_id)
+    return json_response(documents.page(await inputs_of(exchange, stretch), request))
 
 
-async def cancel(exchange: Exchange, caller: Caller, request: Request) -> Response:
-    stretch = await stretches.canceled(exchange, await _named(exchange, caller, request))
+async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
+    stretch = await stretches.canceled(exchange, await sending.response(exchange, caller, response_id))
     return json_response(await document(exchange, stretch))
 
 
-async def delete(exchange: Exchange, caller: Caller, request: Request) -> Response:
+async def delete(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     """Erases the conversation of a response that is its only one."""
-    record = (await _named(exchange, caller, request)).record
-    conversation = made("conv", record.task_id)
-    partition, head = await sending.conversation(exchange, caller, conversation)
+    stretch = await sending.response(exchange, caller, response_id)
+    record, partition = stretch.record, stretch.view.partition
+    head = (await exchange.tasks.head(partition, record.task_id)).value
     if head.tail_seq > record.last_seq > 0 or record.first_seq > 1:
-        others = f"The response is part of {conversation}, which holds others. Delete that to erase them all."
-        raise AlreadyExists(others)
+        whole = made("conv", record.task_id)
+        raise AlreadyExists(
+            f"The response is part of {whole}, which holds others. Delete that to erase them all."
+        )
     await exchange.eraser.delete_task(partition, record.task_id)
-    return json_response(documents.deleted(request.path_params["response_id"], "response"))
-
-
-async def _named(exchange: Exchange, caller: Caller, request: Request) -> Stretch:
-    return await sending.response(exchange, caller, request.path_params["response_id"])
+    return json_response(documents.deleted(response_id, "response"))
 
 
 def headers_of(stretch: Stretch) -> dict[str, str]:
@@ -79,21 +77,17 @@ def headers_of(stretch: Stretch) -> dict[str, str]:
 
 
 def _stream(exchange: Exchange, stretch: Stretch, *, after: int = -1, forgets: bool = False) -> Response:
-    fold = Fold(documents.about(stretch, exchange.agent.name), after=after)
+    fold = ResponseFold(documents.about(stretch, exchange.agent.name), after=after)
     return stretches.stream(exchange, stretch, fold, headers_of(stretch), forgets=forgets)
 
 
 async def document(exchange: Exchange, stretch: Stretch) -> Json:
     """The response as it stands, made from the history."""
-    about = documents.about(stretch, exchange.agent.name)
-    fold = Fold(about, after=UNSEEN)
-    for event in await stretches.told(exchange, stretch):
-        fold.take(event)
-    if fold.response is None or stretch.status not in ENDED:
-        return about.response("queued" if stretch.status == "Queued" else "in_progress", fold.output)
-    if stretch.ended_at is not None and fold.response["status"] == "completed":
-        fold.response["completed_at"] = int(stretch.ended_at.timestamp())
-    return fold.response
+    fold = ResponseFold(documents.about(stretch, exchange.agent.name), after=UNSEEN)
+    response = (await stretches.folded(exchange, stretch, fold)).response
+    if stretch.ended_at is not None and response["status"] == "completed":
+        response["completed_at"] = int(stretch.ended_at.timestamp())
+    return response
 
 
 async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
@@ -103,5 +97,5 @@ async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
         asked = await stretches.asked(exchange, stretch)
         return [documents.said(asked)] if asked is not None else []
     decisions = {decision.id: decision for decision in before.decisions}
-    shown = [(n, decisions[call.id]) for n, call in enumerate(before.calls) if call.id in decisions]
-    return [documents.answer(before, n, decision) for n, decision in shown]
+    answered = [n for n, call in enumerate(before.calls) if call.id in decisions]
+    return [documents.answer(before, n, decisions[before.calls[n].id]) for n in answered]

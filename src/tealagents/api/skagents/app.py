@@ -26,7 +26,7 @@ from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
 from tealagents.api.skagents.pages import pages
-from tealagents.api.skagents.turns import Done, Piece, StepDone, Turns
+from tealagents.api.skagents.turns import Done, StepDone, StepPiece, Turns
 from tealagents.domain.errors import InternalError, InvalidRequest, NotFound, TealError, TooLarge
 from tealagents.domain.models import Caller, Json
 from tealagents.engine.observer import Observer
@@ -69,7 +69,7 @@ class StatelessApp:
         self._prefix = front.settings.prefix
         self._began = time.monotonic()
         self._origins = frozenset(front.settings.cors_origins)
-        self._incoming = bodies.Budget(front.settings.max_body_bytes)
+        self._incoming = bodies.BodyBudget(front.settings.max_body_bytes)
         self._document = openapi.document(
             name=front.name,
             version=front.version,
@@ -142,9 +142,9 @@ class StatelessApp:
 
     async def _invoke_sse(self, request: Request) -> Response:
         caller, given = await self._read(request)
-        self._front.turns.admission.check(caller.user.key)  # while there is a status to tell it by
+        self._front.turns.admission.check(caller.user.key)  # while there is still a status to answer with
         frames = self._frames(caller, given, request)
-        return sse.EventStream(frames, keepalive_seconds=self._front.settings.keepalive_seconds)
+        return sse.EventStreamResponse(frames, keepalive_seconds=self._front.settings.keepalive_seconds)
 
     async def _frames(
         self, caller: Caller, given: inputs.Input, request: Request
@@ -153,7 +153,7 @@ class StatelessApp:
             async with aclosing(self._events(caller, given, request, streamed=True)) as events:
                 async for event in events:
                     match event:
-                        case Piece(call, text):
+                        case StepPiece(call, text):
                             yield documents.partial_response(call, text)
                         case StepDone(step, response):
                             yield documents.intermediate_response(step.task_no, step.name, response)
@@ -197,13 +197,13 @@ class StatelessApp:
     async def _say(self, socket: WebSocket, caller: Caller, given: inputs.Input) -> None:
         async with aclosing(self._events(caller, given, socket, streamed=True)) as events:
             async for event in events:
-                if isinstance(event, Piece):
+                if isinstance(event, StepPiece):
                     await socket.send_text(event.text)
         await socket.close()
 
     def _events(
         self, caller: Caller, given: inputs.Input, connection: HTTPConnection, *, streamed: bool
-    ) -> AsyncGenerator[Piece | StepDone | Done, None]:
+    ) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
         kept = {"authorization", *self._front.forward_headers}
         headers = {name: value for name, value in connection.headers.items() if name in kept}
         return self._front.turns.events(caller, given, headers, streamed=streamed)

@@ -8,14 +8,14 @@ from starlette.responses import Response
 from tealagents.api import sse
 from tealagents.api.http import json_response, retry_after, status_of
 from tealagents.domain.errors import InsufficientScope, TealError, Unauthenticated
-from tealagents.domain.models import Json, Usage
+from tealagents.domain.models import Json, TokenUsage
 
 #: the ids of a call and the agent that answers it, which begin each document
 Call = Mapping[str, str]
 
 
 def answer(
-    call: Call, text: str, usage: Usage, extra_data: Sequence[Json], *, typed: Any = None
+    call: Call, text: str, usage: TokenUsage, extra_data: Sequence[Json], *, typed: Any = None
 ) -> dict[str, Any]:
     """An answer; `typed` is the output as JSON, where the config names its type."""
     return {

@@ -18,7 +18,7 @@ from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.domain import ids
 from tealagents.domain.errors import Interrupted, InvalidRequest, ModelFailed, RequestTimeout, TealError
 from tealagents.domain.events import TextDelta
-from tealagents.domain.models import Caller, Failure, Item, Json, Message, RequestRecord, Usage
+from tealagents.domain.models import Caller, Failure, Item, Json, Message, RequestRecord, TokenUsage
 from tealagents.domain.ports import Clock, Model
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
@@ -51,7 +51,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     output_type: type[BaseModel] | None = None
 
 
-class Piece(Struct, frozen=True):
+class StepPiece(Struct, frozen=True):
     """Some text of the answer to the call with these ids."""
 
     call: documents.Call
@@ -124,7 +124,7 @@ class Turns:
 
     async def events(
         self, caller: Caller, given: Input, headers: Mapping[str, str], *, streamed: bool
-    ) -> AsyncGenerator[Piece | StepDone | Done, None]:
+    ) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
         """What happens in a call; the last event is its answer. `headers` are those that tools may see."""
         plan, limits = self._plan, self._plan.limits
         call = _Call(plan, self._clock, caller, given, headers)
@@ -187,7 +187,7 @@ class _Call:
             "source": plan.source,
             "request_id": self._request_id,
         }
-        self._usage = Usage()
+        self._usage = TokenUsage()
         self._extra_data: list[Json] = []
         self.record = RequestRecord(
             request_id=self._request_id,
@@ -197,7 +197,7 @@ class _Call:
             created_at=clock.now(),
         )
 
-    async def events(self, *, streamed: bool) -> AsyncGenerator[Piece | StepDone | Done, None]:
+    async def events(self, *, streamed: bool) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
         given, steps = self._given, self._plan.steps
         values = dict(given.values)
         conversation = [given.context] if given.context and steps[0].instructions is None else []
@@ -210,11 +210,11 @@ class _Call:
             if not history:
                 raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
             last = n == len(steps) - 1
-            recorder = Recorder(self._request_id, self._clock, history[-1], Usage())
+            recorder = Recorder(self._request_id, self._clock, history[-1], TokenUsage())
             async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
                 async for event in events:
                     if last:
-                        yield Piece(self._call, event.text)
+                        yield StepPiece(self._call, event.text)
             text = "".join(recorder.output)
             self._usage = self._usage + recorder.usage
             history.append(self._message(Said("assistant", (Item("text", text),))))
@@ -242,13 +242,15 @@ class _Call:
         try:
             while True:
                 async with aclosing(loop.events(resumption)) as events:
-                    async for event in events:
-                        if isinstance(event, TextDelta):
-                            yield event
-                        elif isinstance(event, Waits):
-                            resumption = self._rejected(event.needed)
-                        elif isinstance(event, TurnDone):
+                    async for happened in events:
+                        if isinstance(happened, Waits):
+                            resumption = self._rejected(happened.needed)
+                        elif isinstance(happened, TurnDone):
                             return
+                        else:
+                            for event in happened:
+                                if isinstance(event, TextDelta):
+                                    yield event
         except ModelFailed as error:
             raise _explained(error, agent) from error
 

@@ -10,7 +10,7 @@ from tealagents.api.v1alpha1 import documents, openapi, schemas
 from tealagents.api.v1alpha1.context import exchange_of, index_cursor
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Cursor, Limit
-from tealagents.api.v1alpha1.routing import Parameter, Routes
+from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.models import Approval
 
 routes = Routes(prefix="/approvals", tags=["approvals"])
@@ -28,7 +28,7 @@ ApprovalStatus = Literal["pending", "decided", "expired", "canceled"]
 )
 async def list_approvals(
     request: Request,
-    status: Annotated[ApprovalStatus | None, Parameter("Only those in this status")] = None,
+    status: Annotated[ApprovalStatus | None, RouteParameter("Only those in this status")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:

@@ -20,11 +20,11 @@ from tealagents.domain.models import (
     Session,
     Status,
     Step,
-    Usage,
+    TokenUsage,
     User,
 )
 from tealagents.domain.ports import ToolSpec
-from tealagents.engine.reconstruction import SentPart, SentPrompt
+from tealagents.engine.reconstruction import ReconstructedPrompt, SentPart
 from tealagents.state.catalog import Damaged
 from tealagents.state.decisions import shown_calls
 
@@ -91,7 +91,7 @@ def request(record: RequestRecord, prefix: str) -> Json:
     }
 
 
-def usage(of: Usage) -> Json:
+def usage(of: TokenUsage) -> Json:
     return {
         "prompt_tokens": of.prompt_tokens,
         "completion_tokens": of.completion_tokens,
@@ -180,7 +180,7 @@ def checkpoint(end: RequestEnd, current: str | None) -> Json:
     }
 
 
-def sent(prompt: SentPrompt, items: list[Json], cursor: int | None) -> Json:
+def sent(prompt: ReconstructedPrompt, items: list[Json], cursor: int | None) -> Json:
     """A page of what a call of the model was sent."""
     step = prompt.step
     return {

@@ -27,7 +27,7 @@ _BEGAN = time.monotonic()
     "",
     operation_id="health",
     summary="Status, version, uptime, dependencies",
-    description="Always 200 while the process answers; `status` tells how it is.",
+    description="Always 200 while the process answers; `status` says how it is.",
     response_model=schemas.Health,
     openapi_extra=_PUBLIC,
 )

@@ -46,7 +46,7 @@ A tool call that needs approval is answered with status `Paused`; decide it at `
 RESUME = """Decides the pause of a request and returns what came of it.
 
 Approving runs exactly the calls that were shown, with exactly the arguments shown or edited here, once,
-however often this is sent. Rejecting tells the model, with the reason, and the model answers.
+however often this is sent. Rejecting reports the decision and its reason to the model, and the model answers.
 """
 
 _SEND_CODES = (

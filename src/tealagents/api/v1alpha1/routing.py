@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -30,7 +31,7 @@ class InvalidQuery(Exception):
         self.wrong = wrong
 
 
-class Parameter:
+class RouteParameter:
     """What the document says of a parameter of a path or a query, and what a value has to keep to."""
 
     def __init__(
@@ -61,7 +62,7 @@ class Query(NamedTuple):
     adapter: TypeAdapter[Any]
 
 
-class Operation(NamedTuple):
+class RouteOperation(NamedTuple):
     """An endpoint at a path, for some methods."""
 
     path: str
@@ -81,11 +82,11 @@ class Routes:
         """`options` are FastAPI's of a router: tags, and whether its routes are in the document."""
         self._prefix = prefix
         self._options = options
-        self._operations: list[Operation] = []
+        self._operations: list[RouteOperation] = []
 
     def add(self, path: str, *methods: str, **options: Any) -> Callable[[E], E]:
         def declare(endpoint: E) -> E:
-            self._operations.append(Operation(path, methods, endpoint, options))
+            self._operations.append(RouteOperation(path, methods, endpoint, options))
             return endpoint
 
         return declare
@@ -106,12 +107,10 @@ class Routes:
         """The routes below a prefix, in the order of their declaration."""
         return [self._served(prefix + self._prefix, each) for each in self._operations]
 
-    def _served(self, prefix: str, operation: Operation) -> Route:
+    def _served(self, prefix: str, operation: RouteOperation) -> Route:
         shown = {**self._options, **operation.options}.get("include_in_schema", True)
-        answer = _answering(operation.endpoint)
-        route = Route(
-            prefix + operation.path, answer, methods=list(operation.methods), include_in_schema=shown
-        )
+        app = _Answering(operation.endpoint)
+        route = Route(prefix + operation.path, app, methods=list(operation.methods), include_in_schema=shown)
         route.methods = set(operation.methods)  # without HEAD, which the host answers as GET
         return route
 
@@ -124,19 +123,23 @@ class Routes:
         return router
 
 
-def _answering(endpoint: Endpoint) -> Endpoint:
-    """The endpoint with what it takes besides the request."""
-    if len(signature(endpoint).parameters) == 1:
-        return endpoint
-    taken = _Arguments(endpoint)
+class _Answering:
+    """An endpoint as an ASGI application, called with what it takes besides the request.
 
-    async def answer(request: Request) -> Response:
-        found, wrong = taken.of(request)
+    Around a function Starlette would handle errors a second time, for as long as a stream is open.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._arguments = _Arguments(endpoint) if len(signature(endpoint).parameters) > 1 else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        found, wrong = self._arguments.of(request) if self._arguments is not None else ({}, [])
         if wrong:
             raise InvalidQuery(wrong)
-        return await endpoint(request, **found)
-
-    return answer
+        response = await self._endpoint(request, **found)
+        await response(scope, receive, send)
 
 
 class _Arguments:

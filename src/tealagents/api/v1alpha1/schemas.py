@@ -162,7 +162,7 @@ class UserMessage(Accepted):
     items: list[ItemIn] = Field(min_length=1, description="The message, piece by piece")
     user_context: dict[str, Text] | None = Field(
         None,
-        description="Told to the model in this request only; up to 64 KB of JSON",
+        description="Sent to the model in this request only; up to 64 KB of JSON",
         examples=[{"timezone": "UTC"}],
         json_schema_extra={"propertyNames": {"pattern": NO_NUL}},
     )
@@ -171,7 +171,9 @@ class UserMessage(Accepted):
         description="Kept with a new task; up to 64 KB of JSON. That of a task there is changed by PATCH",
         examples=[{"channel": "web"}],
     )
-    supersede: bool = Field(False, description="Cancel the pause this task waits in, and go on with this")
+    supersede: bool = Field(
+        False, description="Cancel the pause this task waits in, and continue with this message"
+    )
 
 
 def _only_what_runs_is_edited(schema: dict[str, Any]) -> None:
@@ -203,7 +205,7 @@ class ResumeCommand(Accepted):
     action: Literal["approve", "reject"] | None = Field(
         None, description="The default for calls that `decisions` omits", examples=["approve"]
     )
-    reason: Text | None = Field(None, max_length=4000, description="Told to the model, kept in the trace")
+    reason: Text | None = Field(None, max_length=4000, description="Sent to the model, kept in the trace")
     decisions: list[CallDecisionIn] | None = Field(None, description="Per call")
 
 

@@ -10,7 +10,7 @@ from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit
-from tealagents.api.v1alpha1.routing import Parameter, Routes
+from tealagents.api.v1alpha1.routing import RouteParameter, Routes
 from tealagents.domain.errors import InsufficientScope, InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state.catalog import Damaged
@@ -50,11 +50,11 @@ def _roles(caller: Caller) -> list[str]:
 )
 async def list_tenant_tasks(
     request: Request,
-    oid: Annotated[str | None, Parameter("Only those of this user", longest=500)] = None,
-    status: Annotated[schemas.StatusName | None, Parameter("Only those in this status")] = None,
+    oid: Annotated[str | None, RouteParameter("Only those of this user", longest=500)] = None,
+    status: Annotated[schemas.StatusName | None, RouteParameter("Only those in this status")] = None,
     metadata: Annotated[
         str | None,
-        Parameter(
+        RouteParameter(
             "Only those with this value in their metadata",
             schema={"pattern": "^[^:]+:"},
             examples=["team:north"],
@@ -63,7 +63,7 @@ async def list_tenant_tasks(
     limit: Limit = 50,
     cursor: Annotated[
         str | None,
-        Parameter("The `next_cursor` of the page before", schema={"pattern": CURSOR}),
+        RouteParameter("The `next_cursor` of the page before", schema={"pattern": CURSOR}),
     ] = None,
 ) -> Response:
     exchange = exchange_of(request)

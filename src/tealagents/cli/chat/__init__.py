@@ -58,16 +58,16 @@ def chat(
 
 
 def chat_command(
-    url: Annotated[str, typer.Argument(help="The service, or one agent of it.")] = DEFAULT_URL,
+    url: Annotated[str, typer.Argument(help="The service, or one of its agents.")] = DEFAULT_URL,
     token: Annotated[
         str | None, typer.Option(envvar="TA_TOKEN", help="Bearer token; on loopback by default your name.")
     ] = None,
-    session: Annotated[str | None, typer.Option(help="Id of the session to continue, or to begin.")] = None,
+    session: Annotated[str | None, typer.Option(help="Id of the session to continue, or to start.")] = None,
     task: Annotated[str | None, typer.Option(help="Id of the task to continue.")] = None,
 ) -> None:
     """Talk with an agent in the terminal.
 
-    What is piped in is sent as one message, and the plain answer is printed: echo hi | tealagents chat
+    Piped input is sent as one message, and only the answer is printed: echo hi | tealagents chat
     """
     raise typer.Exit(chat(url, token, session, task))
 

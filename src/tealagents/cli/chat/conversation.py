@@ -49,7 +49,7 @@ Type a message. A line that starts with a slash is a command:
 
   /new            begin a new task in this session
   /history        show the task's messages
-  /fork [N]       go on in a copy of the task, from checkpoint N or from its end
+  /fork [N]       continue in a copy of the task, from checkpoint N or from its end
   /rollback [N]   make checkpoint N the current one; without N, choose from a list
   /decide         approve or reject what the task waits for
   /help, /quit
@@ -59,14 +59,14 @@ Ctrl-C cancels the running request, Ctrl-D leaves."""
 
 @dataclass(frozen=True)
 class Pause:
-    """What the task waits for, and the event behind which its request goes on (0 where it was not seen)."""
+    """What the task waits for, and the event behind which its request continues (0 where it was not seen)."""
 
     approval: Approval
     event_id: int = 0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UserDecision:
     """What the user decided: the action for calls that `decisions` omits, and why."""
 
     action: Action
@@ -189,7 +189,7 @@ class Chat:
         }
 
     def _show(self, stream: EventStream) -> None:
-        """Everything a stream tells, as it comes. A pause at its end is left in `_paused`."""
+        """Everything of a stream, as it comes. A pause at its end is left in `_paused`."""
         self._paused = None
         with stream, AnswerView(self._console) as view:
             for event in stream:
@@ -260,22 +260,22 @@ class Chat:
         while pause is not None:
             show_approval(self._console, pause.approval)
             try:
-                verdict = self._verdict(pause.approval)
+                decision = self._user_decision(pause.approval)
             except (EOFError, KeyboardInterrupt):
-                verdict = None
-            if verdict is None:
+                decision = None
+            if decision is None:
                 self._paused = pause
                 self._note("The request stays paused; /decide comes back to it.")
                 return
-            self._carry_out(pause, verdict)
+            self._carry_out(pause, decision)
             pause = self._paused
 
-    def _carry_out(self, pause: Pause, verdict: Verdict) -> None:
+    def _carry_out(self, pause: Pause, decision: UserDecision) -> None:
         stream = self._client.resume_stream(
             pause.approval,
-            verdict.action,
-            reason=verdict.reason,
-            decisions=verdict.decisions,
+            decision.action,
+            reason=decision.reason,
+            decisions=decision.decisions,
             after=pause.event_id,
         )
         try:
@@ -284,7 +284,7 @@ class Chat:
             request_id = pause.approval.request_id
             self._note(f"request {request_id}: {self._client.cancel(request_id).status}")
 
-    def _verdict(self, approval: Approval) -> Verdict | None:
+    def _user_decision(self, approval: Approval) -> UserDecision | None:
         """What the user decides of each call; None: later."""
         if not approval.tool_calls:
             choice = self._choose("[a]pprove, [r]eject or [l]ater?", "arl")
@@ -327,10 +327,10 @@ class Chat:
                 return arguments
             complain(self._console, ValueError('Arguments are an object, such as {"path": "/tmp/x"}.'))
 
-    def _explained(self, action: Action, decisions: list[Decision]) -> Verdict:
+    def _explained(self, action: Action, decisions: list[Decision]) -> UserDecision:
         rejects = action == "reject" or any(decision.action == "reject" for decision in decisions)
         reason = self._ask("reason, for the model (may be empty): ").strip() if rejects else ""
-        return Verdict(action, decisions, reason or None)
+        return UserDecision(action, decisions, reason or None)
 
     def _choose(self, question: str, choices: str) -> str:
         while True:
@@ -365,7 +365,7 @@ class Chat:
             number = self._ask("checkpoint: ").strip()
         if number:
             self._client.rollback(self._task(), self._checkpoint(number).checkpoint_id)
-            self._note(f"the task goes on from checkpoint {number}")
+            self._note(f"the task continues from checkpoint {number}")
 
     def _list_checkpoints(self) -> None:
         asked = {

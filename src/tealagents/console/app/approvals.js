@@ -1,4 +1,4 @@
-/** The inbox: everything that the caller may decide, and what became of it. */
+/** The inbox: everything that the caller may decide, and the outcome. */
 import {html, useEffect, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {useRead} from "./data.js";
@@ -61,7 +61,7 @@ function useKept(items, status) {
 function Nothing({status}) {
   if (status === "pending")
     return html`<${Empty} icon="inbox" title="Nothing waits for you">
-      When the agent wants to call a tool that needs a person, the call is shown here before it runs. The list is live.
+      When the agent wants to call a tool that needs approval, the call is shown here before it runs. The list is live.
     <//>`;
   return html`<${Empty} icon="inbox" title="None">There is no approval in this state.<//>`;
 }

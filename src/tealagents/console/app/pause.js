@@ -158,8 +158,8 @@ function decisions(choices, action) {
     action: own,
     arguments: (own ?? action) === "approve" ? edited : undefined,
   }));
-  const told = named.filter((each) => each.action || each.arguments);
-  return told.length ? told : undefined;
+  const decided = named.filter((each) => each.action || each.arguments);
+  return decided.length ? decided : undefined;
 }
 
 /** Follows the request to what came of the decision. */

@@ -45,7 +45,7 @@ function finished(checkpoints, said) {
 }
 
 /**
- * A lane for each node, as in a drawing of commits. The first child goes on in its parent's lane; another one
+ * A lane for each node, as in a drawing of commits. The first child continues in its parent's lane; another one
  * begins a lane of its own, or takes one whose branch had ended before the two parted.
  */
 export function lanesOf(nodes) {

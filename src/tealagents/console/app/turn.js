@@ -60,7 +60,7 @@ export function Parts({parts, growing = false}) {
   });
 }
 
-/** A request that has ended, from its messages; one without an answer says what became of it. */
+/** A request that has ended, from its messages; one without an answer says how it ended. */
 export function Turn({turn, task, actions}) {
   return html`
     <section class="turn" id=${`turn-${turn.requestId}`}>

@@ -8,7 +8,7 @@ What lives here, each using only what stands above it:
 
     ids, errors, reading    ids, refusals and types, in the real service's shape
     answer               an answer before it is written in the words of one API; its pace, its faults
-    facts, prompt        what the model is asked, and what it was told
+    facts, prompt        what the model is asked, and the facts it was given
     shapes               structured output
     persona              the built-in answers
     script, playback     scripts in YAML, and which rule answers

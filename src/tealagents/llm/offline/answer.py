@@ -38,7 +38,7 @@ def count_tokens(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class FunctionCall:
     #: None: the service makes one.
     id: str | None
     name: str
@@ -51,7 +51,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenCounts:
     prompt_tokens: int
     completion_tokens: int
 
@@ -96,14 +96,14 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ModelAnswer:
     pieces: tuple[str, ...] = ()
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[FunctionCall, ...] = ()
     refusal: str | None = None
     #: None: what follows from the rest.
     finish_reason: FinishReason | None = None
     #: None: counted.
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
     reports_usage: bool = True
     pacing: Pacing = AT_ONCE
     fault: Fault | None = None
@@ -116,11 +116,11 @@ class Answer:
     def finish(self) -> FinishReason:
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
-    def usage_after(self, prompt_tokens: int) -> Usage | None:
+    def usage_after(self, prompt_tokens: int) -> TokenCounts | None:
         """What is reported, for a prompt of that size."""
         if not self.reports_usage:
             return None
-        return self.usage or Usage(prompt_tokens, self._completion_tokens())
+        return self.usage or TokenCounts(prompt_tokens, self._completion_tokens())
 
     def _completion_tokens(self) -> int:
         said = count_tokens(self.text) + count_tokens(self.refusal or "")
@@ -134,7 +134,7 @@ class Answer:
         pieces = len(self.pieces) + len(in_pieces(self.refusal or "")) + calls
         return sum(map(self.pacing.before, range(pieces)))
 
-    def within(self, max_tokens: int | None) -> "Answer":
+    def within(self, max_tokens: int | None) -> "ModelAnswer":
         """The same answer, broken off at that many tokens of text."""
         if max_tokens is None or count_tokens(self.text) <= max_tokens:
             return self
@@ -142,8 +142,8 @@ class Answer:
         return replace(self, pieces=kept, tool_calls=(), finish_reason="length")
 
 
-def saying(text: str) -> Answer:
-    return Answer(pieces=in_pieces(text))
+def saying(text: str) -> ModelAnswer:
+    return ModelAnswer(pieces=in_pieces(text))
 
 
 def _first_tokens(pieces: Iterable[str], room: int) -> Iterable[str]:

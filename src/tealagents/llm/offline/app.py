@@ -14,7 +14,7 @@ from tealagents.llm.offline.delivery import Delivery, whole
 from tealagents.llm.offline.errors import ServiceError, invalid, not_found
 from tealagents.llm.offline.journal import Journal, Received
 from tealagents.llm.offline.script import Script, ScriptError
-from tealagents.llm.offline.service import Service
+from tealagents.llm.offline.service import OfflineService
 from tealagents.llm.offline.transmission import Pauses, Receive, Scope, Send, transmit
 
 logger = logging.getLogger("tealagents.offline")
@@ -30,7 +30,7 @@ class OfflineApp:
     def __init__(self, script: ScriptLike = None, *, log_requests: bool = False) -> None:
         self.journal = Journal()
         self.pauses = Pauses()
-        self._service = Service(Script.of(script))
+        self._service = OfflineService(Script.of(script))
         self._log_requests = log_requests
 
     def play(self, script: ScriptLike) -> Script:

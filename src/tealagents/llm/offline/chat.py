@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from tealagents.llm.offline.answer import Answer, ToolCall, Usage, in_pieces
+from tealagents.llm.offline.answer import FunctionCall, ModelAnswer, TokenCounts, in_pieces
 from tealagents.llm.offline.delivery import Delivery, Frame, answered_in_stream, answered_whole
 from tealagents.llm.offline.errors import ServiceError, invalid
-from tealagents.llm.offline.ids import Ids
-from tealagents.llm.offline.prompt import Message, Prompt
+from tealagents.llm.offline.ids import IdSource
+from tealagents.llm.offline.prompt import Message, ModelPrompt
 from tealagents.llm.offline.reading import one_of, optional, required, text_or_parts
 
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
@@ -29,7 +29,7 @@ _AZURE_PROMPT_CHUNK = Frame(
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    prompt: Prompt
+    prompt: ModelPrompt
     stream: bool
     include_usage: bool
     of_azure: bool
@@ -42,7 +42,7 @@ def read_request(body: dict[str, Any], deployment: str | None = None) -> ChatReq
     """
     messages = required(body.get("messages"), list, "messages")
     check_messages(messages)
-    prompt = Prompt(
+    prompt = ModelPrompt(
         messages,
         model=requested_model(body, deployment),
         tools=() if body.get("tool_choice") == "none" else offered_tools(body.get("tools"), "function"),
@@ -183,7 +183,7 @@ def _check_none_waits(waiting: list[str], position: int) -> None:
         )
 
 
-def deliver(request: ChatRequest, answer: Answer, ids: Ids, created: int) -> Delivery:
+def deliver(request: ChatRequest, answer: ModelAnswer, ids: IdSource, created: int) -> Delivery:
     if not request.stream:
         return _deliver_whole(request, answer, ids, created)
     frames = list(_frames(request, answer, ids, created))
@@ -193,7 +193,7 @@ def deliver(request: ChatRequest, answer: Answer, ids: Ids, created: int) -> Del
     return answered_in_stream(frames, answer, lambda _: b"data: " + error.encoded() + b"\n\n")
 
 
-def _deliver_whole(request: ChatRequest, answer: Answer, ids: Ids, created: int) -> Delivery:
+def _deliver_whole(request: ChatRequest, answer: ModelAnswer, ids: IdSource, created: int) -> Delivery:
     fault = answer.fault
     if fault is not None and fault.kind == "error":
         raise ServiceError(500, fault.message, type="server_error", code=fault.code)
@@ -219,7 +219,7 @@ def _deliver_whole(request: ChatRequest, answer: Answer, ids: Ids, created: int)
     return answered_whole(orjson.dumps(completion), answer)
 
 
-def _message(answer: Answer, ids: Ids) -> dict[str, Any]:
+def _message(answer: ModelAnswer, ids: IdSource) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None
@@ -240,7 +240,7 @@ def _message(answer: Answer, ids: Ids) -> dict[str, Any]:
     return message
 
 
-def usage_body(usage: Usage | None) -> dict[str, Any] | None:
+def usage_body(usage: TokenCounts | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {
@@ -281,11 +281,11 @@ class _Chunks:
     def finish(self, reason: str) -> bytes:
         return self._before + b'{},"logprobs":null,"finish_reason":"' + reason.encode() + b'"}]' + self._end
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenCounts) -> bytes:
         return self._head + b'[],"usage":' + orjson.dumps(usage_body(usage)) + b"}\n\n"
 
 
-def _frames(request: ChatRequest, answer: Answer, ids: Ids, created: int) -> Iterator[Frame]:
+def _frames(request: ChatRequest, answer: ModelAnswer, ids: IdSource, created: int) -> Iterator[Frame]:
     prompt = request.prompt
     chunks = _Chunks(ids.new("chatcmpl-"), created, prompt.model, with_usage=request.include_usage)
     if request.of_azure:
@@ -300,7 +300,7 @@ def _frames(request: ChatRequest, answer: Answer, ids: Ids, created: int) -> Ite
     yield _DONE
 
 
-def _paced_pieces(chunks: _Chunks, answer: Answer, ids: Ids) -> Iterator[Frame]:
+def _paced_pieces(chunks: _Chunks, answer: ModelAnswer, ids: IdSource) -> Iterator[Frame]:
     before, position = answer.pacing.before, count()
     for field, pieces in (("content", answer.pieces), ("refusal", in_pieces(answer.refusal or ""))):
         opening = b'{"%b":' % field.encode()
@@ -311,7 +311,7 @@ def _paced_pieces(chunks: _Chunks, answer: Answer, ids: Ids) -> Iterator[Frame]:
 
 
 def _call_frames(
-    chunks: _Chunks, calls: Sequence[ToolCall], ids: Ids, before: Any, position: Iterator[int]
+    chunks: _Chunks, calls: Sequence[FunctionCall], ids: IdSource, before: Any, position: Iterator[int]
 ) -> Iterator[Frame]:
     """The name first, then the arguments in pieces, call after call."""
     for index, call in enumerate(calls):

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple
 
-from tealagents.llm.offline.answer import Answer, Fault, Pacing
+from tealagents.llm.offline.answer import Fault, ModelAnswer, Pacing
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -27,7 +27,7 @@ class Frame(NamedTuple):
     is_piece: bool = False
 
 
-class Ending(Enum):
+class BodyEnding(Enum):
     COMPLETE = auto()
     #: The connection is closed in the middle of the body.
     CUT = auto()
@@ -44,7 +44,7 @@ class Delivery:
     status: int
     headers: Headers
     steps: Sequence[Step]
-    ending: Ending = Ending.COMPLETE
+    ending: BodyEnding = BodyEnding.COMPLETE
     headers_delay: float = 0.0
     #: Not even headers are sent.
     is_mute: bool = False
@@ -59,7 +59,7 @@ def whole(
     return Delivery(status, [*headers, (b"content-length", b"%d" % len(body))], [(0.0, body)])
 
 
-def answered_whole(body: bytes, answer: Answer) -> Delivery:
+def answered_whole(body: bytes, answer: ModelAnswer) -> Delivery:
     """A JSON answer, paced and broken as the answer says: it comes when its last piece would have come."""
     pacing, fault = answer.pacing, answer.fault
     sent, ending = _broken_body(body, fault)
@@ -72,17 +72,17 @@ def answered_whole(body: bytes, answer: Answer) -> Delivery:
     return delivery
 
 
-def _broken_body(body: bytes, fault: Fault | None) -> tuple[bytes, Ending]:
+def _broken_body(body: bytes, fault: Fault | None) -> tuple[bytes, BodyEnding]:
     """Without `after_bytes`, half of the body; nothing where it breaks after no piece at all."""
     if fault is None or fault.kind not in _ENDINGS:
-        return body, Ending.COMPLETE
+        return body, BodyEnding.COMPLETE
     length = fault.after_bytes
     if length is None:
         length = 0 if fault.after_pieces == 0 else len(body) // 2
     return body[: min(length, len(body) - 1)], _ENDINGS[fault.kind]
 
 
-_ENDINGS = {"cut": Ending.CUT, "silence": Ending.SILENT}
+_ENDINGS = {"cut": BodyEnding.CUT, "silence": BodyEnding.SILENT}
 
 
 def _is_mute(fault: Fault | None) -> bool:
@@ -92,7 +92,7 @@ def _is_mute(fault: Fault | None) -> bool:
 
 
 def answered_in_stream(
-    frames: list[Frame], answer: Answer, failure: Callable[[int], bytes], headers: Headers = EVENT_STREAM
+    frames: list[Frame], answer: ModelAnswer, failure: Callable[[int], bytes], headers: Headers = EVENT_STREAM
 ) -> Delivery:
     """An answer as a stream of events. `failure(n)` is the event that says that the service failed after
     n events."""
@@ -103,7 +103,7 @@ def answered_in_stream(
         200,
         headers,
         _dribbled(_merged(frames), pacing),
-        ending=Ending.COMPLETE if fault is None else _ENDINGS.get(fault.kind, Ending.COMPLETE),
+        ending=BodyEnding.COMPLETE if fault is None else _ENDINGS.get(fault.kind, BodyEnding.COMPLETE),
         headers_delay=pacing.headers,
         is_mute=_is_mute(fault),
     )

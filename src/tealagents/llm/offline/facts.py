@@ -1,4 +1,4 @@
-"""What the built-in model remembers: facts that were told in so many words.
+"""What the built-in model remembers: facts that were stated in so many words.
 
 "My name is Ada", "call me Ada", "my favourite colour is green", "I live in Oslo", "remember that …"; and,
 so that a memory that is handed over in the instructions is found as well, "the user's name is Ada" and
@@ -41,27 +41,29 @@ class Fact:
     of_user: str
 
 
-class Told(NamedTuple):
+class Statement(NamedTuple):
+    """What one message says, where facts are looked for."""
+
     text: str
     #: False: it stands in the instructions.
     by_user: bool
 
 
-def facts_in(told: Iterable[Told]) -> list[Fact]:
-    """What was told, in the order in which it was told last."""
+def facts_in(statements: Iterable[Statement]) -> list[Fact]:
+    """The facts, in the order in which they were last stated."""
     facts: dict[str, Fact] = {}
-    for text, by_user in told:
+    for text, by_user in statements:
         for fact in _facts(text, by_user):
             facts.pop(fact.about, None)
             facts[fact.about] = fact
     return list(facts.values())
 
 
-def known(thing: str, told: Sequence[Told]) -> str | None:
+def known(thing: str, statements: Sequence[Statement]) -> str | None:
     """The sentence that answers "what is my {thing}?", without its capital and its full stop."""
     about = _key(thing)
-    found = next((fact.to_user for fact in facts_in(told) if fact.about == about), None)
-    return found or _listed(thing, about, told)
+    found = next((fact.to_user for fact in facts_in(statements) if fact.about == about), None)
+    return found or _listed(thing, about, statements)
 
 
 def _facts(text: str, by_user: bool) -> Iterator[Fact]:
@@ -87,9 +89,9 @@ def _fact(found: re.Match[str]) -> Fact:
 _WHOSE = ("your", "the user's")
 
 
-def _listed(thing: str, about: str, told: Sequence[Told]) -> str | None:
+def _listed(thing: str, about: str, statements: Sequence[Statement]) -> str | None:
     """A line of its own, as instructions have it: `favourite colour: green`."""
-    for text, _ in reversed(told):
+    for text, _ in reversed(statements):
         for line in reversed(text.splitlines()):
             key, colon, value = line.partition(":")
             if colon and value.strip() and _key(key.strip(" -*•\"'")) == about:

@@ -4,7 +4,7 @@ import secrets
 from itertools import count
 
 
-class Ids:
+class IdSource:
     """Unique over restarts, too: an id that a client has kept must not come to mean something else."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tealagents.llm.offline.errors import invalid, not_found
-from tealagents.llm.offline.ids import Ids
+from tealagents.llm.offline.ids import IdSource
 from tealagents.llm.offline.prompt import Message
 from tealagents.llm.offline.reading import missing, one_of, optional, required, text_or_parts
 
@@ -16,7 +16,7 @@ _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": 
 _MOST_LISTED = 100
 
 
-def input_items(given: Any, ids: Ids, *, param: str = "input") -> list[Item]:
+def input_items(given: Any, ids: IdSource, *, param: str = "input") -> list[Item]:
     """What a client sends, in the form in which it is listed later: with ids, and contents in parts."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -24,7 +24,7 @@ def input_items(given: Any, ids: Ids, *, param: str = "input") -> list[Item]:
     return [_item(item, ids, f"{param}[{position}]") for position, item in enumerate(items)]
 
 
-def _item(value: Any, ids: Ids, param: str) -> Item:
+def _item(value: Any, ids: IdSource, param: str) -> Item:
     given = required(value, dict, param)
     kind = optional(given.get("type"), str, f"{param}.type") or ("message" if "role" in given else None)
     if kind is None:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from tealagents.llm.offline.answer import Answer, Pacing, ToolCall, saying
-from tealagents.llm.offline.facts import Told, facts_in, known
-from tealagents.llm.offline.prompt import Image, Prompt
+from tealagents.llm.offline.answer import FunctionCall, ModelAnswer, Pacing, saying
+from tealagents.llm.offline.facts import Statement, facts_in, known
+from tealagents.llm.offline.prompt import ModelPrompt, PromptImage
 from tealagents.llm.offline.shapes import fitting
 
 #: The longest part of another speaker's text that is quoted.
@@ -47,14 +47,14 @@ _THANKS = re.compile(r"^\s*(?:thanks|thank you|cheers)\b", re.IGNORECASE)
 _FAREWELL = re.compile(r"^\s*(?:good)?bye\b|^\s*see you\b", re.IGNORECASE)
 
 
-def built_in_answer(prompt: Prompt) -> Answer:
+def built_in_answer(prompt: ModelPrompt) -> ModelAnswer:
     answer = next(answer for say in ANSWERS if (answer := say(prompt)) is not None)
     if prompt.shape is None or answer.tool_calls:
         return answer
     return saying(json.dumps(fitting(prompt.shape, answer.text), ensure_ascii=False))
 
 
-def counted_pieces(prompt: Prompt) -> Answer | None:
+def counted_pieces(prompt: ModelPrompt) -> ModelAnswer | None:
     """`pieces-64` or `pieces-64@5ms`, as the model's name or in the text: the numbers from 1 on."""
     asked = _PIECES.search(prompt.model) or _PIECES.search(prompt.text)
     if asked is None:
@@ -63,38 +63,38 @@ def counted_pieces(prompt: Prompt) -> Answer | None:
 
 
 @lru_cache(maxsize=16)
-def _numbers(count: int, gap: float) -> Answer:
+def _numbers(count: int, gap: float) -> ModelAnswer:
     pieces = tuple(f" {n}" if n > 1 else "1" for n in range(1, count + 1))
-    return Answer(pieces=pieces, pacing=Pacing(piece=gap))
+    return ModelAnswer(pieces=pieces, pacing=Pacing(piece=gap))
 
 
-def results_of_tools(prompt: Prompt) -> Answer | None:
+def results_of_tools(prompt: ModelPrompt) -> ModelAnswer | None:
     if not prompt.tool_results:
         return None
     said = (f"{r.tool} said: {_shortened(r.output, _RESULT_QUOTED)}" for r in prompt.tool_results)
     return saying("\n".join(said))
 
 
-def requested_calls(prompt: Prompt) -> Answer | None:
+def requested_calls(prompt: ModelPrompt) -> ModelAnswer | None:
     """`call Shell-delete {"path": "/data/x"}`, once or several times, for tools that are offered."""
     asked = list(_calls_in(prompt.text))
     calls = tuple(call for call in asked if call.name in prompt.tools)
     if calls:
-        return Answer(tool_calls=calls)
+        return ModelAnswer(tool_calls=calls)
     if any(call.arguments != "{}" for call in asked):
         offered = ", ".join(prompt.tools) or "none at all"
         return saying(f"There is no tool {asked[0].name}. What I may call: {offered}.")
     return None
 
 
-def _calls_in(text: str) -> Iterator[ToolCall]:
+def _calls_in(text: str) -> Iterator[FunctionCall]:
     position = 0
     while found := _CALL.search(text, position):
         position = found.end()
         arguments = "{}"
         if found["arguments"]:
             arguments, position = _arguments_at(text, found.start("arguments"))
-        yield ToolCall(None, found["tool"].rstrip("."), arguments)
+        yield FunctionCall(None, found["tool"].rstrip("."), arguments)
 
 
 def _arguments_at(text: str, start: int) -> tuple[str, int]:
@@ -106,7 +106,7 @@ def _arguments_at(text: str, start: int) -> tuple[str, int]:
     return text[start:end], end
 
 
-def sight(prompt: Prompt) -> Answer | None:
+def sight(prompt: ModelPrompt) -> ModelAnswer | None:
     if not prompt.images:
         return None
     count = len(prompt.images)
@@ -115,13 +115,13 @@ def sight(prompt: Prompt) -> Answer | None:
     return saying(f"I see {count} image{'s' if count > 1 else ''} ({seen}).{said}")
 
 
-def _described(image: Image) -> str:
+def _described(image: PromptImage) -> str:
     return (
         "a link, which I do not open" if image.mime_type is None else f"{image.mime_type}, {image.size} bytes"
     )
 
 
-def looking_back(prompt: Prompt) -> Answer | None:
+def looking_back(prompt: ModelPrompt) -> ModelAnswer | None:
     """The first message, the one before, how many there were."""
     if _FIRST.search(prompt.text):
         return saying(f"You first said: “{_shortened(prompt.user_texts[0], _QUOTED)}”")
@@ -136,16 +136,16 @@ def looking_back(prompt: Prompt) -> Answer | None:
     return None
 
 
-def recollection(prompt: Prompt) -> Answer | None:
-    """What was told before, when it is asked for."""
+def recollection(prompt: ModelPrompt) -> ModelAnswer | None:
+    """The facts of earlier messages, when they are asked for."""
     if _EVERYTHING.search(prompt.text):
-        told = facts_in(prompt.told)
-        said = "; ".join(fact.to_user for fact in told)
-        return saying(f"You told me: {said}." if told else "You have told me nothing yet.")
+        facts = facts_in(prompt.statements)
+        said = "; ".join(fact.to_user for fact in facts)
+        return saying(f"You told me: {said}." if facts else "You have told me nothing yet.")
     thing = _asked_for(prompt.text)
     if thing is None:
         return None
-    fact = known(thing, prompt.told)
+    fact = known(thing, prompt.statements)
     return saying(f"{_capitalised(fact)}." if fact else f"You have not told me {_unknown(thing)}.")
 
 
@@ -162,31 +162,31 @@ def _unknown(thing: str) -> str:
     return f"where you {thing}" if thing in ("live", "work") else f"your {thing}"
 
 
-def summary(prompt: Prompt) -> Answer | None:
+def summary(prompt: ModelPrompt) -> ModelAnswer | None:
     """In words in which the facts are found again."""
     if not _SUMMARY.search(prompt.text):
         return None
-    told = "; ".join(fact.of_user for fact in facts_in(prompt.told))
-    return saying(f"{_capitalised(told)}." if told else "Nothing to remember was said.")
+    known_facts = "; ".join(fact.of_user for fact in facts_in(prompt.statements))
+    return saying(f"{_capitalised(known_facts)}." if known_facts else "Nothing to remember was said.")
 
 
-def acknowledgement(prompt: Prompt) -> Answer | None:
-    """Something was told just now."""
-    told = facts_in([Told(prompt.text, by_user=True)])
-    if not told:
+def acknowledgement(prompt: ModelPrompt) -> ModelAnswer | None:
+    """This message states a fact."""
+    facts = facts_in([Statement(prompt.text, by_user=True)])
+    if not facts:
         return None
-    if [fact.about for fact in told] == ["name"]:
-        return saying(f"Nice to meet you, {_bare_name(told[0].to_user)}.")
-    return saying(f"Noted: {'; '.join(fact.to_user for fact in told)}.")
+    if [fact.about for fact in facts] == ["name"]:
+        return saying(f"Nice to meet you, {_bare_name(facts[0].to_user)}.")
+    return saying(f"Noted: {'; '.join(fact.to_user for fact in facts)}.")
 
 
 def _bare_name(sentence: str) -> str:
     return sentence.removeprefix("your name is ")
 
 
-def courtesy(prompt: Prompt) -> Answer | None:
+def courtesy(prompt: ModelPrompt) -> ModelAnswer | None:
     if _GREETING.match(prompt.text):
-        name = known("name", prompt.told)
+        name = known("name", prompt.statements)
         called = f", {_bare_name(name)}" if name else ""
         return saying(f"Hello{called}! How can I help?")
     if _THANKS.match(prompt.text):
@@ -196,13 +196,13 @@ def courtesy(prompt: Prompt) -> Answer | None:
     return None
 
 
-def echo(prompt: Prompt) -> Answer:
+def echo(prompt: ModelPrompt) -> ModelAnswer:
     if not prompt.text.strip():
         return saying("You said nothing, and I agree.")
     return saying(f"You said: “{_shortened(prompt.text, _QUOTED)}”")
 
 
-ANSWERS: Sequence[Callable[[Prompt], Answer | None]] = (
+ANSWERS: Sequence[Callable[[ModelPrompt], ModelAnswer | None]] = (
     results_of_tools,
     counted_pieces,
     requested_calls,

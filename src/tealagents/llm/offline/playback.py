@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from tealagents.llm.offline.answer import (
-    Answer,
     Fault,
+    FunctionCall,
+    ModelAnswer,
     Pacing,
-    ToolCall,
-    Usage,
+    TokenCounts,
     in_pieces,
 )
 from tealagents.llm.offline.persona import built_in_answer
-from tealagents.llm.offline.prompt import Prompt
-from tealagents.llm.offline.script import Reply, Rule, Script, ScriptedError, ScriptedFault, When
+from tealagents.llm.offline.prompt import ModelPrompt
+from tealagents.llm.offline.script import Rule, Script, ScriptedError, ScriptedFault, ScriptedReply, When
 
 
 class Playback:
@@ -21,13 +21,13 @@ class Playback:
         self._calls = 0
         self._used = [0] * len(script.rules)
 
-    def reply_to(self, prompt: Prompt) -> "Answer | RefusedCall":
+    def reply_to(self, prompt: ModelPrompt) -> "ModelAnswer | RefusedCall":
         """The answer to a prompt; uses the rule up by one."""
         self._calls += 1
         reply = self._rule_reply(prompt) or self.script.otherwise
         return built_in_answer(prompt) if reply is None else scripted(reply, prompt)
 
-    def _rule_reply(self, prompt: Prompt) -> Reply | None:
+    def _rule_reply(self, prompt: ModelPrompt) -> ScriptedReply | None:
         for position, rule in enumerate(self.script.rules):
             if self._is_left(position, rule) and holds(rule.when, prompt, self._calls):
                 self._used[position] += 1
@@ -48,7 +48,7 @@ class RefusedCall:
         self.delay = delay
 
 
-def holds(when: When, prompt: Prompt, call: int) -> bool:
+def holds(when: When, prompt: ModelPrompt, call: int) -> bool:
     """Whether a rule applies to the prompt of the nth call."""
     if when.about_results is not None and when.about_results != bool(prompt.tool_results):
         return False
@@ -64,7 +64,7 @@ def holds(when: When, prompt: Prompt, call: int) -> bool:
     )
 
 
-def _results_hold(when: When, prompt: Prompt) -> bool:
+def _results_hold(when: When, prompt: ModelPrompt) -> bool:
     return (when.result_of is None or any(r.tool == when.result_of for r in prompt.tool_results)) and (
         when.result_text is None or any(_within(when.result_text, r.output) for r in prompt.tool_results)
     )
@@ -74,27 +74,27 @@ def _within(part: str, text: str) -> bool:
     return part.casefold() in text.casefold()
 
 
-def scripted(reply: Reply, prompt: Prompt) -> Answer | RefusedCall:
+def scripted(reply: ScriptedReply, prompt: ModelPrompt) -> ModelAnswer | RefusedCall:
     if reply.error is not None:
         return RefusedCall(reply.error, reply.headers_delay_ms / 1000)
     base = built_in_answer(prompt) if reply.is_built_in else _content(reply)
     return replace(
         base,
         finish_reason=reply.finish_reason or base.finish_reason,
-        usage=Usage(**reply.usage.model_dump()) if reply.usage else None,
+        usage=TokenCounts(**reply.usage.model_dump()) if reply.usage else None,
         reports_usage=reply.report_usage,
         pacing=_pacing(reply, base.pacing),
         fault=None if reply.fault is None else _fault(reply.fault),
     )
 
 
-def _content(reply: Reply) -> Answer:
+def _content(reply: ScriptedReply) -> ModelAnswer:
     pieces = in_pieces(reply.text or "") if reply.pieces is None else tuple(p.text for p in reply.pieces)
-    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in reply.tool_calls)
-    return Answer(pieces=pieces, tool_calls=calls, refusal=reply.refusal)
+    calls = tuple(FunctionCall(call.id, call.name, call.arguments) for call in reply.tool_calls)
+    return ModelAnswer(pieces=pieces, tool_calls=calls, refusal=reply.refusal)
 
 
-def _pacing(reply: Reply, of_answer: Pacing) -> Pacing:
+def _pacing(reply: ScriptedReply, of_answer: Pacing) -> Pacing:
     """The reply's own delays; where it gives none, those of the answer it stands for."""
     own = {
         position: piece.delay_ms / 1000

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from tealagents.llm.offline.answer import IMAGE_TOKENS, count_tokens
-from tealagents.llm.offline.facts import Told
+from tealagents.llm.offline.facts import Statement
 
 Message = dict[str, Any]
 
@@ -20,7 +20,7 @@ _INSTRUCTING = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class PromptImage:
     """An image as it was seen; `mime_type` is None where only a URL was given, which is not opened."""
 
     mime_type: str | None
@@ -28,12 +28,12 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult:
+class FunctionOutput:
     tool: str
     output: str
 
 
-class Prompt:
+class ModelPrompt:
     def __init__(
         self,
         messages: Sequence[Message],
@@ -61,7 +61,7 @@ class Prompt:
         return text_of(self.last_user)
 
     @cached_property
-    def images(self) -> list[Image]:
+    def images(self) -> list[PromptImage]:
         """The images of the last user message."""
         return images_of(self.last_user)
 
@@ -74,18 +74,19 @@ class Prompt:
         return [text_of(m) for m in self.messages if m.get("role") == "user"]
 
     @cached_property
-    def told(self) -> list[Told]:
+    def statements(self) -> list[Statement]:
         """What users and instructions have said, in order: where facts are looked for."""
         roles = ("user", *_INSTRUCTING)
-        return [Told(text_of(m), role == "user") for m in self.messages if (role := m.get("role")) in roles]
+        said = (m for m in self.messages if m.get("role") in roles)
+        return [Statement(text_of(m), by_user=m["role"] == "user") for m in said]
 
     @cached_property
-    def tool_results(self) -> list[ToolResult]:
-        """The results that the model is now asked to go on from; empty when it is a user's turn to be
+    def tool_results(self) -> list[FunctionOutput]:
+        """The results that the model is now asked to continue from; empty when it is a user's turn to be
         answered."""
         return list(self._trailing_results())[::-1]
 
-    def _trailing_results(self) -> Iterator[ToolResult]:
+    def _trailing_results(self) -> Iterator[FunctionOutput]:
         outputs: list[Message] = []
         for message in reversed(self.messages):
             role = message.get("role")
@@ -94,7 +95,7 @@ class Prompt:
             elif role == "assistant":
                 names = {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
                 for output in outputs:
-                    yield ToolResult(names.get(output.get("tool_call_id"), "A tool"), text_of(output))
+                    yield FunctionOutput(names.get(output.get("tool_call_id"), "A tool"), text_of(output))
                 return
             elif role not in _INSTRUCTING:
                 return
@@ -122,7 +123,7 @@ def _part_texts(parts: list[Any]) -> Iterator[str]:
                 yield text
 
 
-def images_of(message: Message | None) -> list[Image]:
+def images_of(message: Message | None) -> list[PromptImage]:
     content = message.get("content") if message else None
     if not isinstance(content, list):
         return []
@@ -133,15 +134,15 @@ def images_of(message: Message | None) -> list[Image]:
 _IMAGE_PARTS = ("image_url", "input_image")
 
 
-def _image(part: dict[str, Any]) -> Image:
+def _image(part: dict[str, Any]) -> PromptImage:
     given = part.get("image_url")
     url = given.get("url", "") if isinstance(given, dict) else given or ""
     found = _DATA_URI.match(url) if isinstance(url, str) else None
     if found is None:
-        return Image(None, 0)
+        return PromptImage(None, 0)
     data = url[found.end() :]
     size = len(data) * 3 // 4 - data[-2:].count("=") if "base64" in (found[2] or "") else len(data)
-    return Image(found[1] or "text/plain", size)
+    return PromptImage(found[1] or "text/plain", size)
 
 
 def message_tokens(message: Message) -> int:

@@ -7,25 +7,25 @@ from typing import Any
 
 import orjson
 
-from tealagents.llm.offline.answer import Answer, ToolCall, Usage, in_pieces
+from tealagents.llm.offline.answer import FunctionCall, ModelAnswer, TokenCounts, in_pieces
 from tealagents.llm.offline.chat import offered_tools, requested_limit, requested_model
 from tealagents.llm.offline.delivery import Delivery, Frame, answered_in_stream, answered_whole
 from tealagents.llm.offline.errors import invalid
-from tealagents.llm.offline.ids import Ids
+from tealagents.llm.offline.ids import IdSource
 from tealagents.llm.offline.items import Item, as_messages, check_calls, input_items
-from tealagents.llm.offline.prompt import Prompt
+from tealagents.llm.offline.prompt import ModelPrompt
 from tealagents.llm.offline.reading import optional, required
-from tealagents.llm.offline.stored import Conversation, Stored, StoredResponse
+from tealagents.llm.offline.stored import ResponsesStore, StoredConversation, StoredResponse
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
     body: dict[str, Any]
-    prompt: Prompt
+    prompt: ModelPrompt
     #: What is new in this request.
     items: list[Item]
     previous: StoredResponse | None
-    conversation: Conversation | None
+    conversation: StoredConversation | None
 
     @property
     def stream(self) -> bool:
@@ -36,7 +36,7 @@ class ResponseRequest:
         return self.body.get("store") is not False
 
 
-def read_request(body: dict[str, Any], stored: Stored, ids: Ids) -> ResponseRequest:
+def read_request(body: dict[str, Any], stored: ResponsesStore, ids: IdSource) -> ResponseRequest:
     """Raises `ServiceError` for what the real service refuses, too."""
     if body.get("background"):
         raise invalid("The offline model does not answer in the background.", "background")
@@ -49,7 +49,7 @@ def read_request(body: dict[str, Any], stored: Stored, ids: Ids) -> ResponseRequ
     earlier = previous.conversation() if previous else conversation.items if conversation else []
     context = [*earlier, *items]
     check_calls(context)
-    prompt = Prompt(
+    prompt = ModelPrompt(
         [*_instructions(body), *as_messages(context)],
         model=requested_model(body),
         tools=() if body.get("tool_choice") == "none" else offered_tools(body.get("tools")),
@@ -64,7 +64,9 @@ def _shape(body: dict[str, Any]) -> dict[str, Any] | None:
     return optional((optional(wanted, dict, "text.format") or {}).get("schema"), dict, "text.format.schema")
 
 
-def _continued(body: dict[str, Any], stored: Stored) -> tuple[StoredResponse | None, Conversation | None]:
+def _continued(
+    body: dict[str, Any], stored: ResponsesStore
+) -> tuple[StoredResponse | None, StoredConversation | None]:
     previous_id, conversation_id = body.get("previous_response_id"), _conversation_id(body)
     if previous_id is not None and conversation_id is not None:
         raise invalid(
@@ -89,7 +91,9 @@ def _instructions(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "system", "content": given}] if given else []
 
 
-def deliver(request: ResponseRequest, answer: Answer, stored: Stored, ids: Ids, created: int) -> Delivery:
+def deliver(
+    request: ResponseRequest, answer: ModelAnswer, stored: ResponsesStore, ids: IdSource, created: int
+) -> Delivery:
     response = _Response(request, answer, ids, created)
     final = response.final()
     if request.stream:
@@ -101,7 +105,7 @@ def deliver(request: ResponseRequest, answer: Answer, stored: Stored, ids: Ids, 
     return delivery
 
 
-def _keep(request: ResponseRequest, final: dict[str, Any], stored: Stored) -> None:
+def _keep(request: ResponseRequest, final: dict[str, Any], stored: ResponsesStore) -> None:
     if request.is_stored:
         stored.responses.put(final["id"], StoredResponse(final, request.items, request.previous))
     if request.conversation is not None:
@@ -111,7 +115,7 @@ def _keep(request: ResponseRequest, final: dict[str, Any], stored: Stored) -> No
 class _Response:
     """One response in the making: its ids, and its body in each state."""
 
-    def __init__(self, request: ResponseRequest, answer: Answer, ids: Ids, created: int) -> None:
+    def __init__(self, request: ResponseRequest, answer: ModelAnswer, ids: IdSource, created: int) -> None:
         self.request = request
         self.answer = answer
         self.id = ids.new("resp_")
@@ -210,7 +214,7 @@ class _Response:
         said = self.answer.text if text is None else text
         return {"type": "output_text", "annotations": [], "logprobs": [], "text": said}
 
-    def call(self, item_id: str, call_id: str, call: ToolCall, *, is_done: bool) -> Item:
+    def call(self, item_id: str, call_id: str, call: FunctionCall, *, is_done: bool) -> Item:
         return {
             "id": item_id,
             "type": "function_call",
@@ -221,7 +225,7 @@ class _Response:
         }
 
 
-def _usage_body(usage: Usage | None) -> dict[str, Any] | None:
+def _usage_body(usage: TokenCounts | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {
@@ -299,7 +303,7 @@ def _message_frames(events: _Events, response: _Response) -> Iterator[Frame]:
 
 
 def _call_frames(
-    events: _Events, response: _Response, index: int, made: tuple[str, str, ToolCall]
+    events: _Events, response: _Response, index: int, made: tuple[str, str, FunctionCall]
 ) -> Iterator[Frame]:
     item_id, _, call = made
     at: dict[str, Any] = {"item_id": item_id, "output_index": index}

@@ -57,13 +57,13 @@ Ordinal = Annotated[int, Field(ge=1)]
 class When(_Part):
     """What must hold for a rule; all that is given must. Texts are found anywhere, in any case."""
 
-    #: In the last user message; not while the model is asked to go on from tool results.
+    #: In the last user message; not while the model is asked to continue from tool results.
     text: str | None = None
     regex: Pattern | None = None
     #: In the system prompt, which is all system and developer messages and the `instructions`.
     system: str | None = None
     system_regex: Pattern | None = None
-    #: Whether the model is asked to go on from tool results.
+    #: Whether the model is asked to continue from tool results.
     tool_result: bool | None = None
     #: One of these results is that tool's.
     result_of: str | None = None
@@ -139,7 +139,7 @@ class Dribble(_Part):
     delay_ms: Milliseconds = 0.0
 
 
-class Reply(_Part):
+class ScriptedReply(_Part):
     """What is answered. Where it says nothing of text, tool calls, refusal or error, the built-in answer
     is given, with the delays and faults of this reply."""
 
@@ -175,7 +175,7 @@ class Reply(_Part):
         return self
 
 
-ReplyField = Annotated[Reply, _short_for("text")]
+ReplyField = Annotated[ScriptedReply, _short_for("text")]
 
 
 class Rule(_Part):
@@ -189,7 +189,7 @@ class Script(_Part):
     description: str = ""
     rules: list[Rule] = Field(default_factory=list)
     #: Where no rule holds; without it, the built-in answer.
-    otherwise: Annotated[Reply | None, _short_for("text")] = None
+    otherwise: Annotated[ScriptedReply | None, _short_for("text")] = None
 
     @classmethod
     def from_yaml(cls, text_or_path: str | Path) -> "Script":
@@ -258,7 +258,7 @@ def _suggestion(key: str) -> str:
 
 
 def _all_keys() -> set[str]:
-    parts = (Script, Rule, When, Reply, ScriptedPiece, ScriptedCall, ScriptedUsage, ScriptedError)
+    parts = (Script, Rule, When, ScriptedReply, ScriptedPiece, ScriptedCall, ScriptedUsage, ScriptedError)
     return {key for part in (*parts, ScriptedFault, Dribble) for key in part.model_fields}
 
 

@@ -11,15 +11,15 @@ from urllib.parse import parse_qsl
 import orjson
 
 from tealagents.llm.offline import chat, responses
-from tealagents.llm.offline.answer import Answer
+from tealagents.llm.offline.answer import ModelAnswer
 from tealagents.llm.offline.delivery import JSON_TYPE, Delivery, whole
 from tealagents.llm.offline.errors import ServiceError, invalid, not_found
-from tealagents.llm.offline.ids import Ids
+from tealagents.llm.offline.ids import IdSource
 from tealagents.llm.offline.items import listing
 from tealagents.llm.offline.playback import Playback, RefusedCall
-from tealagents.llm.offline.prompt import Prompt
+from tealagents.llm.offline.prompt import ModelPrompt
 from tealagents.llm.offline.script import Script, ScriptedError
-from tealagents.llm.offline.stored import Conversation, Stored, new_items
+from tealagents.llm.offline.stored import ResponsesStore, StoredConversation, new_items
 
 _AZURE_DEPLOYMENT = re.compile(r"/openai/deployments/([^/]+)/(.*)", re.DOTALL)
 _PREFIX = re.compile(r"(?:/openai)?(?:/v1)?/")
@@ -27,11 +27,11 @@ _MODEL = {"id": "offline", "object": "model", "created": 1735689600, "owned_by":
 _SPOKEN = ("chat", "responses", "conversations", "models")
 
 
-class Service:
+class OfflineService:
     def __init__(self, script: Script) -> None:
         self._playback = Playback(script)
-        self._stored = Stored()
-        self.ids = Ids()
+        self._stored = ResponsesStore()
+        self.ids = IdSource()
 
     def play(self, script: Script) -> None:
         """Puts another script in place, from its beginning."""
@@ -71,9 +71,9 @@ class Service:
             return _refusal(reply)
         return responses.deliver(request, reply, self._stored, self.ids, int(time.time()))
 
-    def _reply(self, prompt: Prompt) -> Answer | RefusedCall:
+    def _reply(self, prompt: ModelPrompt) -> ModelAnswer | RefusedCall:
         reply = self._playback.reply_to(prompt)
-        return reply.within(prompt.max_tokens) if isinstance(reply, Answer) else reply
+        return reply.within(prompt.max_tokens) if isinstance(reply, ModelAnswer) else reply
 
     def _kept_response(
         self, method: str, response_id: str, rest: list[str], query: dict[str, str]
@@ -92,7 +92,7 @@ class Service:
         raise _no_route(method, f"/v1/responses/{response_id}/{'/'.join(rest)}", "responses")
 
     def _new_conversation(self, body: dict[str, Any]) -> Delivery:
-        conversation = Conversation(
+        conversation = StoredConversation(
             {
                 "id": self.ids.new("conv_"),
                 "object": "conversation",
@@ -105,7 +105,12 @@ class Service:
         return _json(conversation.body)
 
     def _conversation(
-        self, method: str, conversation: Conversation, rest: list[str], query: dict[str, str], body: bytes
+        self,
+        method: str,
+        conversation: StoredConversation,
+        rest: list[str],
+        query: dict[str, str],
+        body: bytes,
     ) -> Delivery:
         conversation_id = conversation.body["id"]
         match [method, *rest]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tealagents.llm.offline.errors import invalid, not_found
-from tealagents.llm.offline.ids import Ids
+from tealagents.llm.offline.ids import IdSource
 from tealagents.llm.offline.items import Item, input_items
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class StoredResponse:
 
 
 @dataclass(slots=True)
-class Conversation:
+class StoredConversation:
     body: dict[str, Any]
     items: list[Item]
 
@@ -70,13 +70,13 @@ class Conversation:
                 return item
         raise not_found(f"Item with id '{item_id}' not found in conversation with id '{self.body['id']}'.")
 
-    def add(self, given: Any, ids: Ids) -> list[Item]:
+    def add(self, given: Any, ids: IdSource) -> list[Item]:
         added = new_items(given, ids)
         self.items.extend(added)
         return added
 
 
-def new_items(given: Any, ids: Ids) -> list[Item]:
+def new_items(given: Any, ids: IdSource) -> list[Item]:
     """Items sent to be added to a conversation."""
     if isinstance(given, list) and len(given) > _MOST_ADDED:
         raise invalid(
@@ -88,10 +88,10 @@ def new_items(given: Any, ids: Ids) -> list[Item]:
     return input_items(given, ids, param="items")
 
 
-class Stored:
+class ResponsesStore:
     def __init__(self) -> None:
         self.responses: Shelf[StoredResponse] = Shelf()
-        self.conversations: Shelf[Conversation] = Shelf()
+        self.conversations: Shelf[StoredConversation] = Shelf()
 
     def response(self, response_id: str) -> StoredResponse:
         found = self.responses.get(response_id)
@@ -109,7 +109,7 @@ class Stored:
             )
         return found
 
-    def conversation(self, conversation_id: object) -> Conversation:
+    def conversation(self, conversation_id: object) -> StoredConversation:
         found = self.conversations.get(conversation_id)
         if found is None:
             raise not_found(f"Conversation with id '{conversation_id}' not found.")

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-from tealagents.llm.offline.delivery import Delivery, Ending
+from tealagents.llm.offline.delivery import BodyEnding, Delivery
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -50,7 +50,7 @@ class Pauses:
             self._running.discard(ended)
 
 
-class Client:
+class Peer:
     """The other side of a request, which may leave at any time."""
 
     def __init__(self, receive: Receive, pauses: Pauses) -> None:
@@ -87,36 +87,36 @@ class Client:
 
 async def transmit(delivery: Delivery, scope: Scope, receive: Receive, send: Send, pauses: Pauses) -> str:
     """Returns how it ended, as the journal says it: `answered`, `broken` or `left`."""
-    client = Client(receive, pauses)
+    peer = Peer(receive, pauses)
     try:
-        return await _transmit(delivery, scope, client, send)
+        return await _transmit(delivery, scope, peer, send)
     finally:
-        client.forget()
+        peer.forget()
 
 
-async def _transmit(delivery: Delivery, scope: Scope, client: Client, send: Send) -> str:
+async def _transmit(delivery: Delivery, scope: Scope, peer: Peer, send: Send) -> str:
     if delivery.is_mute:
-        await client.leaves()
+        await peer.leaves()
         return "broken"
-    if delivery.headers_delay and not await client.stays(delivery.headers_delay):
+    if delivery.headers_delay and not await peer.stays(delivery.headers_delay):
         return "left"
     await send({"type": "http.response.start", "status": delivery.status, "headers": delivery.headers})
-    if not await _sent(delivery, client, send):
+    if not await _sent(delivery, peer, send):
         return "left"
-    if delivery.ending is Ending.COMPLETE:
+    if delivery.ending is BodyEnding.COMPLETE:
         return "answered"
-    if delivery.ending is Ending.CUT and not _close(scope):
+    if delivery.ending is BodyEnding.CUT and not _close(scope):
         return "broken"
-    await client.leaves()
+    await peer.leaves()
     return "broken"
 
 
-async def _sent(delivery: Delivery, client: Client, send: Send) -> bool:
+async def _sent(delivery: Delivery, peer: Peer, send: Send) -> bool:
     """Sends the body; whether the client stayed."""
     steps = delivery.steps or ((0.0, b""),)
-    is_complete = delivery.ending is Ending.COMPLETE
+    is_complete = delivery.ending is BodyEnding.COMPLETE
     for position, (delay, data) in enumerate(steps, start=1):
-        if (delay or position > 1) and not await client.stays(delay):
+        if (delay or position > 1) and not await peer.stays(delay):
             return False
         is_last = is_complete and position == len(steps)
         if is_last and delivery.commit is not None:

@@ -94,7 +94,7 @@ throw problem;
 async *#settle() {
 const request = await this.#calls.found(this.requestId ?? "", this.#signal);
 if (isGoingOn(request)) {
-return new RequestInProgress({detail: "the request goes on, and its log says nothing"}, {status: 409});
+return new RequestInProgress({detail: "the request is still running, but its event log has ended"}, {status: 409});
 }
 yield this.#pass(endOf(request));
 return null;
