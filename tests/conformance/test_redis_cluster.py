@@ -80,6 +80,24 @@ async def test_a_slot_on_the_move() -> None:
                 await store.commit(partition, change)
 
 
+async def test_a_slot_that_two_nodes_say_the_other_serves() -> None:
+    """Until they agree its partitions wait, as while it moves."""
+    with running(RedisCluster) as cluster:
+        async with store_of(cluster.url + "?command_timeout=20") as store:
+            await store.commit("moving", put("key", b"1"))
+            move = Move(key_slot(b"moving"), *owner_and_another(cluster, "moving"))
+            move.begin()
+            move.carry()
+            move.hand_over(move.source)
+            move.target.expect_ok("CLUSTER", "SETSLOT", move.slot, "STABLE")  # it sends everybody to the source
+            waiting = asyncio.create_task(store.read("moving", ["key"]))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            move.hand_over(move.target)
+            (record,) = await waiting
+            assert record is not None
+
+
 async def test_a_watch_follows_its_slot() -> None:
     """Once a slot is served by another node its watches are woken by the commits made there."""
     with running(RedisCluster) as cluster:
@@ -157,4 +175,8 @@ class Move:
 
     def end(self) -> None:
         for node in (self.target, self.source):
-            node.expect_ok("CLUSTER", "SETSLOT", self.slot, "NODE", self.names[self.target])
+            self.hand_over(node)
+
+    def hand_over(self, node: ClusterNode) -> None:
+        """This node regards the slot as the target's."""
+        node.expect_ok("CLUSTER", "SETSLOT", self.slot, "NODE", self.names[self.target])

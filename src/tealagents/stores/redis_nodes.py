@@ -82,10 +82,14 @@ class Nodes:
         """
         packed = pack(*command)
         address, asking = self.owner(slot), False
+        moves = 0
         for _ in range(REDIRECTIONS):
             try:
                 return await self._send(address, packed, asking)
             except MovedError as moved:
+                moves += 1
+                if moves > len(self._pools):  # nodes name each other while a slot changes hands
+                    await asyncio.sleep(self._command_timeout / REDIRECTIONS)
                 address, asking = await self._moved(moved, address), False
             except NodeUnreachable as error:
                 successor = await self._successor(slot, address)
