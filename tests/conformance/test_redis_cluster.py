@@ -89,7 +89,7 @@ async def test_a_slot_that_two_nodes_say_the_other_serves() -> None:
             move.begin()
             move.carry()
             move.hand_over(move.source)
-            move.target.expect_ok("CLUSTER", "SETSLOT", move.slot, "STABLE")  # it sends everybody to the source
+            move.target.expect_ok("CLUSTER", "SETSLOT", move.slot, "STABLE")  # it names the source now
             waiting = asyncio.create_task(store.read("moving", ["key"]))
             await asyncio.sleep(0.2)
             assert not waiting.done()
@@ -126,6 +126,22 @@ async def test_a_node_that_others_have_replaced() -> None:
             move.source.kill()
             assert (await store.read("moving", ["key"]))[0] is not None
             await store.commit("moving", put("key", b"2"))
+
+
+async def test_a_node_whose_successor_not_all_have_heard_of() -> None:
+    """One that still names the node that is gone does not decide: the others are asked, too."""
+    with running(RedisCluster) as cluster:
+        late, target, source = sorted(cluster.nodes, key=lambda node: node.port)
+        partition = next(p for p in map(str, range(1000)) if owner_and_another(cluster, p)[0] is source)
+        async with store_of(cluster.url + "?command_timeout=20") as store:
+            await store.commit(partition, put("key", b"1"))
+            move = Move(key_slot(partition.encode()), source, target)
+            move.begin()
+            move.carry()
+            move.end()
+            source.kill()
+            late.expect_ok("CLUSTER", "SETSLOT", move.slot, "NODE", move.names[source])
+            assert (await store.read(partition, ["key"]))[0] is not None
 
 
 def owner_and_another(cluster: RedisCluster, partition: str) -> tuple[ClusterNode, ClusterNode]:

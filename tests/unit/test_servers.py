@@ -11,7 +11,7 @@ import pytest
 
 from tealagents.testing import service
 from tealagents.testing.pytest_servers import running
-from tealagents.testing.servers import PostgresServer, RedisServer, Server, ServerMissing
+from tealagents.testing.servers import PostgresServer, RedisCluster, RedisServer, Server, ServerMissing
 
 
 def alive(pids: list[str]) -> list[str]:
@@ -45,6 +45,16 @@ def test_redis_keeps_what_is_durable() -> None:
             assert server.ask("SET", "key", "value") == "+OK"
             server.restart()
             assert server.ask("GET", "key") == kept
+
+
+def test_a_cluster_has_formed_once_its_nodes_know_who_serves_each_slot() -> None:
+    """A node's own word that its state is ok is not enough: it has it while it knows of no other's slots."""
+    with running(RedisCluster) as cluster:
+        node, size = cluster.nodes[0], len(cluster.nodes)
+        assert node.joined(size)
+        node.expect_ok("CLUSTER", "DELSLOTS", "0")
+        assert "cluster_state:ok" in node.ask("CLUSTER", "INFO")
+        assert not node.joined(size)
 
 
 @pytest.mark.parametrize("kind", ["RedisServer", "PostgresServer"])

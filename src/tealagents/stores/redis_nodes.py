@@ -231,14 +231,17 @@ class Nodes:
         return address
 
     async def _successor(self, slot: int, gone: Address) -> Address | None:
-        """Who serves a slot instead of a node that cannot be reached, as far as the others know."""
+        """Who serves a slot instead of a node that cannot be reached, as far as any other knows.
+
+        Not all of them may have heard of it yet.
+        """
         for address in sorted(set(self._owners.values()) - {gone}):
             try:
                 await self._learn(address)
             except _NO_ANSWER:
                 continue
-            owner = self._owners.get(slot, gone)
-            return owner if owner != gone else None
+            if (owner := self._owners.get(slot, gone)) != gone:
+                return owner
         return None
 
     async def _learn(self, address: Address) -> None:

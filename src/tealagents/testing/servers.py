@@ -329,8 +329,7 @@ class ClusterNode(RedisServer):
         # fmt: off
         return [
             *super().command(), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf",
-            "--cluster-port", str(self._bus_port), "--cluster-node-timeout", "2000",
-            "--cluster-require-full-coverage", "no",
+            "--cluster-port", str(self._bus_port), "--cluster-require-full-coverage", "no",
         ]
         # fmt: on
 
@@ -339,9 +338,13 @@ class ClusterNode(RedisServer):
             raise RuntimeError(f"{' '.join(command)}: {reply}")
 
     def joined(self, size: int) -> bool:
-        """Whether it knows so many nodes, and who serves each slot."""
+        """Whether it knows so many nodes, and who serves each slot.
+
+        The state is no proof: without full coverage it is ok before a node has heard of the others' slots.
+        """
         info = dict(line.partition(":")[::2] for line in self.ask("CLUSTER", "INFO").splitlines())
-        return info.get("cluster_state") == "ok" and info.get("cluster_known_nodes") == str(size)
+        parts = ("cluster_state", "cluster_known_nodes", "cluster_slots_ok")
+        return [info.get(part) for part in parts] == ["ok", str(size), "16384"]
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------
