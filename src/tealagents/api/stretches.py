@@ -14,11 +14,13 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import requests
+from tealagents.api import names, requests
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.folding import EventFold
+from tealagents.api.resent import AnsweredCall
 from tealagents.domain.errors import (
+    AlreadyExists,
     ApprovalPending,
     CorruptState,
     InvalidRequest,
@@ -44,6 +46,7 @@ from tealagents.domain.models import (
     RequestRecord,
     Status,
     StepBody,
+    TokenUsage,
     ToolIntent,
 )
 from tealagents.state import keys
@@ -75,6 +78,10 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return "Canceled" if self.pause.status in ("canceled", "expired") else "Completed"
 
     @property
+    def created_at(self) -> datetime:
+        return (self.before.decided_at if self.before else None) or self.record.created_at
+
+    @property
     def ended_at(self) -> datetime | None:
         return self.pause.created_at if self.pause is not None else self.record.ended_at
 
@@ -82,6 +89,10 @@ class Stretch(Struct, frozen=True, kw_only=True):
     def after(self) -> int:
         """The event that it begins behind."""
         return self.before.event_id if self.before else 0
+
+    def spent(self, total: TokenUsage) -> TokenUsage:
+        """What it has used, of all that its request has."""
+        return total - self.before.usage if self.before else total
 
 
 async def pause(exchange: Exchange, partition: str, approval_id: str) -> Approval:
@@ -127,6 +138,38 @@ async def decided(
     return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
 
 
+async def answered(
+    exchange: Exchange, caller: Caller, given: Sequence[AnsweredCall], *kinds: str, streamed: bool
+) -> Stretch:
+    """As `decided`, with answers to calls that have names of these kinds, each by its pause and place.
+
+    `InvalidRequest` where they are not the answers to one pause, `NotFound` where nothing of that name waits.
+    """
+    answers, approval_id = dict[int, CallAnswer](), ""
+    for each in given:
+        try:
+            named, place = names.read("call", each.call_id, *kinds)
+        except NotFound as none:
+            raise InvalidRequest(each.where, none.detail) from None
+        if place in answers or approval_id not in ("", named):
+            raise InvalidRequest(each.where, "answers a call twice, or one of another response")
+        answers[place], approval_id = each.answer, named
+    with names.unknown_as("call", given[0].call_id):
+        partition = await exchange.locate(caller, keys.approval, approval_id)
+        waiting = await pause(exchange, partition, approval_id)
+        if max(answers) >= len(waiting.calls):
+            raise NotFound("It has fewer calls.")
+    for n, call in enumerate(waiting.calls):
+        if n not in answers:
+            raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
+        if call.by_client is not (answers[n].output is not None):
+            wanted = (
+                "say what {} returned, which the client runs" if call.by_client else "approve or reject {}"
+            )
+            raise InvalidRequest("input", f"must {wanted.format(call.tool)}")
+    return await decided(exchange, caller, waiting, answers, streamed=streamed)
+
+
 async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> Stretch:
     """The stretch as it ended; see `requests.settled`."""
     return await cut(exchange, await requests.settled(exchange, stretch.view, receive), stretch.number)
@@ -139,6 +182,15 @@ async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
         return stretch
     record = await exchange.cancel(stretch.view.caller, stretch.record.request_id)
     return await cut(exchange, replace(stretch.view, record=record), stretch.number)
+
+
+async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
+    """Erases the task of a stretch. `AlreadyExists`, which names the `whole`, where that holds more."""
+    record, partition = stretch.record, stretch.view.partition
+    head = (await exchange.tasks.head(partition, record.task_id)).value
+    if head.tail_seq > record.last_seq > 0 or record.first_seq > 1:
+        raise AlreadyExists(f"It is part of {whole}, which holds others. Delete that to erase them all.")
+    await exchange.eraser.delete_task(partition, record.task_id)
 
 
 async def continued(

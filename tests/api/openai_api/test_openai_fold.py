@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 from openai_talk import EVENT, Json
 
-from tealagents.api.openai.documents import About
+from tealagents.api.exchange import RequestView
 from tealagents.api.openai.fold import DONE, UNSEEN, ResponseFold
+from tealagents.api.stretches import Stretch
 from tealagents.domain.events import (
     Canceled,
     Completed,
@@ -23,10 +24,22 @@ from tealagents.domain.events import (
     ToolCalled,
     ToolReturned,
 )
-from tealagents.domain.models import Approval, Failure, FinishReason, Outcome, TokenUsage, ToolCall, User
+from tealagents.domain.models import (
+    Approval,
+    Caller,
+    Failure,
+    FinishReason,
+    Outcome,
+    RequestRecord,
+    TokenUsage,
+    ToolCall,
+    User,
+)
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-ABOUT = About(request_id="r", task_id="t", number=1, agent="Tester", created_at=NOW)
+RECORD = RequestRecord(request_id="r", task_id="t", session_id="s", status="Running", created_at=NOW)
+VIEW = RequestView(record=RECORD, partition="p", caller=Caller(User("t", "o")), own=True)
+STRETCH = Stretch(view=VIEW, number=1, before=None, pause=None)
 REASONS: list[FinishReason] = ["stop", "length", "content_filter", "refusal"]
 
 
@@ -80,7 +93,7 @@ def ends(draw: st.DrawFn) -> Event:
 
 
 def frames(events: Sequence[Event], *, after: int = -1) -> bytes:
-    fold = ResponseFold(ABOUT, after=after)
+    fold = ResponseFold(STRETCH, "Tester", after=after)
     return b"".join(fold(Recorded(n + 1, event)) for n, event in enumerate(events))
 
 
@@ -122,7 +135,7 @@ def test_every_event_is_what_the_sdk_takes(run: list[Event]) -> None:
 @given(runs())
 def test_what_is_read_is_what_was_streamed(run: list[Event]) -> None:
     """The fold that encodes nothing ends with the document that the last event holds."""
-    fold = ResponseFold(ABOUT, after=UNSEEN)
+    fold = ResponseFold(STRETCH, "Tester", after=UNSEEN)
     for event in run:
         fold.take(event)
     assert fold.response == parsed(frames(run))[-1]["response"]

@@ -2,11 +2,10 @@
 
 ===============  =======================================================================
 `app`            puts the routes and the handlers of errors together
-`responses`      creating, reading, streaming, cancelling and deleting responses
+`responses`      what ids name; creating, reading, streaming, cancelling and deleting responses
 `conversations`  tasks as conversations with items
 `chat`           Chat Completions, for front ends that know nothing else
 `inputs`         what clients send, as messages and decisions
-`sending`        what ids name, and carrying out what was sent
 `fold`           recorded events as the events and the output of one response
 `documents`      what is said, as plain JSON
 `errors`         domain errors in OpenAI's form

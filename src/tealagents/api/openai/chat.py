@@ -16,11 +16,11 @@ from tealagents.api.exchange import Exchange
 from tealagents.api.folding import EventFold
 from tealagents.api.http import json_response
 from tealagents.api.names import made
-from tealagents.api.openai import documents, errors, inputs, responses, sending
-from tealagents.api.openai.documents import About
+from tealagents.api.openai import errors, inputs, responses
 from tealagents.api.openai.fold import DONE
 from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Entry, Resent
+from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
@@ -43,19 +43,18 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, request.headers.get(HEADER))
-    stretch = await sending.send(exchange, caller, request, value, body, given)
+    stretch = await responses.send(exchange, caller, request, value, body, given)
     headers = {**responses.headers_of(stretch), HEADER: made("conv", stretch.record.task_id)}
-    about = documents.about(stretch, exchange.agent.name)
+    chunks = Chunks(stretch, exchange.agent.name)
     if body.stream:
         options = value.get("stream_options")
-        usage = isinstance(options, dict) and options.get("include_usage") is True
-        return stretches.stream(exchange, stretch, Chunks(about, usage=usage), headers)
+        chunks.with_usage = isinstance(options, dict) and options.get("include_usage") is True
+        return stretches.stream(exchange, stretch, chunks, headers)
     stretch = await stretches.settled(exchange, stretch, request.receive)
     failure = stretch.record.error
     if failure is not None and stretch.status in ("Failed", "Canceled"):
         return errors.respond_failure(failure, headers)
-    chunks = await stretches.folded(exchange, stretch, Chunks(about))
-    return json_response(chunks.completion(), headers=headers)
+    return json_response((await stretches.folded(exchange, stretch, chunks)).completion(), headers=headers)
 
 
 # --- what comes in -------------------------------------------------------------------------------
@@ -105,10 +104,12 @@ def _flat(tool: Any) -> Any:
 class Chunks(EventFold):
     """The fold of one stretch: the chunks of its stream, and the completion that they add up to."""
 
-    def __init__(self, about: About, *, usage: bool = False) -> None:
+    def __init__(self, stretch: Stretch, agent: str) -> None:
         super().__init__()
-        self._about = about
-        self._usage = usage
+        self._stretch = stretch
+        self._agent = agent
+        #: whether the stream reports what was used
+        self.with_usage = False
         self._message: Json = {"role": "assistant", "content": None, "refusal": None}
         self._finish = "stop"
         self._spent: Json | None = None
@@ -151,9 +152,9 @@ class Chunks(EventFold):
 
     def _end(self, finish: str, total: TokenUsage) -> None:
         self._finish = finish
-        self._spent = asdict(self._about.spent(total))
+        self._spent = asdict(self._stretch.spent(total))
         self._chunk({}, finish)
-        if self._usage:
+        if self.with_usage:
             self._send([], self._spent)
         self.frames.append(DONE)
 
@@ -162,9 +163,9 @@ class Chunks(EventFold):
 
     def _send(self, choices: list[Json], usage: Json | None = None) -> None:
         chunk = {**self._document("chat.completion.chunk"), "choices": choices}
-        self.frames.append(sse.data({**chunk, "usage": usage} if self._usage else chunk))
+        self.frames.append(sse.data({**chunk, "usage": usage} if self.with_usage else chunk))
 
     def _document(self, kind: str) -> Json:
-        about, created = self._about, int(self._about.created_at.timestamp())
-        identifier = made("chatcmpl", about.request_id, about.number)
-        return {"id": identifier, "object": kind, "created": created, "model": about.agent}
+        stretch, created = self._stretch, int(self._stretch.created_at.timestamp())
+        identifier = made("chatcmpl", stretch.record.request_id, stretch.number)
+        return {"id": identifier, "object": kind, "created": created, "model": self._agent}

@@ -7,7 +7,7 @@ from tealagents.api import bodies, transcripts
 from tealagents.api.exchange import Exchange
 from tealagents.api.http import json_response
 from tealagents.api.names import made, unknown
-from tealagents.api.openai import documents, inputs, responses, sending
+from tealagents.api.openai import documents, inputs, responses
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
 
@@ -19,12 +19,12 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
 
 
 async def retrieve(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
-    _, head = await sending.conversation(exchange, caller, conversation_id)
+    _, head = await responses.conversation(exchange, caller, conversation_id)
     return json_response(documents.conversation(head))
 
 
 async def update(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
-    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    partition, head = await responses.conversation(exchange, caller, conversation_id)
     body = bodies.validated(inputs.ChangedConversation, await exchange.body(request))
     patch: Json = {**dict.fromkeys(head.metadata), **(body.metadata or {})}
     head = await exchange.changes.patch(partition, head.task_id, caller.user, metadata=patch)
@@ -32,20 +32,20 @@ async def update(exchange: Exchange, caller: Caller, request: Request, conversat
 
 
 async def delete(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
-    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    partition, head = await responses.conversation(exchange, caller, conversation_id)
     await exchange.eraser.delete_task(partition, head.task_id)
     return json_response(documents.deleted(made("conv", head.task_id), "conversation.deleted"))
 
 
 async def list_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
-    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    partition, head = await responses.conversation(exchange, caller, conversation_id)
     return json_response(documents.page(await _items(exchange, caller, partition, head), request))
 
 
 async def retrieve_item(
     exchange: Exchange, caller: Caller, _: Request, conversation_id: str, item_id: str
 ) -> Response:
-    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    partition, head = await responses.conversation(exchange, caller, conversation_id)
     for item in await _items(exchange, caller, partition, head):
         if item["id"] == item_id:
             return json_response(item)
@@ -53,7 +53,7 @@ async def retrieve_item(
 
 
 async def add_items(exchange: Exchange, caller: Caller, request: Request, conversation_id: str) -> Response:
-    partition, head = await sending.conversation(exchange, caller, conversation_id)
+    partition, head = await responses.conversation(exchange, caller, conversation_id)
     said = inputs.messages(bodies.validated(inputs.MoreItems, await exchange.body(request)).items)
     head = await exchange.changes.add(partition, head.task_id, caller.user, said)
     items = await _items(exchange, caller, partition, head)

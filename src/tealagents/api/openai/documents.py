@@ -1,9 +1,7 @@
 """What is said of responses, items and conversations, as plain JSON. Nothing is validated again."""
 
 from collections.abc import Sequence
-from datetime import datetime
 
-from msgspec import Struct
 from starlette.requests import Request
 
 from tealagents.api import query
@@ -45,66 +43,37 @@ _DEFAULTS: Json = {
 }
 
 
-class About(Struct, frozen=True, kw_only=True):
-    """What every document of one response says alike."""
-
-    request_id: str
-    task_id: str
-    #: which of the request's responses it is, from 1
-    number: int
-    agent: str
-    created_at: datetime
-    #: the decided pause that it begins with
-    before: Approval | None = None
-    #: what it repeats of its request
-    asked: Json = {}
-
-    def spent(self, total: TokenUsage) -> TokenUsage:
-        """What this response has used, of all that its request has."""
-        return total - self.before.usage if self.before is not None else total
-
-    def response(
-        self,
-        status: str,
-        output: Sequence[Json] = (),
-        *,
-        total: TokenUsage | None = None,
-        failure: Failure | None = None,
-        cut_short: str | None = None,
-    ) -> Json:
-        """The response as it stands; `total` is what its request has used so far."""
-        return {
-            "id": made("resp", self.request_id, self.number),
-            "object": "response",
-            "created_at": int(self.created_at.timestamp()),
-            "completed_at": None,
-            "status": status,
-            "conversation": {"id": made("conv", self.task_id)},
-            "error": failure and {"code": "server_error", "message": failure.detail, "type": failure.code},
-            "incomplete_details": {"reason": cut_short} if cut_short else None,
-            "model": self.agent,
-            "output": list(output),
-            "usage": _usage(self.spent(total)) if total is not None else None,
-            **_DEFAULTS,
-            **self.asked,
-        }
-
-
-def about(stretch: Stretch, agent: str) -> About:
-    record, before = stretch.record, stretch.before
-    asked = {name: record.client[name] for name in KEPT if name in record.client}
-    asked |= {"instructions": record.instructions or None, "tools": list(map(_tool, record.client_tools))}
-    if before is not None:
+def response(
+    stretch: Stretch,
+    agent: str,
+    status: str,
+    output: Sequence[Json] = (),
+    *,
+    total: TokenUsage | None = None,
+    failure: Failure | None = None,
+    cut_short: str | None = None,
+) -> Json:
+    """The response as it stands; `total` is what its request has used so far."""
+    record, asked = stretch.record, {"instructions": stretch.record.instructions or None}
+    if stretch.before is not None:
         asked["previous_response_id"] = made("resp", record.request_id, stretch.number - 1)
-    return About(
-        request_id=record.request_id,
-        task_id=record.task_id,
-        number=stretch.number,
-        agent=agent,
-        created_at=(before.decided_at if before else None) or record.created_at,
-        before=before,
-        asked=asked,
-    )
+    return {
+        "id": made("resp", record.request_id, stretch.number),
+        "object": "response",
+        "created_at": int(stretch.created_at.timestamp()),
+        "completed_at": None,
+        "status": status,
+        "conversation": {"id": made("conv", record.task_id)},
+        "error": failure and {"code": "server_error", "message": failure.detail, "type": failure.code},
+        "incomplete_details": {"reason": cut_short} if cut_short else None,
+        "model": agent,
+        "output": list(output),
+        "usage": _usage(stretch.spent(total)) if total is not None else None,
+        **_DEFAULTS,
+        **{name: value for name, value in record.client.items() if name in KEPT},
+        **asked,
+        "tools": list(map(_tool, record.client_tools)),
+    }
 
 
 def _usage(of: TokenUsage) -> Json:
@@ -133,10 +102,10 @@ def message(identifier: str, role: str, status: str, content: Sequence[Json] = (
     return item("message", identifier, role=role, status=status, content=list(content))
 
 
-def text_part(text: str, *, refusal: bool = False, annotations: Sequence[Json] = ()) -> Json:
+def text_part(text: str, *, refusal: bool = False) -> Json:
     if refusal:
         return {"type": "refusal", "refusal": text}
-    return {"type": "output_text", "text": text, "annotations": list(annotations), "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def server_call(identifier: str, call: ToolCall, agent: str, asked: str | None) -> Json:

@@ -27,7 +27,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
 }
 #: parameters that a response repeats and the agent does not need
-KEPT = ("background", "metadata", "previous_response_id", "store")
+KEPT = {"background", "metadata", "previous_response_id", "store"}
 #: within OpenAI's own bounds
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)

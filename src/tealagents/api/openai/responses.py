@@ -1,26 +1,41 @@
-"""Responses: created, read, streamed, cancelled, deleted. A response is a stretch of a request."""
+"""Responses: created, read, streamed, cancelled, deleted. A response is a stretch of a request.
+
+`resp_{request}_{n}` is the part of a request from its (n-1)th decision on, `msg_{request}_{n}_{i}`, `mcp_…`
+the ith item of its output, `conv_{task}` a conversation; `mcpr_{approval}_{i}`, `fc_…` and `call_…` the
+ith call of a pause, which waits for approval or is the client's to make.
+"""
+
+from datetime import timedelta
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import query, requests, stretches
-from tealagents.api.exchange import Exchange
+from tealagents.api import names, query, requests, stretches
+from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
-from tealagents.api.names import made
-from tealagents.api.openai import documents, errors, inputs, sending
+from tealagents.api.openai import documents, errors, inputs
 from tealagents.api.openai.fold import UNSEEN, ResponseFold
+from tealagents.api.openai.inputs import CreateResponse
+from tealagents.api.resent import Resent, in_words
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import AlreadyExists, InvalidRequest, NotFound
-from tealagents.domain.models import Caller, Json
+from tealagents.domain.errors import InvalidRequest, NotFound
+from tealagents.domain.models import Caller, Head, Json
+from tealagents.state import keys
+from tealagents.state.submission import NewMessage
+
+#: what was not to be stored is gone by then, even if the process dies before it can erase it
+UNSTORED_KEPT = timedelta(days=1)
 
 
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body = inputs.create(value)
-    stretch = await sending.send(exchange, caller, request, value, body, inputs.read(body.input))
+    stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
     headers, unstored = headers_of(stretch), stretch.record.client.get("store") is False
     if body.stream:
-        return _stream(exchange, stretch, forgets=unstored)
+        fold = ResponseFold(stretch, exchange.agent.name)
+        return stretches.stream(exchange, stretch, fold, headers, forgets=unstored)
     if body.background and not stretch.view.replayed:
         return json_response(await document(exchange, stretch), headers=headers)
     stretch = await stretches.settled(exchange, stretch, request.receive)
@@ -33,8 +48,55 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     return answer
 
 
+async def send(
+    exchange: Exchange, caller: Caller, request: Request, value: Any, body: CreateResponse, given: Resent
+) -> Stretch:
+    """Stores what was sent and begins to answer it. `value` is what an idempotency key stands for."""
+    streamed = bool(body.stream or body.background)
+    if given.answers:
+        kinds = ("mcpr", "fc", "call")
+        return await stretches.answered(exchange, caller, given.answers, *kinds, streamed=streamed)
+    now, key = exchange.tasks.records.clock.now(), key_in(request, value)
+    message = NewMessage(
+        items=given.items,
+        earlier=in_words(given.before),
+        instructions="\n\n".join(filter(None, (body.instructions, given.instructions))),
+        client_tools=tuple(
+            requests.client_tool(tool.name, tool.description or "", tool.parameters, "tools")
+            for tool in body.tools or ()
+        ),
+        metadata=dict(body.metadata or {}),
+        client=body.model_dump(include=inputs.KEPT, exclude_none=True),
+        expires_at=now + UNSTORED_KEPT if body.store is False else None,
+    )
+    if (previous := body.previous_response_id) is not None:
+        before, field = await find(exchange, caller, previous), "previous_response_id"
+        view = await stretches.continued(exchange, before, message, key, field=field, streamed=streamed)
+    else:
+        if body.conversation is not None:
+            _, head = await conversation(exchange, caller, body.conversation)
+            message = requests.added(message, head.task_id)
+        view = await exchange.submit(caller, message, key, streamed=streamed)
+    return await stretches.cut(exchange, view, 1)
+
+
+async def find(exchange: Exchange, caller: Caller, name: str) -> Stretch:
+    """The response with this id. `NotFound`, also where it is another user's."""
+    with names.unknown_as("response", name):
+        request_id, number = names.read("response", name, "resp")
+        return await stretches.cut(exchange, await requests.own(exchange, caller, request_id), number)
+
+
+async def conversation(exchange: Exchange, caller: Caller, name: str) -> tuple[str, Head]:
+    """A conversation that the caller may change, and its partition. `NotFound`, also for another user's."""
+    with names.unknown_as("conversation", name):
+        task_id, _ = names.read("conversation", name, "conv", numbered=False)
+        partition = await exchange.locate(caller, keys.task, task_id)
+        return partition, (await exchange.tasks.head(partition, task_id)).value
+
+
 async def retrieve(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
-    stretch = await sending.response(exchange, caller, response_id)
+    stretch = await find(exchange, caller, response_id)
     if not query.flag(request, "stream"):
         return json_response(await document(exchange, stretch))
     after = query.number(request, "starting_after", -1, lowest=0, highest=UNSEEN)
@@ -43,30 +105,24 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, respons
     except NotFound:
         kept = "is possible for 24 hours after the end. Retrieve the response without it"
         raise InvalidRequest("stream", kept) from None
-    return _stream(exchange, stretch, after=after)
+    fold = ResponseFold(stretch, exchange.agent.name, after=after)
+    return stretches.stream(exchange, stretch, fold, headers_of(stretch))
 
 
 async def input_items(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
-    stretch = await sending.response(exchange, caller, response_id)
+    stretch = await find(exchange, caller, response_id)
     return json_response(documents.page(await inputs_of(exchange, stretch), request))
 
 
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
-    stretch = await stretches.canceled(exchange, await sending.response(exchange, caller, response_id))
+    stretch = await stretches.canceled(exchange, await find(exchange, caller, response_id))
     return json_response(await document(exchange, stretch))
 
 
 async def delete(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     """Erases the conversation of a response that is its only one."""
-    stretch = await sending.response(exchange, caller, response_id)
-    record, partition = stretch.record, stretch.view.partition
-    head = (await exchange.tasks.head(partition, record.task_id)).value
-    if head.tail_seq > record.last_seq > 0 or record.first_seq > 1:
-        whole = made("conv", record.task_id)
-        raise AlreadyExists(
-            f"The response is part of {whole}, which holds others. Delete that to erase them all."
-        )
-    await exchange.eraser.delete_task(partition, record.task_id)
+    stretch = await find(exchange, caller, response_id)
+    await stretches.deleted(exchange, stretch, names.made("conv", stretch.record.task_id))
     return json_response(documents.deleted(response_id, "response"))
 
 
@@ -76,14 +132,9 @@ def headers_of(stretch: Stretch) -> dict[str, str]:
     return {"x-request-id": stretch.record.request_id, **replayed}
 
 
-def _stream(exchange: Exchange, stretch: Stretch, *, after: int = -1, forgets: bool = False) -> Response:
-    fold = ResponseFold(documents.about(stretch, exchange.agent.name), after=after)
-    return stretches.stream(exchange, stretch, fold, headers_of(stretch), forgets=forgets)
-
-
 async def document(exchange: Exchange, stretch: Stretch) -> Json:
     """The response as it stands, made from the history."""
-    fold = ResponseFold(documents.about(stretch, exchange.agent.name), after=UNSEEN)
+    fold = ResponseFold(stretch, exchange.agent.name, after=UNSEEN)
     response = (await stretches.folded(exchange, stretch, fold)).response
     if stretch.ended_at is not None and response["status"] == "completed":
         response["completed_at"] = int(stretch.ended_at.timestamp())
