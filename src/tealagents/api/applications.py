@@ -25,6 +25,8 @@ Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 #: the parameters of the path by their names
 Handler = Callable[..., Awaitable[Response]]
 
+#: headers of any answer that pages of other origins may see
+_SHOWN = ("retry-after", "www-authenticate")
 FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 
 
@@ -48,12 +50,12 @@ def application(
     refuse: Refuse,
     plain: Plain,
     *,
-    shown: Sequence[str] = ("retry-after", "www-authenticate"),
+    shown: Sequence[str] = (),
     urls: Mapping[str, str],
 ) -> Served:
     """A protocol at `path`. What is another user's is reported as not found.
 
-    `shown` are headers of answers that pages of other origins may see.
+    `shown` are headers of answers that pages of other origins may see, besides `_SHOWN`.
     """
     resource = exchange.resource(path)
 
@@ -90,5 +92,5 @@ def _from_elsewhere(exchange: Exchange, app: ASGIApp, shown: Sequence[str]) -> A
     if not origins:
         return app
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=shown
+        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[*_SHOWN, *shown]
     )

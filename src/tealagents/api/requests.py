@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -31,6 +32,8 @@ from tealagents.state.submission import Key, NewMessage
 
 #: requests of one task that are looked through
 MOST_REQUESTS = 50
+#: how long a task that was not to be stored may be there at most
+UNSTORED_KEPT = timedelta(days=1)
 #: of the ids that clients' names stand for
 _NAMESPACE = uuid.UUID("5b0f7a4e-6a3c-4c53-9d5e-2f8f1f0c7a11")
 
@@ -213,6 +216,11 @@ async def page(
     found = await latest.page(exchange.tasks, partition, wanted, behind=behind, limit=limit)
     views = [RequestView(record=each, partition=partition, caller=caller, own=True) for each in found.records]
     return views, str(found.last or ""), found.total
+
+
+def unstored_until(exchange: Exchange) -> datetime:
+    """When a task that was not to be stored is gone, even if the process dies before it can erase it."""
+    return exchange.tasks.records.clock.now() + UNSTORED_KEPT
 
 
 async def forget(exchange: Exchange, view: RequestView) -> None:

@@ -251,6 +251,15 @@ async def recorded(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Sequen
         yield kept
 
 
+def check_kept(exchange: Exchange, stretch: Stretch, field: str) -> None:
+    """`InvalidRequest`, naming `field`, where the recorded events of a stretch are no longer there."""
+    try:
+        exchange.replay(stretch.view, after=0)
+    except NotFound:
+        kept = "is possible for 24 hours after the end; what came of it can still be read"
+        raise InvalidRequest(field, kept) from None
+
+
 def stream(
     exchange: Exchange,
     stretch: Stretch,

@@ -11,22 +11,17 @@ from tealagents.api.openai import chat, conversations, errors, responses
 from tealagents.api.protocols import Served
 from tealagents.domain.models import Caller, Json
 
-#: headers of answers that pages of other origins may see
-_SHOWN = (
-    *("idempotent-replayed", "retry-after", "www-authenticate"),
-    *(chat.HEADER, "x-request-id", "x-should-retry"),
-)
+#: headers of answers that pages of other origins may see as well
+_SHOWN = (chat.HEADER, "idempotent-replayed", "x-request-id", "x-should-retry")
 
 
 async def _models(exchange: Exchange, _: Caller, __: Request, model: str | None = None) -> Response:
     """The agent is the one model there is."""
     name = exchange.agent.name
     found: Json = {"id": name, "object": "model", "created": 0, "owned_by": "tealagents"}
-    if model is None:
-        return json_response({"object": "list", "data": [found]})
-    if model != name:
-        raise unknown("model", model)
-    return json_response(found)
+    if model not in (None, name):
+        raise unknown("model", str(model))
+    return json_response(found if model else {"object": "list", "data": [found]})
 
 
 _RESPONSE, _CONVERSATION = "/responses/{response_id}", "/conversations/{conversation_id}"

@@ -25,19 +25,6 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
 HEADER = "x-conversation-id"
-#: parameters that would change what comes back, and what they may ask for; all others are ignored
-_ONLY: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("audio", "moderation", "web_search_options"), (None,)),
-    **dict.fromkeys(("function_call", "tool_choice"), (None, "auto")),
-    "functions": (None, []),
-    "stop": (None, []),
-    "logit_bias": (None, {}),
-    "modalities": (None, ["text"]),
-    "n": (None, 1),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "response_format": (None, {"type": "text"}),
-}
 
 
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
@@ -54,17 +41,14 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     failure = stretch.record.error
     if failure is not None and stretch.status in ("Failed", "Canceled"):
         return errors.respond_failure(failure, headers)
-    return json_response((await stretches.folded(exchange, stretch, chunks)).completion(), headers=headers)
-
-
-# --- what comes in -------------------------------------------------------------------------------
+    return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
 
 
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     """The body of a completion, as that of a response."""
     if not isinstance(value, dict):
         raise InvalidRequest("body", "must be a JSON object")
-    bodies.refuse_unless(value, _ONLY)
+    bodies.refuse_unless(value, inputs.ONLY)
     messages, tools = value.get("messages"), value.get("tools")
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise InvalidRequest("messages", "must be an array of messages")
@@ -98,21 +82,26 @@ def _flat(tool: Any) -> Any:
     return tool
 
 
-# --- what goes out -------------------------------------------------------------------------------
-
-
 class Chunks(EventFold):
     """The fold of one stretch: the chunks of its stream, and the completion that they add up to."""
 
     def __init__(self, stretch: Stretch, agent: str) -> None:
         super().__init__()
         self._stretch = stretch
-        self._agent = agent
         #: whether the stream reports what was used
         self.with_usage = False
+        identifier = made("chatcmpl", stretch.record.request_id, stretch.number)
+        head = {"id": identifier, "created": int(stretch.created_at.timestamp()), "model": agent}
+        self._chunk_head: Json = {**head, "object": "chat.completion.chunk"}
         self._message: Json = {"role": "assistant", "content": None, "refusal": None}
-        self._finish = "stop"
-        self._spent: Json | None = None
+        self._choice = {"index": 0, "message": self._message, "finish_reason": "stop", "logprobs": None}
+        #: what the chunks add up to
+        self.completion: Json = {
+            **head,
+            "object": "chat.completion",
+            "choices": [self._choice],
+            "usage": None,
+        }
 
     def started(self, status: str) -> None:
         self._chunk({"role": "assistant", "content": ""})
@@ -146,26 +135,17 @@ class Chunks(EventFold):
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         self.frames += [sse.data(errors.of_failure(failure)), DONE]
 
-    def completion(self) -> Json:
-        choice = {"index": 0, "message": self._message, "finish_reason": self._finish, "logprobs": None}
-        return {**self._document("chat.completion"), "choices": [choice], "usage": self._spent}
-
     def _end(self, finish: str, total: TokenUsage) -> None:
-        self._finish = finish
-        self._spent = asdict(self._stretch.spent(total))
+        self._choice["finish_reason"] = finish
+        self.completion["usage"] = spent = asdict(self._stretch.spent(total))
         self._chunk({}, finish)
         if self.with_usage:
-            self._send([], self._spent)
+            self._send([], spent)
         self.frames.append(DONE)
 
     def _chunk(self, delta: Json, finish: str | None = None) -> None:
         self._send([{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}])
 
     def _send(self, choices: list[Json], usage: Json | None = None) -> None:
-        chunk = {**self._document("chat.completion.chunk"), "choices": choices}
+        chunk = {**self._chunk_head, "choices": choices}
         self.frames.append(sse.data({**chunk, "usage": usage} if self.with_usage else chunk))
-
-    def _document(self, kind: str) -> Json:
-        stretch, created = self._stretch, int(self._stretch.created_at.timestamp())
-        identifier = made("chatcmpl", stretch.record.request_id, stretch.number)
-        return {"id": identifier, "object": kind, "created": created, "model": self._agent}

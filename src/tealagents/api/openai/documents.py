@@ -12,7 +12,6 @@ from tealagents.domain.models import (
     Approval,
     ClientTool,
     Decision,
-    Failure,
     Head,
     Json,
     Message,
@@ -20,40 +19,27 @@ from tealagents.domain.models import (
     ToolCall,
 )
 
-#: what a response says, unless it repeats something else of its request; most of it is decided by the agent's
-#: config, and this API can neither show nor change it
+#: what a response says where nothing else is known of it; most of it is decided by the agent's config, and
+#: this API can neither show nor change it
 _DEFAULTS: Json = {
-    **dict.fromkeys(("instructions", "previous_response_id")),
+    **dict.fromkeys(("completed_at", "error", "incomplete_details", "max_output_tokens", "max_tool_calls")),
+    **dict.fromkeys(("previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier")),
+    **dict.fromkeys(("usage", "user")),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
+    **dict.fromkeys(("temperature", "top_p"), 1),
     "background": False,
     "metadata": {},
-    "store": True,
-    "tools": [],
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "temperature": 1,
-    "top_p": 1,
-    "top_logprobs": 0,
-    **dict.fromkeys(("max_output_tokens", "max_tool_calls", "prompt_cache_key", "reasoning", "user")),
     "parallel_tool_calls": True,
-    "safety_identifier": None,
     "service_tier": "default",
+    "store": True,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "truncation": "disabled",
 }
 
 
-def response(
-    stretch: Stretch,
-    agent: str,
-    status: str,
-    output: Sequence[Json] = (),
-    *,
-    total: TokenUsage | None = None,
-    failure: Failure | None = None,
-    cut_short: str | None = None,
-) -> Json:
-    """The response as it stands; `total` is what its request has used so far."""
+def response(stretch: Stretch, agent: str, **now: object) -> Json:
+    """A response; `now` is how it stands."""
     record, asked = stretch.record, {"instructions": stretch.record.instructions or None}
     if stretch.before is not None:
         asked["previous_response_id"] = made("resp", record.request_id, stretch.number - 1)
@@ -61,22 +47,17 @@ def response(
         "id": made("resp", record.request_id, stretch.number),
         "object": "response",
         "created_at": int(stretch.created_at.timestamp()),
-        "completed_at": None,
-        "status": status,
         "conversation": {"id": made("conv", record.task_id)},
-        "error": failure and {"code": "server_error", "message": failure.detail, "type": failure.code},
-        "incomplete_details": {"reason": cut_short} if cut_short else None,
         "model": agent,
-        "output": list(output),
-        "usage": _usage(stretch.spent(total)) if total is not None else None,
+        "tools": list(map(_tool, record.client_tools)),
         **_DEFAULTS,
         **{name: value for name, value in record.client.items() if name in KEPT},
         **asked,
-        "tools": list(map(_tool, record.client_tools)),
+        **now,
     }
 
 
-def _usage(of: TokenUsage) -> Json:
+def usage(of: TokenUsage) -> Json:
     return {
         "input_tokens": of.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -91,15 +72,9 @@ def _tool(of: ClientTool) -> Json:
     return {"type": "function", **shown, "strict": False}
 
 
-# --- items ---------------------------------------------------------------------------------------
-
-
-def item(kind: str, identifier: str, **fields: object) -> Json:
-    return {"id": identifier, "type": kind, **fields}
-
-
 def message(identifier: str, role: str, status: str, content: Sequence[Json] = ()) -> Json:
-    return item("message", identifier, role=role, status=status, content=list(content))
+    said = {"role": role, "status": status, "content": list(content)}
+    return {"id": identifier, "type": "message", **said}
 
 
 def text_part(text: str, *, refusal: bool = False) -> Json:
@@ -111,16 +86,16 @@ def text_part(text: str, *, refusal: bool = False) -> Json:
 def server_call(identifier: str, call: ToolCall, agent: str, asked: str | None) -> Json:
     """A call that the service makes; `asked` is the request to approve it."""
     begun = {"status": "in_progress", "approval_request_id": asked, "output": None, "error": None}
-    return item("mcp_call", identifier, **_of_service(call, agent), **begun)
+    return {"id": identifier, "type": "mcp_call", **_of_service(call, agent), **begun}
 
 
 def waiting(approval: Approval, n: int, agent: str) -> Json:
     """A call of a pause: one for the client to make, or one that waits for approval."""
     call, pause = approval.calls[n], approval.approval_id
     if not call.by_client:
-        return item("mcp_approval_request", made("mcpr", pause, n), **_of_service(call, agent))
+        return {"id": made("mcpr", pause, n), "type": "mcp_approval_request", **_of_service(call, agent)}
     asked = {"name": call.tool, "arguments": call.arguments, "status": "completed"}
-    return item("function_call", made("fc", pause, n), call_id=made("call", pause, n), **asked)
+    return {"id": made("fc", pause, n), "type": "function_call", "call_id": made("call", pause, n), **asked}
 
 
 def _of_service(call: ToolCall, agent: str) -> Json:
@@ -132,11 +107,11 @@ def answer(approval: Approval, n: int, decision: Decision) -> Json:
     """What was decided of a call, or what came of it at the client, as an item of the input."""
     pause = approval.approval_id
     if approval.calls[n].by_client:
-        done = {"output": decision.output or "", "status": "completed"}
-        return item("function_call_output", made("fco", pause, n), call_id=made("call", pause, n), **done)
+        done = {"call_id": made("call", pause, n), "output": decision.output or "", "status": "completed"}
+        return {"id": made("fco", pause, n), "type": "function_call_output", **done}
     decided = {"approve": decision.action == "approve", "reason": approval.reason}
-    asked = made("mcpr", pause, n)
-    return item("mcp_approval_response", made("mcpa", pause, n), approval_request_id=asked, **decided)
+    asked = {"approval_request_id": made("mcpr", pause, n)}
+    return {"id": made("mcpa", pause, n), "type": "mcp_approval_response", **asked, **decided}
 
 
 def said(of: Message) -> Json:
@@ -151,9 +126,6 @@ def said(of: Message) -> Json:
             for each in of.items
         ]
     return message(made("msg", of.message_id), of.role, "completed", content)
-
-
-# --- the rest ------------------------------------------------------------------------------------
 
 
 def conversation(head: Head) -> Json:

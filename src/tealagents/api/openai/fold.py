@@ -13,7 +13,7 @@ from tealagents.api.openai import documents
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import Event, Started, ToolReturned
-from tealagents.domain.models import Approval, Failure, Json, Outcome, ToolCall
+from tealagents.domain.models import Approval, Failure, Json, Outcome, TokenUsage, ToolCall
 
 DONE = b"data: [DONE]\n\n"
 #: finish reasons with which an answer is not whole
@@ -45,7 +45,8 @@ class ResponseFold(EventFold):
     @property
     def response(self) -> Json:
         """The document of the response so far."""
-        return documents.response(self._stretch, self._agent, self._status, self._output, **self._outcome)
+        now = {"status": self._status, "output": self._output, **self._outcome}
+        return documents.response(self._stretch, self._agent, **now)
 
     def take(self, event: Event) -> None:
         """The response is there with its first event, and under way with the first that is no start."""
@@ -87,8 +88,6 @@ class ResponseFold(EventFold):
     def _item_id(self, kind: str) -> str:
         return made(kind, self._stretch.record.request_id, self._stretch.number, len(self._output))
 
-    # --- text ------------------------------------------------------------------------------------
-
     def text(self, text: str, *, refusal: bool = False) -> None:
         kind = "refusal" if refusal else "output_text"
         if self._part.get("type") != kind:
@@ -118,8 +117,6 @@ class ResponseFold(EventFold):
         self._output[-1] |= {"status": status, "content": [part]}
         self._done(place)
 
-    # --- calls -----------------------------------------------------------------------------------
-
     def called(self, call: ToolCall) -> None:
         before = self._stretch.before
         places = {each.id: n for n, each in enumerate(before.calls)} if before else {}
@@ -146,16 +143,7 @@ class ResponseFold(EventFold):
         self._emit(f"mcp_call.{item['status']}", **place)
         self._done(place)
 
-    def _give_up_calls(self) -> None:
-        for place in self._calls.values():
-            self._output[place["output_index"]]["status"] = "incomplete"
-            self._done(place)
-        self._calls.clear()
-
-    # --- ends ------------------------------------------------------------------------------------
-
     def paused(self, approval: Approval) -> None:
-        self._give_up_calls()
         if approval.authorizations:
             self._link(approval)
         for n, call in enumerate(approval.calls):
@@ -167,7 +155,7 @@ class ResponseFold(EventFold):
         if approval.status in ("canceled", "expired"):
             self._finish("cancelled")
         else:
-            self._finish("completed", total=approval.usage)
+            self._finish("completed", approval.usage)
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
@@ -182,15 +170,25 @@ class ResponseFold(EventFold):
         self._close("completed")
 
     def completed(self, outcome: Outcome) -> None:
-        cut_short = _CUT_SHORT.get(outcome.finish_reason or "")
-        self._finish("incomplete" if cut_short else "completed", total=outcome.usage, cut_short=cut_short)
+        reason = _CUT_SHORT.get(outcome.finish_reason or "")
+        details = {"incomplete_details": {"reason": reason}} if reason else {}
+        self._finish("incomplete" if reason else "completed", outcome.usage, **details)
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
-        self._finish("cancelled" if canceled else "failed", failure=None if canceled else failure)
+        error = {"code": "server_error", "message": failure.detail, "type": failure.code}
+        if canceled:
+            self._finish("cancelled")
+        else:
+            self._finish("failed", error=error)
 
-    def _finish(self, status: str, **outcome: object) -> None:
+    def _finish(self, status: str, total: TokenUsage | None = None, **outcome: object) -> None:
+        """`total` is what the request has used so far."""
         self._close("completed" if status == "completed" else "incomplete")
-        self._give_up_calls()
+        for place in self._calls.values():
+            self._output[place["output_index"]]["status"] = "incomplete"
+            self._done(place)
+        if total is not None:
+            outcome["usage"] = documents.usage(self._stretch.spent(total))
         # there is no event for a response that was cancelled: its status says it
         self._show("failed" if status == "cancelled" else status, status, **outcome)
         self.frames.append(DONE)

@@ -19,12 +19,18 @@ _IGNORED = (
     *("prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "temperature"),
     *("top_p", "truncation", "user"),
 )
-#: parameters that would change what comes back, and what they may ask for
-_ONLY: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("background_options", "max_tool_calls", "moderation", "prompt"), (None,)),
-    "context_management": (None, []),
-    "tool_choice": (None, "auto"),
+#: parameters that would change what comes back, of Responses and Chat Completions, and what they may ask for
+ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("audio", "background_options", "max_tool_calls", "moderation", "prompt"), (None,)),
+    **dict.fromkeys(("context_management", "functions", "stop"), (None, [])),
+    **dict.fromkeys(("function_call", "tool_choice"), (None, "auto")),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "modalities": (None, ["text"]),
+    "n": (None, 1),
+    "response_format": (None, {"type": "text"}),
     "top_logprobs": (None, 0),
+    "web_search_options": (None,),
 }
 #: parameters that a response repeats and the agent does not need
 KEPT = {"background", "metadata", "previous_response_id", "store"}
@@ -55,14 +61,6 @@ def _id_of(given: Any) -> Any:
     return given["id"] if isinstance(given, dict) and "id" in given else given
 
 
-class TextFormat(BaseModel):
-    type: Literal["text"] = "text"
-
-
-class TextOptions(BaseModel):
-    format: TextFormat | None = None
-
-
 class CreateResponse(Incoming):
     """The body of a new response."""
 
@@ -72,7 +70,7 @@ class CreateResponse(Incoming):
     previous_response_id: str | None = None
     conversation: Annotated[str, BeforeValidator(_id_of)] | None = None
     tools: list[FunctionTool] | None = None
-    text: TextOptions | None = None
+    text: dict[str, Any] | None = None
     stream: bool | None = None
     background: bool | None = None
     store: bool | None = None
@@ -94,9 +92,11 @@ class MoreItems(Incoming):
 def create(value: Any) -> CreateResponse:
     """The body of a new response; `InvalidRequest` names the parameter that cannot be served."""
     if isinstance(value, dict):
-        bodies.refuse_unless(value, _ONLY)
-        value = {name: each for name, each in value.items() if name not in _IGNORED and name not in _ONLY}
+        bodies.refuse_unless(value, ONLY)
+        value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
     body = bodies.validated(CreateResponse, value)
+    text_format = (body.text or {}).get("format")
+    bodies.refuse_unless({"text.format": text_format}, {"text.format": (None, {"type": "text"})})
     if body.store is False and body.background:
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if body.conversation is not None and body.previous_response_id is not None:
@@ -123,8 +123,6 @@ def messages(given: Sequence[Json]) -> list[Earlier]:
         said.append(entry)
     return said
 
-
-# --- items ---------------------------------------------------------------------------------------
 
 #: output of ours that may come again, and says nothing that the history needs
 _SILENT = ("mcp_approval_request", "mcp_list_tools", "reasoning")

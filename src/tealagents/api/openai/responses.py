@@ -5,7 +5,6 @@ the ith item of its output, `conv_{task}` a conversation; `mcpr_{approval}_{i}`,
 ith call of a pause, which waits for approval or is the client's to make.
 """
 
-from datetime import timedelta
 from typing import Any
 
 from starlette.requests import Request
@@ -19,13 +18,9 @@ from tealagents.api.openai.fold import UNSEEN, ResponseFold
 from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Resent, in_words
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state import keys
 from tealagents.state.submission import NewMessage
-
-#: what was not to be stored is gone by then, even if the process dies before it can erase it
-UNSTORED_KEPT = timedelta(days=1)
 
 
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
@@ -56,7 +51,6 @@ async def send(
     if given.answers:
         kinds = ("mcpr", "fc", "call")
         return await stretches.answered(exchange, caller, given.answers, *kinds, streamed=streamed)
-    now, key = exchange.tasks.records.clock.now(), key_in(request, value)
     message = NewMessage(
         items=given.items,
         earlier=in_words(given.before),
@@ -67,8 +61,9 @@ async def send(
         ),
         metadata=dict(body.metadata or {}),
         client=body.model_dump(include=inputs.KEPT, exclude_none=True),
-        expires_at=now + UNSTORED_KEPT if body.store is False else None,
+        expires_at=requests.unstored_until(exchange) if body.store is False else None,
     )
+    key = key_in(request, value)
     if (previous := body.previous_response_id) is not None:
         before, field = await find(exchange, caller, previous), "previous_response_id"
         view = await stretches.continued(exchange, before, message, key, field=field, streamed=streamed)
@@ -100,11 +95,7 @@ async def retrieve(exchange: Exchange, caller: Caller, request: Request, respons
     if not query.flag(request, "stream"):
         return json_response(await document(exchange, stretch))
     after = query.number(request, "starting_after", -1, lowest=0, highest=UNSEEN)
-    try:
-        exchange.replay(stretch.view, after=0)
-    except NotFound:
-        kept = "is possible for 24 hours after the end. Retrieve the response without it"
-        raise InvalidRequest("stream", kept) from None
+    stretches.check_kept(exchange, stretch, "stream")
     fold = ResponseFold(stretch, exchange.agent.name, after=after)
     return stretches.stream(exchange, stretch, fold, headers_of(stretch))
 
@@ -147,6 +138,5 @@ async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
     if before is None:
         asked = await stretches.asked(exchange, stretch)
         return [documents.said(asked)] if asked is not None else []
-    decisions = {decision.id: decision for decision in before.decisions}
-    answered = [n for n, call in enumerate(before.calls) if call.id in decisions]
-    return [documents.answer(before, n, decisions[before.calls[n].id]) for n in answered]
+    places = {call.id: n for n, call in enumerate(before.calls)}
+    return [documents.answer(before, places[each.id], each) for each in before.decisions]
