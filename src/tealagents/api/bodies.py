@@ -215,8 +215,7 @@ def _check_text(text: str) -> None:
 
 def validated(kind: type[T], value: Any) -> T:
     """`value` as a model, or `InvalidRequest` naming the first field that is wrong and all the others."""
-    if not isinstance(value, dict):
-        raise InvalidRequest("body", f"must be a JSON object, not {_kind_of(value)}")
+    _check_object(value)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -231,8 +230,14 @@ def string(of: Json, name: str, where: str) -> str:
     return value
 
 
-def refuse_unless(value: Json, possible: Mapping[str, tuple[Any, ...]]) -> None:
+def _check_object(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InvalidRequest("body", f"must be a JSON object, not {_kind_of(value)}")
+
+
+def refuse_unless(value: Any, possible: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses fields that ask for what this service does not do, by name; `possible` is what they may say."""
+    _check_object(value)
     for name, taken in possible.items():
         if value.get(name) not in taken:
             raise InvalidRequest(name, "is not supported by this service")

@@ -46,8 +46,6 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
 
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     """The body of a completion, as that of a response."""
-    if not isinstance(value, dict):
-        raise InvalidRequest("body", "must be a JSON object")
     bodies.refuse_unless(value, inputs.ONLY)
     messages, tools = value.get("messages"), value.get("tools")
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):

@@ -73,8 +73,7 @@ def _tool(of: ClientTool) -> Json:
 
 
 def message(identifier: str, role: str, status: str, content: Sequence[Json] = ()) -> Json:
-    said = {"role": role, "status": status, "content": list(content)}
-    return {"id": identifier, "type": "message", **said}
+    return {"id": identifier, "type": "message", "role": role, "status": status, "content": list(content)}
 
 
 def text_part(text: str, *, refusal: bool = False) -> Json:

@@ -91,7 +91,7 @@ class ResponseFold(EventFold):
     def text(self, text: str, *, refusal: bool = False) -> None:
         kind = "refusal" if refusal else "output_text"
         if self._part.get("type") != kind:
-            self._close("completed")
+            self.text_ended()
             self._part = documents.text_part("", refusal=refusal)
             message = documents.message(self._item_id("msg"), "assistant", "in_progress")
             self._place = {**self._add(message), "content_index": 0}
@@ -99,11 +99,8 @@ class ResponseFold(EventFold):
         self._text.append(text)
         self._emit(f"{kind}.delta", **self._place, delta=text, **({} if refusal else {"logprobs": []}))
 
-    def text_ended(self) -> None:
-        self._close("completed")
-
-    def _close(self, status: str) -> None:
-        """The message is whole, or stays as it is."""
+    def text_ended(self, status: str = "completed") -> None:
+        """The message is whole, or stays as it is (`incomplete`)."""
         part, place, text = self._part, self._place, "".join(self._text)
         if not part:
             return
@@ -152,10 +149,8 @@ class ResponseFold(EventFold):
             if call.by_client:
                 self._arguments("function_call_arguments", place, call)
             self._done(place)
-        if approval.status in ("canceled", "expired"):
-            self._finish("cancelled")
-        else:
-            self._finish("completed", approval.usage)
+        gone = approval.status in ("canceled", "expired")
+        self._finish("cancelled" if gone else "completed", None if gone else approval.usage)
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
@@ -167,23 +162,23 @@ class ResponseFold(EventFold):
             end = start + len(url)
             cited = {"type": "url_citation", "url": url, "title": str(each["server"])}
             self._part["annotations"].append({**cited, "start_index": start, "end_index": end})
-        self._close("completed")
+        self.text_ended()
 
     def completed(self, outcome: Outcome) -> None:
         reason = _CUT_SHORT.get(outcome.finish_reason or "")
-        details = {"incomplete_details": {"reason": reason}} if reason else {}
-        self._finish("incomplete" if reason else "completed", outcome.usage, **details)
+        status = "incomplete" if reason else "completed"
+        self._finish(status, outcome.usage, incomplete_details=reason and {"reason": reason})
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
-        error = {"code": "server_error", "message": failure.detail, "type": failure.code}
         if canceled:
             self._finish("cancelled")
         else:
+            error = {"code": "server_error", "message": failure.detail, "type": failure.code}
             self._finish("failed", error=error)
 
     def _finish(self, status: str, total: TokenUsage | None = None, **outcome: object) -> None:
         """`total` is what the request has used so far."""
-        self._close("completed" if status == "completed" else "incomplete")
+        self.text_ended("completed" if status == "completed" else "incomplete")
         for place in self._calls.values():
             self._output[place["output_index"]]["status"] = "incomplete"
             self._done(place)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies, items, resent
 from tealagents.api.decisions import CallAnswer
@@ -56,11 +56,6 @@ class FunctionTool(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-def _id_of(given: Any) -> Any:
-    """The id of what is named by it, or by an object with it."""
-    return given["id"] if isinstance(given, dict) and "id" in given else given
-
-
 class CreateResponse(Incoming):
     """The body of a new response."""
 
@@ -68,7 +63,7 @@ class CreateResponse(Incoming):
     instructions: str | None = None
     metadata: Metadata | None = None
     previous_response_id: str | None = None
-    conversation: Annotated[str, BeforeValidator(_id_of)] | None = None
+    conversation: str | None = None
     tools: list[FunctionTool] | None = None
     text: dict[str, Any] | None = None
     stream: bool | None = None
@@ -91,9 +86,10 @@ class MoreItems(Incoming):
 
 def create(value: Any) -> CreateResponse:
     """The body of a new response; `InvalidRequest` names the parameter that cannot be served."""
-    if isinstance(value, dict):
-        bodies.refuse_unless(value, ONLY)
-        value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
+    bodies.refuse_unless(value, ONLY)
+    value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
+    if isinstance(named := value.get("conversation"), dict):
+        value["conversation"] = named.get("id", named)
     body = bodies.validated(CreateResponse, value)
     text_format = (body.text or {}).get("format")
     bodies.refuse_unless({"text.format": text_format}, {"text.format": (None, {"type": "text"})})
@@ -124,10 +120,6 @@ def messages(given: Sequence[Json]) -> list[Earlier]:
     return said
 
 
-#: output of ours that may come again, and says nothing that the history needs
-_SILENT = ("mcp_approval_request", "mcp_list_tools", "reasoning")
-
-
 def _entry(each: Json, where: str) -> Entry:
     match each.get("type") or "message":
         case "message":
@@ -145,11 +137,10 @@ def _entry(each: Json, where: str) -> Entry:
         case "mcp_call":
             text = f"{made('', each).text} returned: {each.get('output') or each.get('error')}"
             return Earlier("assistant", (Item("text", text),))
-        case kind if kind in _SILENT:
+        case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs
             return Made()
         case kind:
-            unknown = f"{bodies.short(str(kind))} is no input that this service takes"
-            raise InvalidRequest(f"{where}.type", unknown)
+            raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is no input of this service")
 
 
 def message(each: Json, where: str) -> Earlier | Instruction:
