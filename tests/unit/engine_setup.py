@@ -304,6 +304,7 @@ async def process(
     finally:
         for run in list(made.service._runs.values()):
             run.stop(Stop(None))
+        made.tasks.stop()
         await asyncio.sleep(0)
         await made.lease.stop()
 

@@ -317,6 +317,22 @@ async def test_a_history_that_was_made_here_is_not_read_again() -> None:
         assert len(here.model.calls[-1].prompt) == 7
 
 
+async def test_a_run_that_ends_with_its_process_is_left_to_others() -> None:
+    """Nothing is begun for it any more: a task made while the event loop ends would never be finished."""
+    store = Faulty(MemoryStore())
+    async with process(store, Scripted(waits(asyncio.Event()))) as here:
+        await here.send(streamed=True)
+        while not here.model.calls:
+            await asyncio.sleep(0)
+        (carrying,) = here.service._carrying
+        here.tasks.stop()
+        before, commits = asyncio.all_tasks(), list(store.commits)
+        carrying.cancel()
+        await asyncio.wait([carrying])
+        assert asyncio.all_tasks() <= before
+        assert store.commits == commits
+
+
 async def test_waiting_costs_the_same_however_many_wait() -> None:
     """One look at the task serves all who wait for it; each is answered in its turn. covers: STATE-5"""
     gate, looks = asyncio.Event(), 0

@@ -22,6 +22,7 @@ async def stale(here: Process, worker: Process) -> tuple[str, str]:
     """A task and its request that a process has left running and that is dead."""
     sent = await worker.send()
     await worker.lease._retire()
+    worker.tasks.stop()
     return sent.request.task_id, sent.request.request_id
 
 

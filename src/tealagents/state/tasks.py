@@ -134,7 +134,8 @@ class Tasks:
         self.begun_here: Counter[str] = Counter()
         #: of these, what was ended before its run was stopped
         self.ended_early: set[str] = set()
-        self._leaving: set[asyncio.Task[None]] = set()
+        #: what ends requests that no run here carries on; None once the process ends
+        self._leaving: set[asyncio.Task[None]] | None = set()
         lifetime = KEPT_SECONDS + rules.approval_expiry_seconds + rules.request_timeout_seconds
         self.key_life = KeyLife(running=lifetime, ended=KEPT_SECONDS)
         self.streams = StreamLog(records, lifetime)
@@ -246,12 +247,17 @@ class Tasks:
             self.ended_early.discard(request_id)
 
     def stop(self) -> None:
-        """The process ends: what it has left behind is for others, once its lease has lapsed."""
-        for task in self._leaving:
+        """The process ends: what it leaves behind is for others, once its lease has lapsed."""
+        leaving, self._leaving = self._leaving or (), None
+        for task in leaving:
             task.cancel()
 
     def leave(self, partition: str, request_id: str) -> None:
         """No run here carries the request on: ends it, if it is there, as other processes cannot know."""
+        if (
+            self._leaving is None
+        ):  # it was canceled with the event loop, in which no new task comes to its end
+            return
         task = asyncio.create_task(self._see_ended(partition, request_id, self.lease.worker_id))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
