@@ -63,6 +63,17 @@ async def test_a_failure_that_is_completed_is_lost(world: World) -> None:
     assert (await world.verdict()).faults.keys() == {"lost"}
 
 
+async def test_a_first_message_that_failed_is_looked_for_in_its_task() -> None:
+    """No answer named the task that it made; the refusal did."""
+    env = {"TA_BASE_URL": "http://127.0.0.1:1/v1", "TA_API_KEY": "k", "TA_AUTH": "mock"}
+    with ServiceThread(agent_config(), env) as service:
+        async with service.async_client() as http:
+            history = ClientHistory()
+            failed = await Correspondent(history, http, [service.url], random.Random(1)).send(None)
+            assert failed.code == "model_error"
+            assert (await check(history, http, [service.url])).faults == {}
+
+
 async def test_the_same_message_twice_is_doubled(world: World) -> None:
     """The service was sent a word a second time, behind the checker's back."""
     body = {"items": [{"content_type": "text", "content": "word-2"}], "task_id": world.first.task_id}

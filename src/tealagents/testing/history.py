@@ -178,6 +178,7 @@ class Correspondent:
             return "uncertain"
         operation.outcome, operation.code, operation.detail = "failed", code, document.get("detail")
         operation.request_id = document.get("request_id")
+        operation.task_id = operation.task_id or document.get("task_id")  # the first message has made one
         return "answered"
 
     async def _stream(
