@@ -46,12 +46,13 @@ REFUSALS: dict[str, Callable[[Json], bool]] = {
 
 
 class ShiftedClock(SystemClock):
-    """The machine's clock, set forward by as much as a test says."""
+    """The machine's clock, set forward by as much as a test says, or stopped by it."""
 
     shift = timedelta(0)
+    stopped: datetime | None = None
 
     def now(self) -> datetime:
-        return datetime.now(UTC) + self.shift
+        return (self.stopped or datetime.now(UTC)) + self.shift
 
 
 class Guarded:
@@ -86,7 +87,7 @@ def guarded() -> Iterator[Guarded]:
 @pytest.fixture(autouse=True)
 def _clock_is_right_again(guarded: Guarded) -> Iterator[None]:
     yield
-    guarded.clock.shift = timedelta(0)
+    guarded.clock.shift, guarded.clock.stopped = timedelta(0), None
 
 
 def metadata_url(service: ServiceThread, origin: str | None = None, protocol: str = "") -> str:
@@ -109,6 +110,7 @@ def test_every_hostile_token_is_refused_on_every_route(
     invalid = place + ', error="invalid_token", error_description="The access token is not valid here"'
     lacking = place + f', error="insufficient_scope", scope="{SCOPE}"'
     connection = http.client.HTTPConnection("127.0.0.1", guarded.service.port, timeout=30)
+    guarded.clock.stopped = guarded.clock.now()  # what is not valid yet stays so, however long this takes
     tokens = [(hostile, hostile.make(guarded.forge)) for hostile in SENDABLE]
     with caplog.at_level(logging.DEBUG):
         for n, where in enumerate(each for each in guarded.places if each.protocol == protocol):

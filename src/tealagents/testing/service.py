@@ -26,6 +26,8 @@ from tealagents.testing.clock import ShiftedClock, advance
 
 #: seconds a service may take to answer before its start is given up; one that has ended is noticed at once
 START_SECONDS = 120.0
+#: seconds that its clients wait for an answer; they pass only where none comes
+ANSWER_SECONDS = 120.0
 #: ports that are tried, because another process may take one between the look and the start
 PORTS_TRIED = 5
 
@@ -90,7 +92,8 @@ class RunningService:
         """Plain http: loading certificates of authorities would cost more than ten requests."""
         headers = {"authorization": f"Bearer {user}"} if user else {}
         headers |= options.pop("headers", {})
-        return {"base_url": self.url, "headers": headers, "timeout": 30, "verify": False, **options}
+        made = {"base_url": self.url, "headers": headers, "timeout": ANSWER_SECONDS, "verify": False}
+        return {**made, **options}
 
     def _wait_until_it_answers(self, alive: Any) -> None:
         deadline = time.monotonic() + START_SECONDS
