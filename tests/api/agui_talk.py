@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,12 @@ from tealagents.testing.service import ServiceThread, offline_service
 Json = dict[str, Any]
 
 PLUGINS = Path(__file__).parent / "working" / "custom_plugins.py"
-#: an agent with tools, served over AG-UI
-SPEC: Json = {"protocols": ["ag-ui"], "agent": {"plugins": ["Work"]}}
+#: an agent with tools, served over AG-UI; streams are compared byte for byte, so none has a keepalive in it
+SPEC: Json = {
+    "protocols": ["ag-ui"],
+    "agent": {"plugins": ["Work"]},
+    "limits": {"keepalive_seconds": 3600},
+}
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 #: the page's own tool
 WEATHER: Json = {
@@ -108,9 +112,12 @@ class Page:
         self.messages.append(user(content))
         return self.run(**fields)
 
-    def run(self, **fields: Any) -> list[Json]:
-        """One run, and what it makes of the page's messages."""
-        answer = self.post(**fields)
+    def run(self, *, begun: Callable[[], object] = lambda: None, **fields: Any) -> list[Json]:
+        """One run, and what it makes of the page's messages; `begun` is called once its stream is there."""
+        body = run_input(self.thread, *self.messages, **fields)
+        with self.client.stream("POST", "/ag-ui", json=body) as answer:
+            begun()
+            answer.read()
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"].startswith("text/event-stream")
         found = events(answer.text)

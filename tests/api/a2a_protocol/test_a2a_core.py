@@ -104,14 +104,14 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
         assert refused == (-32005 if wire.rpc else 400, "CONTENT_TYPE_NOT_SUPPORTED"), part
 
 
-def test_an_answer_at_once_names_the_task_that_continues(wire: Wire) -> None:
+def test_an_answer_at_once_names_the_task_that_continues(wire: Wire, release: Callable[[], None]) -> None:
     """[CORE-EXECUTION-MODE-002]"""
-    configuration = {"returnImmediately": True}
-    task = wire.result("SendMessage", {"message": message("dripping"), "configuration": configuration})[
-        "task"
-    ]
+    task = wire.result("SendMessage", _at_once("until released"))["task"]
     assert state(task) in ("WORKING", "SUBMITTED")
-    *_, last = wire.stream("SubscribeToTask", {"id": task["id"]})
+    subscribed = wire.stream("SubscribeToTask", {"id": task["id"]})
+    next(subscribed)
+    release()
+    *_, last = subscribed
     assert state(last["statusUpdate"]) == "COMPLETED"
 
 
@@ -236,15 +236,18 @@ def test_an_ended_task_is_not_followed(wire: Wire) -> None:
         assert refused == (-32001 if wire.rpc else 404, "TASK_NOT_FOUND")
 
 
-def test_subscribing_over_http_needs_no_body_and_no_content_type(service: ServiceThread) -> None:
+@pytest.mark.parametrize("verb", ["POST", "GET"])
+def test_subscribing_over_http_needs_no_body_and_no_content_type(
+    service: ServiceThread, release: Callable[[], None], verb: str
+) -> None:
     """By POST as by GET."""
     with Wire(service, "HTTP+JSON") as rest:
-        for verb in ("POST", "GET"):
-            task = rest.result("SendMessage", _at_once("dripping"))["task"]
-            with rest.client.stream(verb, f"/a2a/tasks/{task['id']}:subscribe") as stream:
-                assert stream.status_code == 200
-                assert stream.headers["content-type"].startswith("text/event-stream")
-                assert "COMPLETED" in stream.read().decode()
+        task = rest.result("SendMessage", _at_once("until released"))["task"]
+        with rest.client.stream(verb, f"/a2a/tasks/{task['id']}:subscribe") as stream:
+            assert stream.status_code == 200
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            release()
+            assert "COMPLETED" in stream.read().decode()
 
 
 def _at_once(words: str) -> dict[str, Any]:

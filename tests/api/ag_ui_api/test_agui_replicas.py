@@ -26,9 +26,12 @@ from replicas import replicas, until
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
 
+DRIPS = ("drip " * 20).strip()
+#: the last of which falls when the model is released
+DRIPPING: Json = {"pieces": ["drip", *([" drip"] * 18), {"text": " drip", "delay_ms": 10**9}]}
 SCRIPT: Json = {
     "rules": [
-        {"when": {"text": "dripping"}, "reply": {"text": ("drip " * 20).strip(), "piece_delay_ms": 30}},
+        {"when": {"text": "dripping"}, "reply": DRIPPING},
         {"when": {"text": "for ever"}, "reply": {"text": "never", "headers_delay_ms": 600_000}},
     ]
 }
@@ -63,9 +66,9 @@ def test_a_thread_is_continued_joined_and_resumed_elsewhere(
         assert two.post("/ag-ui", json=first).text == text
         begin(here, "dripping", runId="r")
         joined, again = Page(two, here.thread), Page(two, here.thread)
-        assert streamed_text(joined.run()) == ("drip " * 20).strip()
+        assert streamed_text(joined.run(begun=pair.model.release)) == DRIPS
         again.messages = list(here.messages)
-        assert streamed_text(again.run(runId="r")) == ("drip " * 20).strip()
+        assert streamed_text(again.run(runId="r")) == DRIPS
         assert joined.said("user") == ["My name is Ada.", "dripping"]
         asked = joined.say(call("Work-write", file=str(file), line="one"))
         here.messages = list(joined.messages)
@@ -107,10 +110,10 @@ def test_a_run_that_its_page_leaves_continues(ada: httpx.Client) -> None:
         assert until(ended)[-1]["outcome"] == {"type": "cancelled"}
         page.messages.append(user("hello"))
         assert page.run()[-1]["outcome"] == {"type": "success"}
-    with serving(SCRIPT) as (service, _), service.client() as client:
+    with serving(SCRIPT) as (service, model), service.client() as client:
         page = Page(client)
         begin(page, "dripping")
-        assert streamed_text(Page(client, page.thread).run()) == ("drip " * 20).strip()
+        assert streamed_text(Page(client, page.thread).run(begun=model.release)) == DRIPS
 
 
 async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
@@ -130,8 +133,7 @@ async def test_runs_at_the_same_time(ada: httpx.Client) -> None:
 
 async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
     """While a run is under way another message is a conflict; without one the page follows the run."""
-    slower = {"otherwise": {"text": ("drip " * 20).strip(), "piece_delay_ms": 150}}
-    with serving(slower) as (service, _), service.client() as client:
+    with serving({"otherwise": DRIPPING}) as (service, model), service.client() as client:
         page = Page(client)
         begin(page, "dripping")
         other = Page(client, page.thread)
@@ -140,24 +142,25 @@ async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
         assert (answer.status_code, answer.json()["code"]) == (409, "task_busy")
         assert answer.headers["retry-after"]
         other.messages = []
-        found = other.run()
+        found = other.run(begun=model.release)
         assert kinds(found)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
-        assert other.said() == [("drip " * 20).strip()]
+        assert other.said() == [DRIPS]
 
 
 def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:
-    """A page that joins while approved work runs is shown what was before, and then the rest."""
+    """A page that joins while approved work is told of is shown what was before, and then the rest."""
     file = tmp_path / "written"
-    with serving(SCRIPT) as (service, _), service.client() as client:
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    with serving(told) as (service, model), service.client() as client:
         page = Page(client)
-        asked = page.say(call("Work-linger", file=str(file), line="one", seconds=1.5))
+        asked = page.say(call("Work-write", file=str(file), line="one"))
         assert interrupts(asked)
         body = run_input(page.thread, *page.messages, resume=resume(asked, APPROVE))
         with client.stream("POST", "/ag-ui", json=body) as answer:
             for _ in answer.iter_raw():
                 break
             late = Page(client, page.thread)
-            found = late.run()
+            found = late.run(begun=model.release)
         assert kinds(found)[:3] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "STEP_STARTED"]
         assert [m["role"] for m in late.messages] == ["user", "assistant", "tool", "assistant"]
         assert file.read_text() == "one\n"
