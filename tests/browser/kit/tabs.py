@@ -66,6 +66,8 @@ class Tab:
         signed_in = self.user is not None and self.page.url.startswith(self.console)
         if signed_in and self.page.evaluate(_AS_IT_BEGAN, self.user):
             self.page.goto(f"{self.console}#/new")
+            # until it is drawn a test that opens the same view again would find it as it was left
+            self.page.locator('a[href="#/new"][aria-current=page]').wait_for(state="attached")
         else:
             self.forget()
         return True
