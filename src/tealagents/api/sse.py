@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -80,39 +81,57 @@ class EventStreamResponse(Response):
             await self._frames.aclose()
             await Response(headers=dict(self.headers))(scope, receive, send)
             return
-        me = asyncio.current_task()
-        left = finished = False
+        left = False
 
         def leave() -> None:
             nonlocal left
-            if me is not None and not left and not finished:
-                left = True
-                me.cancel()
-
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            leave()
+            left = True
+            sender.cancel()
 
         sending = _Sending(send, scope.get(_TRANSPORT), self._keepalive, leave)
-        watcher = asyncio.create_task(watch())
+        # a task of its own, so that a frame wakes this one and not every application around the response
+        sender = asyncio.create_task(self._send(sending))
         try:
-            await sending.start(self.raw_headers)
-            async with contextlib.aclosing(self._frames) as frames:
-                async for data in frames:
-                    if data:  # an event may be none of this reader's business
-                        await sending.body(data)
-            await sending.end()
-            finished = True
-        except asyncio.CancelledError:
-            if not left:
-                raise
-            if self._on_disconnect is not None:
-                self._on_disconnect()
+            if await _left_before(sender, receive) and not sending.ended:
+                leave()
+            await asyncio.wait([sender])
         finally:
-            finished = True
             sending.stop()
-            watcher.cancel()
+            sender.cancel()
+        if not (left and sender.cancelled()):
+            sender.result()
+        elif self._on_disconnect is not None:
+            self._on_disconnect()
+
+    async def _send(self, sending: "_Sending") -> None:
+        async with contextlib.aclosing(self._frames) as frames:
+            await sending.start(self.raw_headers)
+            async for data in frames:
+                if data:  # an event may be none of this reader's business
+                    await sending.body(data)
+        await sending.end()
+
+
+async def _left_before(sender: asyncio.Task[None], receive: Receive) -> bool:
+    """Whether the client leaves before all is sent. Returns at the latest when it is."""
+    me = asyncio.current_task()
+    assert me is not None
+    watching = True
+
+    def stop(_: object) -> None:
+        if watching:
+            me.cancel()
+
+    sender.add_done_callback(stop)
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except asyncio.CancelledError:
+        if not sender.done() or me.uncancel():
+            raise
+    finally:
+        watching = False
+    return not sender.done()
 
 
 @contextlib.asynccontextmanager
@@ -150,6 +169,8 @@ class _Sending:
         self._loop = asyncio.get_running_loop()
         #: when something was last handed over, or taken
         self._last = 0.0
+        #: the end has been handed over, on which some servers report that the client has left
+        self.ended = False
         #: how many are waiting to hand something over, and what was not taken when it was last looked at
         self._waiting = 0
         self._untaken = 0
@@ -165,11 +186,12 @@ class _Sending:
         self._last = self._loop.time()
         self._tick()
 
-    async def body(self, data: bytes, *, more: bool = True) -> None:
-        await self.write({"type": "http.response.body", "body": data, "more_body": more})
+    def body(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:
+        return self.write({"type": "http.response.body", "body": data, "more_body": more})
 
     async def end(self) -> None:
         """Ends the response; returns when the client has taken it, as far as that can be seen."""
+        self.ended = True
         await self.body(b"", more=False)
         await self.taken()
 

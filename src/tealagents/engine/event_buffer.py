@@ -4,8 +4,12 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from operator import attrgetter
+from typing import Final, get_args
 
 from tealagents.domain.events import Recorded, Terminal
+
+#: looked up rather than asked with `isinstance`, which is slow to say no of a class of msgspec's
+_ENDINGS: Final = frozenset(get_args(Terminal))
 
 
 class EventBuffer:
@@ -23,9 +27,9 @@ class EventBuffer:
         self._wakers: set[asyncio.Future[None]] = set()
 
     def extend(self, events: Sequence[Recorded]) -> None:
-        self._events.extend(events)
-        self.last_id = self._events[-1].id if self._events else self.base
-        if self._wakers:
+        if events:
+            self._events.extend(events)
+            self.last_id = events[-1].id
             self._wake()
 
     def slice(self, after: int, limit: int) -> list[Recorded]:
@@ -44,30 +48,28 @@ class EventBuffer:
 
         Those of before a pause, and everything before `base`, are in the log alone.
         """
+        seen = 0
         while True:
             if after < self.last_id:
                 # by their numbers: those of decided pauses are left out
-                fresh = self._events[bisect_right(self._events, after, key=attrgetter("id")) :]
-                after = fresh[-1].id
+                fresh = self._events[bisect_right(self._events, after, seen, key=attrgetter("id")) :]
+                after, seen = fresh[-1].id, len(self._events)
                 yield fresh
-                if isinstance(fresh[-1].event, Terminal):
+                if type(fresh[-1].event) in _ENDINGS:
                     return
             elif self.closed:
                 if self._error is not None:
                     raise self._error
-                if self._events and isinstance(self._events[-1].event, Terminal):
+                if self._events and type(self._events[-1].event) in _ENDINGS:
                     yield self._events[-1:]  # `after` was behind all there ever was
                 return
             else:
-                await self._next()
-
-    async def _next(self) -> None:
-        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._wakers.add(waker)
-        try:
-            await waker
-        finally:
-            self._wakers.discard(waker)
+                waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._wakers.add(waker)
+                try:
+                    await waker
+                finally:
+                    self._wakers.discard(waker)
 
     def _wake(self) -> None:
         woken, self._wakers = self._wakers, set()

@@ -30,7 +30,7 @@ LONGEST_NAME = 200
 class Speaking(Struct, frozen=True):
     """The model answers: some text, in the pieces that came at once."""
 
-    pieces: Sequence[TextDelta]
+    pieces: tuple[TextDelta, ...]
 
 
 class Answered(Struct, frozen=True, kw_only=True):
@@ -140,13 +140,11 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
             yield _human_needed(state.toolbox, (), deferred)
             return
     while True:
-        answered: Answered | None = None
+        answered: Speaking | Noted | Answered | None = None
         async with aclosing(_ask(state)) as said:
-            async for event in said:
-                if isinstance(event, Answered):
-                    answered = event
-                yield event
-        if answered is None:
+            async for answered in said:
+                yield answered
+        if not isinstance(answered, Answered):
             raise ModelFailed("The model service ended without an answer.")
         calls = answered.message.tool_calls
         if not calls:
@@ -209,7 +207,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
                     if not begun:
                         reply.first = time.perf_counter() - reply.started
                         watch.first_piece()
-                    yield Speaking(pieces)
+                    yield Speaking(tuple(pieces))
         done = reply.ended()
     except BaseException as error:
         watch.failed(error)
@@ -239,13 +237,13 @@ class _Reply(Struct):
         """What has come at once; the pieces of text in it, as they can be stored."""
         pieces = []
         for event in batch:
-            if isinstance(event, ModelDone):
+            if isinstance(event, TextDelta):  # most are
+                kept = storable(event.text)
+                pieces.append(event if kept is event.text else TextDelta(kept, event.refusal))
+                self.text.append(kept)
+                self.refusal = self.refusal or event.refusal
+            else:
                 self.done = event
-                continue
-            kept = storable(event.text)
-            pieces.append(event if kept is event.text else TextDelta(kept, event.refusal))
-            self.text.append(kept)
-            self.refusal = self.refusal or event.refusal
         return pieces
 
     def ended(self) -> ModelDone:

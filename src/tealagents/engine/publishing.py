@@ -5,6 +5,7 @@ The log is written in small batches, so that a piece never waits for the store o
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import count
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable
 from tealagents.domain.events import Event, Recorded, ending
@@ -54,7 +55,7 @@ class Publisher:
     def publish(self, *events: Event) -> None:
         """Numbers events and shows them to the followers here; the log is written behind them."""
         first = self._buffer.last_id + 1
-        self._buffer.extend([Recorded(first + n, event) for n, event in enumerate(events)])
+        self._buffer.extend([*map(Recorded, count(first), events)])
         if self._buffer.last_id > 1:
             self._drained.clear()
             if self._writing_behind is None or self._writing_behind.done():

@@ -175,7 +175,7 @@ class Run:
         )
         async with aclosing(loop.events(resumption)) as events:
             async for happened in events:
-                if isinstance(happened, (TurnDone, Waits)):
+                if not isinstance(happened, tuple):
                     return happened
                 if self._streamed or not isinstance(happened[0], TextDelta):
                     await self.stream.take(happened)

@@ -274,26 +274,27 @@ class TurnLoop:
 
     async def events(
         self, resumption: Resumption | None = None
-    ) -> AsyncGenerator[Sequence[Event] | TurnDone | Waits, None]:
+    ) -> AsyncGenerator[tuple[Event, ...] | TurnDone | Waits, None]:
         """What happens, as it happens, with what happens at once; the last is how the turn ends."""
         recorder, state = self._recorder, self._state
         async with aclosing(converse(state, resumption)) as events:
             async for event in events:
                 match event:
-                    case Speaking(pieces):
-                        recorder.output += [piece.text for piece in pieces]
-                        yield pieces
+                    case Speaking():
+                        for piece in event.pieces:
+                            recorder.output.append(piece.text)
+                        yield event.pieces
                     case Noted():
                         recorder.noted(event.reports)
                     case Answered():
                         recorder.answered(event, self._agent.model.name, len(self._turn.toolbox))
                     case Calling():
-                        yield [ToolCalled(call) for call in event.calls]
+                        yield tuple(map(ToolCalled, event.calls))
                         await recorder.intend(event.calls)
                     case Called():
                         for result in event.results:
                             recorder.called(result)
-                        yield [_returned(result) for result in event.results]
+                        yield tuple(map(_returned, event.results))
                         await recorder.flush()
                     case RoundDone():
                         for message in event.messages:

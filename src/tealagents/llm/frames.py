@@ -25,7 +25,8 @@ class EventFrames:
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        data = self._with_plain_newlines(data)
+        if self._after_cr or b"\r" in data:
+            data = self._with_plain_newlines(data)
         if self._parts:
             if b"\n\n" not in self._parts[-1][-1:] + data:
                 self._keep(data)
@@ -36,7 +37,7 @@ class EventFrames:
         *blocks, rest = data.split(b"\n\n")
         if rest:
             self._keep(rest)
-        return [payload for block in blocks if (payload := _payload(block)) is not None]
+        return [*filter(None, map(_payload, blocks))]
 
     def _keep(self, data: bytes) -> None:
         if not data:
@@ -47,11 +48,10 @@ class EventFrames:
         self._parts.append(data)
 
     def _with_plain_newlines(self, data: bytes) -> bytes:
-        if self._after_cr and data:
-            self._after_cr = False
-            data = data.removeprefix(b"\n")
-        if b"\r" not in data:
+        if not data:
             return data
+        if self._after_cr:
+            data = data.removeprefix(b"\n")
         self._after_cr = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 

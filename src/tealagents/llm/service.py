@@ -132,7 +132,15 @@ class ModelService:
         text = 0
         try:
             if answer.is_stream(asked=question.stream):
-                while frames := await _next(answer, reading):
+                while True:
+                    try:
+                        frames = await answer.frames()
+                    except (AttemptFailed, ModelTimeout):
+                        if not reading.finished:
+                            raise
+                        break  # a service that says no more after the end of its answer is forgiven
+                    if not frames:
+                        break
                     pieces: list[TextDelta] = []
                     try:
                         for data in frames:
@@ -141,7 +149,8 @@ class ModelService:
                     finally:  # what came before an event that cannot be read was said, too
                         if pieces:
                             yield pieces
-                    text += sum([len(piece.text) for piece in pieces])
+                    for piece in pieces:
+                        text += len(piece.text)
                     if text > MAX_TEXT:
                         raise too_much(f"it is longer than {MAX_TEXT:,} characters")
                     deadlines.begun = reading.begun
@@ -198,13 +207,3 @@ class ModelService:
         wire = await asyncio.to_thread(importlib.import_module, "tealagents.llm.wire")
         connection: ServiceConnection = wire.ServiceConnection(self._options, self._proxy, self._deployment)
         return connection
-
-
-async def _next(answer: "ModelResponse", reading: Reading) -> list[bytes]:
-    """What comes next; a service that says no more after the end of its answer is forgiven."""
-    try:
-        return await answer.frames()
-    except (AttemptFailed, ModelTimeout):
-        if reading.finished:
-            return []
-        raise

@@ -194,7 +194,7 @@ class ModelResponse:
         """
         self._wait()
         try:
-            while data := await self._read():
+            while data := await self._response.content.readany():
                 self._received += len(data)
                 if self._received > MAX_STREAM_BYTES:
                     raise too_much(f"its stream is longer than {MAX_STREAM_BYTES:,} bytes")
@@ -203,6 +203,8 @@ class ModelResponse:
             return []
         except FrameTooLong:
             raise AttemptFailed(ModelFailed("The model service sent an event that has no end.")) from None
+        except (aiohttp.ClientError, OSError) as failure:
+            raise _broken_off(failure) from None
         finally:
             self._waiting_since = None
 
@@ -235,7 +237,7 @@ class ModelResponse:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as failure:
-            raise cut(f"the connection broke off ({quoted(str(failure))})") from None
+            raise _broken_off(failure) from None
 
     def _wait(self) -> None:
         """A wait begins. The next look is brought forward where it would come too late for it, as after the
@@ -359,6 +361,10 @@ async def _whole(response: httpx2.Response, deadlines: Deadlines) -> bytes:
         return await answer.whole()
     finally:
         answer.close()
+
+
+def _broken_off(failure: Exception) -> AttemptFailed:
+    return cut(f"the connection broke off ({quoted(str(failure))})")
 
 
 def _response(response: httpx2.Response) -> aiohttp.ClientResponse:
