@@ -39,7 +39,8 @@ class Publisher:
         self._drained = asyncio.Event()
         self._drained.set()
         self._writing_behind: asyncio.Task[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
+        #: what writes behind waits for more events, and may be canceled; while it asks the store, it may not
+        self._gathering = False
 
     @property
     def base(self) -> int:
@@ -90,9 +91,8 @@ class Publisher:
 
     async def settle(self, persist: Persist) -> list[Recorded]:
         """Stops writing behind, and returns the last few events, which go with the end's own commit."""
-        self.stop()
-        if self._writing is not None and not self._writing.done():
-            await asyncio.wait([self._writing])
+        if (writer := self.stop()) is not None:
+            await asyncio.wait([writer])
         while unwritten := self._unwritten():
             batch, fits = portion(unwritten)
             if fits and batch[-1].id == self.last_event:
@@ -103,12 +103,14 @@ class Publisher:
                 break  # the request has changed hands; its next commit finds out
         return []
 
-    def stop(self) -> None:
-        """Begins to write no more behind; a batch that is being written will be."""
+    def stop(self) -> asyncio.Task[None] | None:
+        """Begins to write no more behind; what still writes a batch is returned."""
         # not kept: its traceback names this publisher, which would stay until a full collection
         writer, self._writing_behind = self._writing_behind, None
-        if writer is not None:
-            writer.cancel()
+        if writer is None or not self._gathering:
+            return writer
+        writer.cancel()
+        return None
 
     def _unwritten(self) -> list[Recorded]:
         """What is to be written to the log next."""
@@ -117,11 +119,12 @@ class Publisher:
     async def _write_behind(self) -> None:
         """Writes events to the log in batches until there are none left."""
         pause = FIRST_GATHER_SECONDS if self._written <= self.base + 1 else GATHER_SECONDS
-        while self.last_event > self._written:
+        while self._writing_behind is not None and self.last_event > self._written:
+            self._gathering = True
             await self._tasks.records.clock.sleep(pause)
-            self._writing = asyncio.ensure_future(self._write_batch())
+            self._gathering = False
             try:
-                await asyncio.shield(self._writing)
+                await self._write_batch()
             except PersistenceUnavailable:
                 pause = min(pause * 2, 1.0)
             except Conflict:

@@ -19,12 +19,13 @@ import logging
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import httpx2
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from multidict import CIMultiDict
 from yarl import URL
@@ -55,6 +56,22 @@ Response = TypeVar("Response")
 _NO_TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
 
+class _Protocol(ResponseHandler):
+    """Resumes only what was paused. Aiohttp's own resumes whenever something is read, and has its parser look
+    at nothing each time: 6 % of what a slow stream costs."""
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+
+class _Connector(aiohttp.TCPConnector):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        protocol: type[ResponseHandler] = _Protocol
+        self._factory = partial(protocol, loop=self._loop)
+
+
 class Wire(httpx2.AsyncClient):
     """The HTTP client that the SDK is given: one connection pool for one service.
 
@@ -69,7 +86,7 @@ class Wire(httpx2.AsyncClient):
         tls = httpx2.create_ssl_context() if base_url.startswith("https:") else True
         self._session = aiohttp.ClientSession(
             # how many calls run at once is the engine's to limit
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls),
+            connector=_Connector(limit=0, ssl=tls),
             cookie_jar=aiohttp.DummyCookieJar(),
             # a compressor on the way would hold pieces back until it has enough of them, and what it packs
             # is not unpacked: a few bytes may stand for gigabytes
