@@ -36,8 +36,8 @@ class Publisher:
         self._buffer = EventBuffer(0 if begins else writer.request.last_event)
         #: the id of the last event that is in the log; the very first is made from the record instead
         self._written = 1 if begins else self.base
-        self._drained = asyncio.Event()
-        self._drained.set()
+        #: set when what waits for room may continue; made when there is none, which is rare
+        self._drained: asyncio.Event | None = None
         self._writing_behind: asyncio.Task[None] | None = None
         #: what writes behind waits for more events, and may be canceled; while it asks the store, it may not
         self._gathering = False
@@ -57,10 +57,8 @@ class Publisher:
         """Numbers events and shows them to the followers here; the log is written behind them."""
         first = self._buffer.last_id + 1
         self._buffer.extend([*map(Recorded, count(first), events)])
-        if self._buffer.last_id > 1:
-            self._drained.clear()
-            if self._writing_behind is None or self._writing_behind.done():
-                self._writing_behind = asyncio.create_task(self._write_behind())
+        if self._buffer.last_id > 1 and (self._writing_behind is None or self._writing_behind.done()):
+            self._writing_behind = asyncio.create_task(self._write_behind())
 
     def end(self, request: RequestRecord) -> None:
         """Shows the event that ends the stream, as the record says; it is not in the log."""
@@ -84,10 +82,17 @@ class Publisher:
         while events:
             room = MOST_UNWRITTEN - (self._buffer.last_id - self._written)
             if room < 1:
-                await self._drained.wait()
+                await self._drain()
                 room = 1
             self.publish(*events[:room])
             events = events[room:]
+
+    async def _drain(self) -> None:
+        """Waits until there is room, or nothing is written behind any more."""
+        if self._writing_behind is not None and not self._writing_behind.done():
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+            self._drained = None
 
     async def settle(self, persist: Persist) -> list[Recorded]:
         """Stops writing behind, and returns the last few events, which go with the end's own commit."""
@@ -131,9 +136,10 @@ class Publisher:
                 break  # as above
             else:
                 pause = GATHER_SECONDS
-                if self.last_event - self._written < MOST_UNWRITTEN:
+                if self._drained is not None and self.last_event - self._written < MOST_UNWRITTEN:
                     self._drained.set()
-        self._drained.set()
+        if self._drained is not None:
+            self._drained.set()
 
     async def _write_batch(self) -> None:
         writer = self._writer
