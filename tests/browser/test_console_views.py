@@ -90,6 +90,28 @@ def test_keyed_hashes_are_distinguished_from_broken_ones(tabs: Tabs) -> None:
         expect(tab.text("The links hold; the hashes need the audit key")).to_be_visible()
 
 
+def test_without_https_the_audit_says_what_was_not_checked(ada: Tab, service: ServiceThread) -> None:
+    """Browsers compute no hashes for pages of plain HTTP, and the page does not claim that it did."""
+    (answer,) = talk(service, "hello")
+    ada.page.evaluate("Object.defineProperty(crypto, 'subtle', {value: undefined})")
+    ada.open("tasks", answer["task_id"], "audit")
+    expect(ada.text("The links hold; the hashes were not recomputed")).to_be_visible()
+    ada.page.reload()
+    expect(ada.page.get_by_text(re.compile("^Verified: [0-9]+ entries"))).to_be_visible()
+
+
+def test_a_conversation_that_cannot_be_read_is_listed_by_its_id(ada: Tab, service: ServiceThread) -> None:
+    """Its title is looked up in its messages; without them the list stands as it is."""
+    (answer,) = talk(service, "hello")
+    ada.expected.add(404)
+    ada.page.route(
+        f"**/tasks/{answer['task_id']}/messages?**", lambda route: route.fulfill(status=404, json={})
+    )
+    with ada.page.expect_response(f"**/tasks/{answer['task_id']}/messages?**"):
+        ada.page.reload()
+    expect(ada.page.get_by_text(f"Task {answer['task_id'][-8:]}")).to_be_visible()
+
+
 def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> None:
     """One call approved with other arguments, one rejected, with a form for each kind of value."""
     text = 'call Files-delete {"path": "a", "force": false} and call Files-delete {"path": "b"}'

@@ -254,9 +254,7 @@ class Tasks:
 
     def leave(self, partition: str, request_id: str) -> None:
         """No run here carries the request on: ends it, if it is there, as other processes cannot know."""
-        if (
-            self._leaving is None
-        ):  # it was canceled with the event loop, in which no new task comes to its end
+        if self._leaving is None:  # the run was canceled with the event loop, which ends no new task
             return
         task = asyncio.create_task(self._see_ended(partition, request_id, self.lease.worker_id))
         self._leaving.add(task)

@@ -66,6 +66,12 @@ function Verdict({verdict, count}) {
       "Each entry continues the one before it. The hashes are keyed (HMAC), so that only who has the audit key can " +
         "check them: the service does, each time it reads them.",
     ],
+    unchecked: [
+      "info",
+      "The links hold; the hashes were not recomputed",
+      "Each entry continues the one before it. Browsers compute hashes only for pages loaded over HTTPS: open the " +
+        "console that way to check them.",
+    ],
     broken: ["warn", `Entry ${verdict.entry?.seq} is bad`, `It ${verdict.reason}. What comes after it proves nothing.`],
   }[verdict.state];
   return html`

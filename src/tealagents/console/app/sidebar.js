@@ -231,7 +231,12 @@ export function titleFrom(items) {
 }
 
 async function lookUp(client, taskId) {
-  const page = await client.messages(taskId, {limit: 1}).page();
+  let page;
+  try {
+    page = await client.messages(taskId, {limit: 1}).page();
+  } catch {
+    return; // the title stays its id: the task is gone by now, or the list itself shows what is wrong
+  }
   if (page.items.length) titles.set(taskId, titleFrom(page.items[0].items));
 }
 
