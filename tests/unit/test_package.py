@@ -27,7 +27,7 @@ OF_EXTRAS = {
 }
 #: modules that are the extra's own
 NEED_AN_EXTRA = {
-    *(f"tealagents.api.a2a.{name}" for name in ("app", "card", "documents", "errors", "fold", "handler")),
+    *(f"tealagents.api.a2a.{name}" for name in ("app", "documents", "errors", "fold", "handler")),
     *(f"tealagents.api.ag_ui.{name}" for name in ("app", "fold", "inputs", "runs")),
     *(f"tealagents.api.mcp.{name}" for name in ("app", "calls", "documents", "pauses", "tools")),
     "tealagents.stores.dynamodb",

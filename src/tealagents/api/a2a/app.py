@@ -7,17 +7,24 @@ from typing import cast
 from a2a.server.context import ServerCallContext
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.server.routes.common import ServerCallContextBuilder
+from a2a.types import a2a_pb2 as pb
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH as CARD
+from google.protobuf.json_format import ParseDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tealagents.api import gate
-from tealagents.api.a2a.card import agent_card
+from tealagents.api.a2a.documents import INPUT_MODES
 from tealagents.api.a2a.errors import respond
 from tealagents.api.a2a.handler import Handler
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
+from tealagents.domain.models import Json
+
+#: bindings and versions, the preferred one first
+_INTERFACES = (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
+_OF_SKILL = ("id", "name", "description", "tags", "examples")
 
 
 class _Contexts(ServerCallContextBuilder):
@@ -33,7 +40,7 @@ def build(exchange: Exchange, path: str) -> Served:
     handler, contexts, resource = Handler(exchange), _Contexts(), exchange.resource(path)
 
     async def card(request: Request) -> Response:
-        found = agent_card(exchange, resource.url(request))
+        found = _agent_card(exchange, resource.url(request))
         [route] = create_agent_card_routes(found, cache_control="public, max-age=300")
         return cast(Response, await route.endpoint(request))
 
@@ -45,3 +52,37 @@ def build(exchange: Exchange, path: str) -> Served:
     app = gate.with_cors(Router([Route(path + CARD, card)], False, calls), exchange)
     at_root = [Route(CARD, card), resource.route()]
     return Served(app=app, path=path, discovery=at_root, urls={"url": path, "card": CARD})
+
+
+def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
+    """What the config says of the agent, where it answers (clients see it at `url`), how to authenticate."""
+    said = {"name": exchange.agent.name, "description": exchange.settings.description}
+    # an agent that names no skill has one, which is to answer
+    skill = {**said, "id": exchange.agent.name, "tags": [exchange.agent.name]}
+    given = exchange.settings.metadata.get("skills") or [{}]
+    skills = [{**skill, **{key: each[key] for key in _OF_SKILL if each.get(key)}} for each in given]
+    name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url))
+    document: Json = {
+        **said,
+        "version": exchange.agent.version,
+        "documentationUrl": f"{url.rpartition('/')[0]}/docs",
+        "supportedInterfaces": [
+            {"url": url, "protocolBinding": kind, "protocolVersion": version} for kind, version in _INTERFACES
+        ],
+        "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": False},
+        "securitySchemes": {name: scheme},
+        "securityRequirements": [{"schemes": {name: {"list": scopes}}}],
+        "defaultInputModes": INPUT_MODES,
+        "defaultOutputModes": ["text/plain"],
+        "skills": skills,
+    }
+    return ParseDict(document, pb.AgentCard())
+
+
+def _security(metadata: Json | None) -> tuple[str, Json, list[str]]:
+    """Whose tokens are taken, by OpenID Connect, and with which scopes; any, where nothing checks them."""
+    if metadata is None:
+        return "bearer", {"httpAuthSecurityScheme": {"scheme": "Bearer"}}, []
+    [issuer] = metadata["authorization_servers"]
+    found = {"openIdConnectUrl": f"{issuer}/.well-known/openid-configuration"}
+    return "openIdConnect", {"openIdConnectSecurityScheme": found}, metadata["scopes_supported"]

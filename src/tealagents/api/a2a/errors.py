@@ -11,16 +11,13 @@ from tealagents.api.http import json_response, status_of, worded
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import Json
 
-#: errors that A2A has a class for, by their code
-_CLASSES: dict[str, type[a2a.A2AError]] = {
-    "invalid_request": a2a.InvalidParamsError,
-    "idempotency_key_reused": a2a.InvalidParamsError,
-    "not_found": a2a.TaskNotFoundError,
-    "not_owner": a2a.TaskNotFoundError,  # what is another user's is reported as if it did not exist
-    "already_decided": a2a.UnsupportedOperationError,
-    "approval_expired": a2a.UnsupportedOperationError,
-    "request_canceled": a2a.UnsupportedOperationError,
-    "corrupt_state": a2a.InternalError,
+#: the codes of errors that A2A has a class for
+_CLASSES: dict[type[a2a.A2AError], tuple[str, ...]] = {
+    a2a.InvalidParamsError: ("invalid_request", "idempotency_key_reused"),
+    # what is another user's is reported as if it did not exist
+    a2a.TaskNotFoundError: ("not_found", "not_owner"),
+    a2a.UnsupportedOperationError: ("already_decided", "approval_expired", "request_canceled"),
+    a2a.InternalError: ("corrupt_state",),
 }
 _NOT_FOUND = "There is no such task, context or path. Check the id; it may have been deleted or have expired."
 #: HTTP status → google.rpc.Code
@@ -47,7 +44,7 @@ def _kind(error: TealError) -> tuple[int, int, str, str]:
         return 415, -32005, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"
     if isinstance(error, InvalidRequest) and error.field == "body":
         return 400, -32700 if error.malformed else -32600, "INVALID_ARGUMENT", "INVALID_REQUEST"
-    kind = _CLASSES.get(error.code)
+    kind = next((kind for kind, codes in _CLASSES.items() if error.code in codes), None)
     if kind is None:
         status = status_of(error)
         return status, -32000, _NAMES.get(status, "INTERNAL"), error.code.upper()

@@ -33,22 +33,21 @@ def _legacy(said: Json, identity: str | int | None) -> bytes:
     return converted.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
-def failed(call: AdmittedCall, error: TealError) -> bytes:
-    """An error that is no part of the task."""
-    return sse.frame(None, "error", document(error, call))
-
-
 class Updates(EventFold):
     """The fold of one request's events, which begins with the task as it was.
 
     Text that comes with tool calls is replaced by what follows.
     """
 
-    def __init__(self, record: RequestRecord, wrap: Callable[[Json], bytes]) -> None:
-        self._wrap = wrap
+    def __init__(self, record: RequestRecord, call: AdmittedCall) -> None:
+        self._call = call
+        self._wrap = envelope(call)
         super().__init__(self._frame({"task": documents.task(record)}))
         self._record = record
         self._ids = {"taskId": record.request_id, "contextId": record.task_id}
+
+    def failed(self, error: TealError) -> bytes:
+        return sse.frame(None, "error", document(error, self._call))
 
     def started(self, status: str) -> None:
         self._status(documents.status(self._record, status))

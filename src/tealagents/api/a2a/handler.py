@@ -1,7 +1,6 @@
 """A2A's operations over the exchange."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
 from typing import Any, NoReturn
 
 from a2a.server.context import ServerCallContext
@@ -17,47 +16,41 @@ from starlette.responses import Response
 from tealagents.api import requests
 from tealagents.api.a2a import documents
 from tealagents.api.a2a.errors import is_rpc
-from tealagents.api.a2a.fold import Updates, envelope, failed
+from tealagents.api.a2a.fold import Updates, envelope
 from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import ENDED, Json, RequestRecord
+from tealagents.engine.approvals import Command
 from tealagents.state.latest import changed_at
 from tealagents.state.submission import NewMessage
 
 
-def _is_complete(params: Any) -> bool:
-    """Whether it is a message with all that is required. The SDK's check costs a twentieth of a turn."""
-    if not isinstance(params, pb.SendMessageRequest) or params.HasField("configuration"):
-        return False
-    said = params.message
-    return bool(said.message_id and said.role and said.parts)
-
-
 def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """An operation as the SDK calls it. A domain error is left with the call, which is answered with it."""
+    """An operation as the SDK calls it; what it answers goes to the SDK, or was left with the call."""
 
     async def operation(self: "Handler", params: Any, context: ServerCallContext) -> Any:
         call: AdmittedCall = context.state["call"]
+        # of a plain message the SDK's check would cost a twentieth of a turn
+        plain = isinstance(params, pb.SendMessageRequest) and not params.HasField("configuration")
         try:
-            if not _is_complete(params):
+            if not (plain and params.message.message_id and params.message.role and params.message.parts):
                 validate_proto_required_fields(params)
-            return await work(self, params, call)
+            if (answer := await work(self, params, call)) is not None:
+                return answer
         except TealError as error:
             call.refused = error
-            raise errors.InvalidRequestError from None
+        raise errors.UnsupportedOperationError  # what was left is sent instead; an error costs the SDK least
 
     return operation
 
 
 def _streams(work: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
-    """As `_answers`, but the stream is left with the call; the SDK gets an error, which costs it least."""
+    """As `_answers`, where the SDK iterates over the answer."""
 
     async def operation(self: "Handler", params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
-        await _answers(work)(self, params, context)
-        raise errors.UnsupportedOperationError
-        yield
+        yield await _answers(work)(self, params, context)
 
     return operation
 
@@ -69,14 +62,13 @@ class Handler(RequestHandler):
         self._exchange = exchange
 
     @_answers
-    async def on_message_send(self, params: pb.SendMessageRequest, call: AdmittedCall) -> NoReturn:
+    async def on_message_send(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         at_once = params.configuration.return_immediately
         view = await self._begin(params, call, streamed=at_once)
         if not at_once:
             view = await requests.settled(self._exchange, view, call.request.receive)
         found = envelope(call)({"task": await self._document(view, params.configuration)})
         call.response = Response(found, media_type="application/json" if is_rpc(call) else A2A_JSON)
-        raise errors.UnsupportedOperationError  # left with the call, as by `_streams`
 
     @_streams
     async def on_message_send_stream(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
@@ -95,16 +87,16 @@ class Handler(RequestHandler):
         if params.configuration.HasField("task_push_notification_config"):
             raise errors.PushNotificationNotSupportedError
         if message.task_id:
-            return await self._decide(message, sent, call, streamed=streamed)
+            name, command = await self._decision(message, sent, call)
+            return await self._exchange.decide(call.user, name, command, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
         if message.context_id:
             new = await requests.placed(self._exchange, call.user, new, message.context_id, "contextId")
         key = key_of(f"a2a\n{message.message_id}", sent)
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 
-    async def _decide(
-        self, message: pb.Message, sent: Json, call: AdmittedCall, *, streamed: bool
-    ) -> RequestView:
+    async def _decision(self, message: pb.Message, sent: Json, call: AdmittedCall) -> tuple[str, Command]:
+        """What a message to a task decides."""
         record = (await requests.own(self._exchange, call.user, message.task_id)).record
         if message.context_id not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
@@ -114,8 +106,7 @@ class Handler(RequestHandler):
         if len(data) != 1 or len(message.parts) != 1:
             text = 'must be one data part that decides, such as {"data": {"action": "approve"}}'
             raise InvalidRequest("message.parts", text)
-        command = decision(data[0])
-        return await self._exchange.decide(call.user, record.request_id, command, streamed=streamed)
+        return record.request_id, decision(data[0])
 
     @_streams
     async def on_subscribe_to_task(self, params: pb.SubscribeToTaskRequest, call: AdmittedCall) -> None:
@@ -125,9 +116,8 @@ class Handler(RequestHandler):
         self._stream(view, call, events=requests.to_the_end(self._exchange, view))
 
     def _stream(self, view: RequestView, call: AdmittedCall, **which: Any) -> None:
-        """Leaves the stream of a task with the call."""
-        fold, fail = Updates(view.record, envelope(call)), partial(failed, call)
-        call.response = self._exchange.stream(view, fold, fail, **which)
+        fold = Updates(view.record, call)
+        call.response = self._exchange.stream(view, fold, fold.failed, **which)
 
     @_answers
     async def on_get_task(self, params: pb.GetTaskRequest, call: AdmittedCall) -> pb.Task:
