@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -134,20 +134,13 @@ async def _left_before(sender: asyncio.Task[None], receive: Receive) -> bool:
     return not sender.done()
 
 
-@contextlib.asynccontextmanager
-async def patient(scope: Scope, send: Send) -> AsyncIterator[Send]:
-    """A `send` for a response that a library makes; gives a client up that takes nothing, also of its end."""
+async def patiently(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serves a library's application; gives a client up that takes nothing of the response, or of its end."""
     sending = _Sending(send, scope.get(_TRANSPORT), math.inf, lambda: None)
-
-    async def hand_over(message: Message) -> None:
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        await sending.write(message)
-        if last:
-            await sending.taken()
-
     sending.watch()
     try:
-        yield hand_over
+        await app(scope, receive, sending.write)
+        await sending.taken()
     finally:
         sending.stop()
 

@@ -2,18 +2,15 @@
 
 import json
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
-from mcp_talk import (
-    ACCEPT,
-    asking,
-    headers_of,
-    modern,
-    opened,
-    post,
-    serving,
-)
+from mcp_talk import ACCEPT, Era, asking, headers_of, modern, opened, post, serving
+from talk import connections
 
 from tealagents.api import sse
 from tealagents.testing.service import ServiceThread
@@ -129,35 +126,53 @@ LOUD = {"rules": [{"when": "shout", "reply": {"pieces": ["loud " * 13_000] * 60}
 
 
 @pytest.mark.parametrize("era", ["2026-07-28", "2025-11-25"])
-def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, era: Any) -> None:
+def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, era: Era) -> None:
     """Its connection is closed, and honest hosts are served; in 2026-07-28 it ends its request."""
     body = asking("shout")
     body["params"]["_meta"]["progressToken"] = "p"
-    with serving(LOUD) as (service, _), service.client() as ada:
-        data = json.dumps(body).encode()
-        headers = {**headers_of(body, era), "authorization": "Bearer eve", "content-type": "application/json"}
-        with service.client("eve") as eve:
-            if era == "2025-11-25":
-                headers["mcp-session-id"] = opened(eve)
-        head = f"POST {service.prefix}/mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with serving(LOUD) as (service, _), service.client() as ada, service.client("eve") as eve:
+        headers = headers_of(body, era)
+        if era == "2025-11-25":
+            headers["mcp-session-id"] = opened(eve)
         monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.3)
-        with socket.socket() as deaf, service.client("eve") as own:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.connect(("127.0.0.1", service.port))
-            deaf.sendall(head.encode() + b"\r\n" + data)
+        with _deaf(service, body, headers):
             ended: Json = {}
             while ended.get("status") not in ("Canceled", "Completed"):
                 assert post(ada, asking("hello")).status_code == 200
-                (ended,) = own.get("/tasks").json()["items"] or [{}]
-            _closed(deaf)
+                (ended,) = eve.get("/tasks").json()["items"] or [{}]
+            _let_go(service, ada, eve)
 
 
-def _closed(link: socket.socket) -> None:
-    """Returns when the other side has ended the connection."""
-    link.settimeout(60)
-    try:
-        while link.recv(2**16):
-            pass
-    except ConnectionResetError:
-        pass
+def test_a_client_that_takes_nothing_of_a_plain_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is one JSON document, handed to the server whole; the connection is closed all the same."""
+    with serving(LOUD) as (service, _), service.client("eve") as eve:
+        monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.3)
+        body = asking("shout")
+        with _deaf(service, body, headers_of(body)):
+            while [task["status"] for task in eve.get("/tasks").json()["items"]] != ["Completed"]:
+                time.sleep(0.02)
+            _let_go(service, eve)
+
+
+@contextmanager
+def _deaf(service: ServiceThread, body: Json, headers: dict[str, str]) -> Iterator[None]:
+    """A client of Eve's that sends a call and reads nothing of the answer."""
+    data = json.dumps(body).encode()
+    headers = {**headers, "authorization": "Bearer eve", "content-type": "application/json"}
+    head = f"POST {service.prefix}/mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect(("127.0.0.1", service.port))
+        link.sendall(head.encode() + b"\r\n" + data)
+        yield
+
+
+def _let_go(service: ServiceThread, *clients: httpx.Client) -> None:
+    """Returns when the service has ended the connections of all but these clients, who leave."""
+    for client in clients:
+        client.close()
+    deadline = time.monotonic() + 60
+    while connections(service):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

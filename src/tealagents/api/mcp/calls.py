@@ -1,7 +1,6 @@
 """Carries a call out: its progress, its pauses, and its end where the host gives it up."""
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -20,30 +19,19 @@ from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
 Context = ServerRequestContext[Any, Request]
-Result = types.CallToolResult | types.InputRequiredResult
+#: a `CallToolResult`, or what the user is to be asked before there is one
+Result = Json | types.InputRequiredResult
 
 
-class Calls:
-    """The agent's tools, as the SDK's server calls them."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._tools = tools.listed(exchange.agent.name, exchange.settings.description)
-        #: name of a tool → of its arguments
-        self.schemas = {tool.name: tool.input_schema for tool in self._tools}
-
-    async def listed(self, _: Context, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=self._tools)
-
-    async def call(self, context: Context, params: types.CallToolRequestParams) -> Result:
-        """Answers a call. What is refused and what fails are results, which the host's model can read."""
-        if params.name not in self.schemas:
-            raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
-        try:
-            return await _Call(self._exchange, context, params).result()
-        except TealError as error:
-            self._exchange.refused(error)
-            return documents.of_error(error)
+async def answer(exchange: Exchange, context: Context, params: types.CallToolRequestParams) -> Result:
+    """Answers a call. What is refused and what fails are results, which the host's model can read."""
+    if params.name not in (tools.ASK, tools.DECIDE):
+        raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
+    try:
+        return await _Call(exchange, context, params).result()
+    except TealError as error:
+        exchange.refused(error)
+        return documents.of_error(error)
 
 
 class _Call:
@@ -54,58 +42,51 @@ class _Call:
         self._exchange = exchange
         self._context = context
         self._params = params
-        self._request = context.request
-        self._caller = self._request.scope[gate.SCOPE].user
-        self._own = partial(requests.own, exchange, self._caller)
+        self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
         self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def result(self) -> Result:
+        exchange, user, arguments = self._exchange, self._call.user, self._params.arguments or {}
         if self._params.request_state is not None:
-            return await self._answered(self._params.request_state)
-        return await self._concluded(await self._sent(self._params.arguments or {}))
-
-    async def _sent(self, arguments: Json) -> RequestView:
+            # the call again, with the user's answers; its state names what the caller may name anyway
+            request_id, _, approval_id = self._params.request_state.partition("/")
+            view = await requests.own(exchange, user, request_id)
+            pause = await requests.pause(exchange, view, approval_id)
+            return await self._answered(view, pauses.command(pause, self._params.input_responses or {}))
         if self._params.name == tools.DECIDE:
             request_id, command = tools.decided(arguments)
-            return await self._decided(await self._own(request_id), command)
+            return await self._answered(await requests.own(exchange, user, request_id), command)
         message, key = tools.message(arguments)
-        return await requests.submitted(self._exchange, self._caller, message, key, streamed=self._streamed)
+        return await self._concluded(
+            await requests.submitted(exchange, user, message, key, streamed=self._streamed)
+        )
 
-    async def _answered(self, state: str) -> Result:
-        """The call again, with the user's answers. Its state names what the caller may name anyway."""
-        request_id, _, approval_id = state.partition("/")
-        view = await self._own(request_id)
-        pause = await requests.pause(self._exchange, view, approval_id)
-        command = pauses.command(pause, self._params.input_responses or {})
+    async def _answered(self, view: RequestView, command: Command | None) -> Result:
+        """The request after a decision; as it stands where the user has not decided."""
         if command is None:
             return documents.of_request(view.record)
-        return await self._concluded(await self._decided(view, command))
-
-    async def _decided(self, view: RequestView, command: Command) -> RequestView:
-        name = view.record.request_id
-        return await self._exchange.decide(self._caller, name, command, streamed=self._streamed)
+        user, name = self._call.user, view.record.request_id
+        return await self._concluded(
+            await self._exchange.decide(user, name, command, streamed=self._streamed)
+        )
 
     async def _concluded(self, view: RequestView) -> Result:
         """The request at its end, or in a pause that this call cannot get decided."""
-        while True:
-            view = await self._settled(view)
-            pause = view.record.pause
-            asked = pauses.questions(pause, self._context.session.client_capabilities) if pause else {}
-            if pause is None or not asked:
-                return documents.of_request(view.record)
-            if self._modern:
-                state = f"{pause.request_id}/{pause.approval_id}"
-                return types.InputRequiredResult(input_requests={**asked}, request_state=state)
-            command = await self._elicited(pause, asked)
-            if command is None:
-                return documents.of_request(view.record)
-            view = await self._decided(view, command)
+        view = await self._settled(view)
+        pause = view.record.pause
+        asked = pauses.questions(pause, self._context.session.client_capabilities) if pause else {}
+        if pause is None or not asked:
+            return documents.of_request(view.record)
+        if self._modern:
+            state = f"{pause.request_id}/{pause.approval_id}"
+            return types.InputRequiredResult(input_requests={**asked}, request_state=state)
+        return await self._answered(view, await self._elicited(pause, asked))
 
     async def _settled(self, view: RequestView) -> RequestView:
         """The request as it ended or paused; canceled where the host gives the call up."""
         with requests.canceled_with(self._exchange, view):
-            receive = self._request.receive
+            receive = self._call.request.receive
             settled = requests.settled(self._exchange, view, receive, leaving_cancels=self._modern)
             if not self._streamed:
                 return await settled

@@ -1,8 +1,9 @@
 """Results of calls, as text for the host's model and as structured content; and errors outside of calls."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 
-from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, CallToolResult, TextContent
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from msgspec.structs import asdict
 from starlette.responses import Response
 
@@ -24,7 +25,7 @@ _ADVICE = {
 _UNKNOWN = NotFound("There is no such conversation or request. Check the id; it may have been deleted.")
 
 
-def of_request(record: RequestRecord) -> CallToolResult:
+def of_request(record: RequestRecord) -> Json:
     """A request that has ended or paused."""
     found: Json = {**_ids(record.ids), "status": record.status}
     if record.pause is not None:
@@ -37,25 +38,21 @@ def of_request(record: RequestRecord) -> CallToolResult:
     return _result(record.output, {**found, "output": record.output, "usage": asdict(record.usage), **extra})
 
 
-def of_error(error: TealError) -> CallToolResult:
+def of_error(error: TealError) -> Json:
     """A call that was refused, or whose end cannot be reported: the model can read what is wrong with it."""
     if isinstance(error, NotOwner | NotFound):
         error = _UNKNOWN
-    text = error.detail + _ADVICE.get(error.code, "").format_map(
-        {"request_id": "", "approval_id": "", **error.ids}
-    )
+    text = error.detail + _ADVICE.get(error.code, "").format_map(defaultdict(str, error.ids))
     said: Json = {"code": error.code, "message": text}
     if (seconds := retry_after(error)) is not None:
         said["retry_after_seconds"] = int(seconds)
     return _result(text, {**_ids(error.ids), "status": "Refused", "error": said}, is_error=True)
 
 
-def _result(text: str, structured: Json, *, is_error: bool = False) -> CallToolResult:
-    # not validated here: the SDK does it with what it sends
-    content = [TextContent.model_construct(type="text", text=text)]
-    return CallToolResult.model_construct(
-        content=[*content], structured_content=structured, is_error=is_error
-    )
+def _result(text: str, structured: Json, *, is_error: bool = False) -> Json:
+    """A `CallToolResult`, as which the SDK validates what it sends."""
+    said = {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": is_error}
+    return {"resultType": "complete", **said}
 
 
 def _ids(known: Mapping[str, str]) -> Json:
