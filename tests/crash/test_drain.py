@@ -113,7 +113,8 @@ def until(condition: Callable[[], bool]) -> None:
 def drains(client: httpx.Client) -> bool:
     try:
         return client.get("/health/ready").status_code == 503
-    except httpx.RemoteProtocolError:  # a worker that had nothing to finish has ended, with its connections
+    except (httpx.ReadError, httpx.RemoteProtocolError):
+        # a worker that had nothing to finish has ended, with its connections
         return False
 
 
