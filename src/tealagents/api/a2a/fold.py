@@ -40,11 +40,12 @@ class Updates(EventFold):
     """
 
     def __init__(self, record: RequestRecord, call: AdmittedCall) -> None:
-        self._call = call
-        self._wrap = envelope(call)
-        super().__init__(self._frame({"task": documents.task(record)}))
-        self._record = record
+        self._record, self._call, self._wrap = record, call, envelope(call)
         self._ids = {"taskId": record.request_id, "contextId": record.task_id}
+        super().__init__(self._frame({"task": documents.task(record)}))
+        # what stands around the text of a piece, the first or a later one: its frame, cut at the empty string
+        empty = ({**self._ids, "artifact": documents.artifact(""), "append": more} for more in (False, True))
+        self._around = [self._frame({"artifactUpdate": piece}).rpartition(b'""') for piece in empty]
 
     def failed(self, error: TealError) -> bytes:
         return sse.frame(None, "error", document(error, self._call))
@@ -53,8 +54,8 @@ class Updates(EventFold):
         self._status(documents.status(self._record, status))
 
     def text(self, text: str, *, refusal: bool) -> None:
-        piece = {"artifact": documents.artifact(text), "append": self.said}
-        self.frames.append(self._frame({"artifactUpdate": self._ids | piece}))
+        before, _, after = self._around[self.said]
+        self.frames.append(b"%b%b%b" % (before, _encode(text), after))
 
     def paused(self, approval: Approval) -> None:
         self._status(documents.paused(approval))

@@ -46,15 +46,6 @@ def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
     return operation
 
 
-def _streams(work: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
-    """As `_answers`, where the SDK iterates over the answer."""
-
-    async def operation(self: "Handler", params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
-        yield await _answers(work)(self, params, context)
-
-    return operation
-
-
 class Handler(RequestHandler):
     """Answers the calls that the SDK's dispatchers have read."""
 
@@ -70,8 +61,11 @@ class Handler(RequestHandler):
         found = envelope(call)({"task": await self._document(view, params.configuration)})
         call.response = Response(found, media_type="application/json" if is_rpc(call) else A2A_JSON)
 
-    @_streams
-    async def on_message_send_stream(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
+    async def on_message_send_stream(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
+        yield await self._send_streaming(params, context)
+
+    @_answers
+    async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         self._stream(await self._begin(params, call, streamed=True), call)
 
     async def _begin(
@@ -108,8 +102,11 @@ class Handler(RequestHandler):
             raise InvalidRequest("message.parts", text)
         return record.request_id, decision(data[0])
 
-    @_streams
-    async def on_subscribe_to_task(self, params: pb.SubscribeToTaskRequest, call: AdmittedCall) -> None:
+    async def on_subscribe_to_task(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
+        yield await self._subscribe(params, context)
+
+    @_answers
+    async def _subscribe(self, params: pb.SubscribeToTaskRequest, call: AdmittedCall) -> None:
         view = await requests.own(self._exchange, call.user, params.id)
         if view.record.status in ENDED:
             raise errors.UnsupportedOperationError("The task has ended. Read it by its id.")
