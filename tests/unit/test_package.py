@@ -29,7 +29,7 @@ OF_EXTRAS = {
 NEED_AN_EXTRA = {
     *(f"tealagents.api.a2a.{name}" for name in ("app", "documents", "errors", "fold", "handler")),
     *(f"tealagents.api.ag_ui.{name}" for name in ("app", "fold", "inputs", "runs")),
-    *(f"tealagents.api.mcp.{name}" for name in ("app", "calls", "documents", "pauses", "tools")),
+    *(f"tealagents.api.mcp.{name}" for name in ("app", "calls", "documents", "tools")),
     "tealagents.stores.dynamodb",
     "tealagents.stores.dynamodb_service",
     "tealagents.stores.postgres",

@@ -16,11 +16,13 @@ from tealagents.state.decisions import shown_calls
 Action = Literal["approve", "reject"]
 
 
-class _Strict(BaseModel):
+class StrictDocument(BaseModel):
+    """A document that is taken only as its fields have it."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _OfCall(_Strict):
+class _OfCall(StrictDocument):
     id: str
     action: Action | None = None
     arguments: Json | None = None
@@ -28,7 +30,7 @@ class _OfCall(_Strict):
     is_error: bool = False
 
 
-class DecisionDocument(_Strict):
+class DecisionDocument(StrictDocument):
     """What is decided of a pause: of every call, or of each."""
 
     action: Action | None = None
@@ -37,7 +39,7 @@ class DecisionDocument(_Strict):
     approval_id: str | None = None
 
 
-class DecisionForm(_Strict, title="Answer"):
+class DecisionForm(StrictDocument, title="Answer"):
     """What is decided of one call, where each is asked for by itself. Pages make forms of its schema."""
 
     action: Action

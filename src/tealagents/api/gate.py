@@ -52,10 +52,16 @@ Respond = Callable[[AdmittedCall, TealError, Mapping[str, str]], Response]
 
 
 class Gate:
-    """Admits calls to an application."""
+    """Admits calls to an application.
 
-    def __init__(self, app: ASGIApp, exchange: Exchange, path: str, respond: Respond) -> None:
+    It `holds` the start of a response back until more follows, where the first event may still be refused.
+    """
+
+    def __init__(
+        self, app: ASGIApp, exchange: Exchange, path: str, respond: Respond, *, holds: bool = True
+    ) -> None:
         self._app = app
+        self._holds = holds
         self._exchange = exchange
         self._resource = exchange.resource(path)
         self._respond = respond
@@ -69,7 +75,8 @@ class Gate:
         except TealError as error:
             call.refused = error
         else:
-            await self._app(scope, _read_before(body, receive), _Replies(call, send))
+            replies = _Replies(call, send) if self._holds else send
+            await self._app(scope, _read_before(body, receive), replies)
         if call.refused is not None:
             self._exchange.refused(call.refused)
             headers = refusal_headers(call.refused, self._resource.challenge(request))

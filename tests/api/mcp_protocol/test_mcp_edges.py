@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import mcp_types as types
 import pytest
 from mcp_talk import ACCEPT, Era, asking, headers_of, modern, opened, post, serving
 from talk import connections
@@ -117,6 +118,32 @@ def test_other_methods_and_paths(service: ServiceThread, method: str, path: str,
     with service.client() as client:
         answer = client.request(method, path, json=body, headers=headers_of(body))
         assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "headers", "status", "code"),
+    [
+        ({}, {"mcp-name": "decide"}, 400, types.HEADER_MISMATCH),
+        ({}, {"mcp-method": "tools/list"}, 400, types.HEADER_MISMATCH),
+        ({}, {"mcp-protocol-version": "2027-01-01"}, 400, types.HEADER_MISMATCH),
+        ({}, {"accept": "text/html"}, 406, None),
+        ({"jsonrpc": "1.0"}, {}, 400, types.INVALID_REQUEST),
+        ({"id": True}, {}, 400, types.INVALID_REQUEST),
+        ({"params": {"name": "ask", "arguments": "hello"}}, {}, 400, types.INVALID_PARAMS),
+        ({"params": {"name": "erase"}}, {"mcp-name": "erase"}, 400, types.INVALID_PARAMS),
+    ],
+)
+def test_a_call_with_something_wrong_is_an_error_of_the_protocol(
+    service: ServiceThread, wrong: Json, headers: dict[str, str], status: int, code: int | None
+) -> None:
+    """And is not carried out."""
+    body = asking("hello")
+    params = {**body["params"], **wrong.get("params", {})}
+    with service.client("zoe") as zoe:
+        refused = post(zoe, {**body, **wrong, "params": params}, **headers)
+        assert refused.status_code == status
+        assert code is None or refused.json()["error"]["code"] == code
+        assert zoe.get("/tasks").json()["items"] == []
 
 
 # --- clients that read nothing -------------------------------------------------------------------

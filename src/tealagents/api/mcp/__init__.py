@@ -4,7 +4,6 @@
 `app`        puts the SDK's server together, behind the gate; sessions
 `tools`      the tools `ask` and `decide`: as they are listed, and what was sent
 `calls`      carries a call out: progress, pauses, cancellation
-`pauses`     what a human is asked about a pause, and what the answers decide
-`documents`  results of calls, and errors
+`documents`  results of calls, what a human is asked about a pause, and errors
 ===========  ===================================================================
 """

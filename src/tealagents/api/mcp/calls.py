@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from tealagents.api import gate, requests
 from tealagents.api.exchange import Exchange, RequestView
-from tealagents.api.mcp import documents, pauses, tools
+from tealagents.api.mcp import documents, tools
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import Recorded, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import Approval, Json
@@ -53,29 +53,27 @@ class _Call:
             request_id, _, approval_id = self._params.request_state.partition("/")
             view = await requests.own(exchange, user, request_id)
             pause = await requests.pause(exchange, view, approval_id)
-            return await self._answered(view, pauses.command(pause, self._params.input_responses or {}))
+            return await self._answered(view, documents.command(pause, self._params.input_responses or {}))
         if self._params.name == tools.DECIDE:
             request_id, command = tools.decided(arguments)
             return await self._answered(await requests.own(exchange, user, request_id), command)
         message, key = tools.message(arguments)
-        return await self._concluded(
-            await requests.submitted(exchange, user, message, key, streamed=self._streamed)
-        )
+        view = await requests.submitted(exchange, user, message, key, streamed=self._streamed)
+        return await self._concluded(view)
 
     async def _answered(self, view: RequestView, command: Command | None) -> Result:
         """The request after a decision; as it stands where the user has not decided."""
         if command is None:
             return documents.of_request(view.record)
         user, name = self._call.user, view.record.request_id
-        return await self._concluded(
-            await self._exchange.decide(user, name, command, streamed=self._streamed)
-        )
+        view = await self._exchange.decide(user, name, command, streamed=self._streamed)
+        return await self._concluded(view)
 
     async def _concluded(self, view: RequestView) -> Result:
         """The request at its end, or in a pause that this call cannot get decided."""
         view = await self._settled(view)
         pause = view.record.pause
-        asked = pauses.questions(pause, self._context.session.client_capabilities) if pause else {}
+        asked = documents.questions(pause, self._context.session.client_capabilities) if pause else {}
         if pause is None or not asked:
             return documents.of_request(view.record)
         if self._modern:
@@ -114,7 +112,7 @@ class _Call:
                     break
         except MCPError:  # the host could not ask
             return None
-        return pauses.command(pause, answers)
+        return documents.command(pause, answers)
 
 
 def _progress(recorded: Recorded) -> str:

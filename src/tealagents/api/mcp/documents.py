@@ -1,17 +1,22 @@
-"""Results of calls, as text for the host's model and as structured content; and errors outside of calls."""
+"""Results of calls, as text for the host's model and as structured content; and errors outside of calls.
+
+A pause is asked about with one form, and links to authorizations; what is answered decides it.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping
 
+import mcp_types as types
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from tealagents.api.decisions import pending
+from tealagents.api.decisions import decision, pending
 from tealagents.api.gate import AdmittedCall
 from tealagents.api.http import json_response, retry_after, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
 from tealagents.domain.models import Approval, Json, RequestRecord
+from tealagents.engine.approvals import Command
 
 Headers = Mapping[str, str] | None
 #: how the ids of the domain are called here
@@ -22,6 +27,7 @@ _ADVICE = {
     "idempotency_key_reused": " Use a new idempotency_key for other arguments.",
     "approval_pending": " Ask the user, then call `decide` with these ids: {request_id}, {approval_id}.",
 }
+_FORM = "decision"
 _UNKNOWN = NotFound("There is no such conversation or request. Check the id; it may have been deleted.")
 
 
@@ -71,6 +77,59 @@ def _paused(pause: Approval) -> str:
 def question(pause: Approval) -> str:
     """A pause in words, and the calls that wait."""
     return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
+
+
+def questions(pause: Approval, client: types.ClientCapabilities | None) -> dict[str, types.ElicitRequest]:
+    """What the user is asked, by name; nothing where the host cannot ask it, and `decide` is the way."""
+    able = client.elicitation if client is not None else None
+    if able is None or any(call.by_client for call in pause.calls):
+        return {}
+    forms, links = able.form is not None or able.url is None, able.url is not None
+    if not (links if pause.authorizations else forms):
+        return {}
+    return {**_links(pause), _FORM: _form(pause)} if forms else _links(pause)
+
+
+def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
+    """What the answers decide; None where the user has not decided. `InvalidRequest`."""
+    which, names = {"approval_id": pause.approval_id}, [*_links(pause)]
+    if not names or _FORM in answers:
+        names.append(_FORM)
+    given = [each for name in names if isinstance(each := answers.get(name), types.ElicitResult)]
+    if any(each.action == "decline" for each in given):
+        return decision({**which, "action": "reject"})
+    if len(given) < len(names) or any(each.action == "cancel" for each in given):
+        return None
+    if _FORM not in names:  # the host shows links only: having been there is consent
+        return decision({**which, "action": "approve"})
+    content = given[-1].content or {}
+    each = [{"id": call.id, "action": content.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
+    decided = [one for one in each if one["action"] is not None]
+    said = {"action": content.get("action"), "reason": content.get("reason") or None, "decisions": decided}
+    return decision({**which, **said})
+
+
+def _links(pause: Approval) -> dict[str, types.ElicitRequest]:
+    """The authorizations that come before the decision."""
+    asked: dict[str, types.ElicitRequest] = {}
+    for n, each in enumerate(pause.authorizations):
+        text, name = f"The agent needs your authorization at {each['server']}.", f"{pause.approval_id}/{n}"
+        params = types.ElicitRequestURLParams(message=text, url=each["url"], elicitation_id=name)
+        asked[f"authorization_{n}"] = types.ElicitRequest(params=params)
+    return asked
+
+
+def _form(pause: Approval) -> types.ElicitRequest:
+    """The decision document as a form; forms are flat."""
+    servers = ", ".join(each["server"] for each in pause.authorizations)
+    text = question(pause) + (f"\nApprove when you have authorized {servers}." if servers else "")
+    action: Json = {"type": "string", "enum": ["approve", "reject"]}
+    fields: Json = {"action": {**action, "title": "Decision"}}
+    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
+        fields[f"call_{n}"] = {**action, "title": call.tool, "description": call.arguments}
+    fields["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000}
+    schema = {"type": "object", "properties": fields, "required": ["action"]}
+    return types.ElicitRequest(params=types.ElicitRequestFormParams(message=text, requested_schema=schema))
 
 
 def respond(_: AdmittedCall, error: TealError, headers: Headers) -> Response:

@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from mcp_types import Tool, ToolAnnotations
-from pydantic import BaseModel, ConfigDict, Field
+from mcp_types import ListToolsResult, Tool, ToolAnnotations
+from pydantic import BaseModel, Field
 
 from tealagents.api import bodies
-from tealagents.api.decisions import DecisionDocument, decision
+from tealagents.api.decisions import DecisionDocument, StrictDocument, decision
 from tealagents.api.exchange import key_of
 from tealagents.domain import ids
 from tealagents.domain.models import Item, Json
@@ -18,9 +18,7 @@ _CONVERSATION = "That of an earlier answer, to continue it; else a new one begin
 _KEY = "Names this message: sent again under it, it is not acted upon again."
 
 
-class _Ask(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _Ask(StrictDocument):
     message: Annotated[str, Field(min_length=1, description="What to say to the agent.")]
     conversation: Annotated[str | None, Field(description=_CONVERSATION)] = None
     idempotency_key: Annotated[str | None, Field(min_length=1, max_length=255, description=_KEY)] = None
@@ -44,7 +42,7 @@ def decided(arguments: Json) -> tuple[str, Command]:
     return given.request_id, decision(given.model_dump(exclude={"request_id"}))
 
 
-def listed(agent: str, description: str) -> list[Tool]:
+async def listed(agent: str, description: str, *_: object) -> ListToolsResult:
     """The tools as hosts see them."""
     ask = (
         f"Sends a message to the agent {agent} and returns its answer. {description} The answer names its "
@@ -54,10 +52,9 @@ def listed(agent: str, description: str) -> list[Tool]:
         "Approves or rejects the tool calls that an answer with status Paused waits for, and returns what "
         "came of them. `action` is for every call that `decisions` does not name. Ask the user."
     )
-    return [
-        _tool(ASK, f"Ask {agent}", ask, _Ask, open_world_hint=True),
-        _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, destructive_hint=True),
-    ]
+    asks = _tool(ASK, f"Ask {agent}", ask, _Ask, open_world_hint=True)
+    decides = _tool(DECIDE, f"Decide what {agent} may do", decide, _Decide, destructive_hint=True)
+    return ListToolsResult(tools=[asks, decides])
 
 
 def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bool) -> Tool:
@@ -71,17 +68,15 @@ def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bo
     )
 
 
-_TEXT: Json = {"type": "string"}
-_OBJECT: Json = {"type": "object"}
 _RESULT: Json = {
     "type": "object",
     "properties": {
-        "status": {**_TEXT, "enum": ["Completed", "Paused", "Failed", "Canceled", "Refused"]},
-        "conversation": {**_TEXT, "description": "Pass it to `ask` to continue."},
-        "request_id": {**_TEXT, "description": "Quote it to the operator."},
-        "output": {**_TEXT, "description": "The answer."},
-        "approval": {**_OBJECT, "description": "Which calls wait, and until when."},
-        "error": {**_OBJECT, "description": "Its code, and its message."},
+        "status": {"type": "string", "enum": ["Completed", "Paused", "Failed", "Canceled", "Refused"]},
+        "conversation": {"type": "string", "description": "Pass it to `ask` to continue."},
+        "request_id": {"type": "string", "description": "Quote it to the operator."},
+        "output": {"type": "string", "description": "The answer."},
+        "approval": {"type": "object", "description": "Which calls wait, and until when."},
+        "error": {"type": "object", "description": "Its code, and its message."},
     },
     "required": ["status"],
 }
