@@ -69,8 +69,7 @@ function Verdict({verdict, count}) {
     unchecked: [
       "info",
       "The links hold; the hashes were not recomputed",
-      "Each entry continues the one before it. Browsers compute hashes only for pages loaded over HTTPS: open the " +
-        "console that way to check them.",
+      "Each entry continues the one before it. To check the hashes, open the console over HTTPS.",
     ],
     broken: ["warn", `Entry ${verdict.entry?.seq} is bad`, `It ${verdict.reason}. What comes after it proves nothing.`],
   }[verdict.state];

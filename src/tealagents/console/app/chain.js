@@ -29,13 +29,13 @@ async function sha256(text) {
  */
 export async function verify(entries) {
   const linked = brokenLink(entries);
-  if (!crypto.subtle) return linked ? {state: "broken", entry: entries[linked.place], reason: linked.reason} : {state: "unchecked"};
-  const matches = await Promise.all(entries.map(async ({hash, ...fields}) => (await sha256(canonical(fields))) === hash));
+  if (!linked && !crypto.subtle) return {state: "unchecked"};
+  const sums = crypto.subtle ? entries : [];
+  const matches = await Promise.all(sums.map(async ({hash, ...fields}) => (await sha256(canonical(fields))) === hash));
   const wrong = matches.indexOf(false);
-  const firstBad = [linked?.place ?? Infinity, wrong < 0 ? Infinity : wrong];
   if (!linked && entries.length > 0 && matches.every((match) => !match)) return {state: "keyed"};
-  if (firstBad[0] === Infinity && firstBad[1] === Infinity) return {state: "verified"};
-  if (firstBad[0] <= firstBad[1]) return {state: "broken", entry: entries[firstBad[0]], reason: linked.reason};
+  if (!linked && wrong < 0) return {state: "verified"};
+  if (linked && (wrong < 0 || linked.place <= wrong)) return {state: "broken", entry: entries[linked.place], reason: linked.reason};
   return {state: "broken", entry: entries[wrong], reason: "does not match its hash: something in it was changed"};
 }
 

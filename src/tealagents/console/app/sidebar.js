@@ -235,7 +235,7 @@ async function lookUp(client, taskId) {
   try {
     page = await client.messages(taskId, {limit: 1}).page();
   } catch {
-    return; // the title stays its id: the task is gone by now, or the list itself shows what is wrong
+    return; // it is gone by now, or the list shows what is wrong
   }
   if (page.items.length) titles.set(taskId, titleFrom(page.items[0].items));
 }
