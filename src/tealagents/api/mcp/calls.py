@@ -19,6 +19,8 @@ from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
 Context = ServerRequestContext[Any, Request]
+#: what comes within this time is one notification: a host is not to be flooded with progress
+GATHER_SECONDS = 0.05
 #: a `CallToolResult`, or what the user is to be asked before there is one
 Result = Json | types.InputRequiredResult
 
@@ -88,13 +90,15 @@ class _Call:
             settled = requests.settled(self._exchange, view, receive, leaving_cancels=self._modern)
             if not self._streamed:
                 return await settled
-            return (await asyncio.gather(settled, self._report(view)))[0]
+            ended = asyncio.ensure_future(settled)
+            return (await asyncio.gather(ended, self._report(view, ended)))[0]
 
-    async def _report(self, view: RequestView) -> None:
+    async def _report(self, view: RequestView, ended: "asyncio.Future[RequestView]") -> None:
         """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
         async for batch in self._exchange.follow(view):
             if text := "".join(map(_progress, batch)):
                 await self._context.session.report_progress(batch[-1].id, None, text)
+                await asyncio.wait([ended], timeout=GATHER_SECONDS)
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""
