@@ -146,6 +146,17 @@ def test_a_call_with_something_wrong_is_an_error_of_the_protocol(
         assert zoe.get("/tasks").json()["items"] == []
 
 
+def test_a_call_of_no_method_is_an_error_of_the_protocol(service: ServiceThread) -> None:
+    """Where neither the body nor a header names one, they agree; it is refused all the same."""
+    body = asking("hello")
+    headers = {name: value for name, value in headers_of(body).items() if name != "mcp-method"}
+    del body["method"]
+    with service.client() as client:
+        refused = client.post("/mcp", json=body, headers=headers)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == types.INVALID_REQUEST
+
+
 # --- clients that read nothing -------------------------------------------------------------------
 
 #: more text than the kernel buffers for a connection that is not read

@@ -103,7 +103,7 @@ class _Sessions:
             isinstance(route, inbound.InboundLadderRejection)
             or inbound.find_duplicated_routing_header(request.headers.items())
             or not check_accept_headers(request)[0]
-            or (request.method, body.get("jsonrpc"), body["method"]) != ("POST", "2.0", "tools/call")
+            or (request.method, body.get("jsonrpc"), body.get("method")) != ("POST", "2.0", "tools/call")
             or "progressToken" in body["params"]["_meta"]
             or call.rpc_id is None
         ):
