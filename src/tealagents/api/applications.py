@@ -4,15 +4,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
+from tealagents.api.gate import with_cors
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
 
@@ -25,8 +24,6 @@ Plain = Callable[[int, str, str, Mapping[str, str] | None], Response]
 #: the parameters of the path by their names
 Handler = Callable[..., Awaitable[Response]]
 
-#: headers of any answer that pages of other origins may see
-_SHOWN = ("retry-after", "www-authenticate")
 FAULT = "Internal error. Retry the request; if it persists, contact the operator."
 
 
@@ -55,7 +52,7 @@ def application(
 ) -> Served:
     """A protocol at `path`. What is another user's is reported as not found.
 
-    `shown` are headers of answers that pages of other origins may see, besides `_SHOWN`.
+    `shown` are headers of answers that pages of other origins may see, besides those of every protocol.
     """
     resource = exchange.resource(path)
 
@@ -82,15 +79,4 @@ def application(
         exception_handlers={TealError: refused, HTTPException: no_route, Exception: fault},
     )
     app.router.redirect_slashes = False
-    served = _from_elsewhere(exchange, app, shown)
-    return Served(app=served, path=path, discovery=[resource.route()], urls=urls)
-
-
-def _from_elsewhere(exchange: Exchange, app: ASGIApp, shown: Sequence[str]) -> ASGIApp:
-    """Lets pages of the configured origins call, with whatever headers their libraries send."""
-    origins = list(exchange.settings.cors_origins)
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[*_SHOWN, *shown]
-    )
+    return Served(app=with_cors(app, exchange, *shown), path=path, discovery=[resource.route()], urls=urls)

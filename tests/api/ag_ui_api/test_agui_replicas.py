@@ -148,7 +148,7 @@ async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
 
 
 def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:
-    """A page that joins while approved work is told of is shown what was before, and then the rest."""
+    """A page that joins during the answer after an approved call is shown what came before, then the rest."""
     file = tmp_path / "written"
     told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
     with serving(told) as (service, model), service.client() as client:
