@@ -136,10 +136,12 @@ class Compared:
         return lambda connection: target.read_stream(connection, f"pieces-{PIECES}")
 
     async def _alternating(self, works: Mapping[str, Work], times: int, size: int) -> dict[str, float]:
-        """Milliseconds of CPU of each, the median of as many rounds."""
+        """Milliseconds of CPU of each, the median of as many rounds; every other one goes backwards."""
         spent: dict[str, list[float]] = {name: [] for name in works}
+        order = list(works.items())
         for _ in rounds(times, 1):
-            for name, work in works.items():
+            order.reverse()
+            for name, work in order:
                 before = self._service.cpu()
                 await repeat(size, lambda work=work: work(self._connection))  # type: ignore[misc]
                 spent[name].append((self._service.cpu() - before) / size)

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
@@ -30,14 +31,24 @@ FAULT = "Internal error. Retry the request; if it persists, contact the operator
 def routes(exchange: Exchange, path: str, table: Iterable[tuple[str, str, Handler]]) -> list[Route]:
     """The routes of a table: method, path below the protocol's, and what answers an authenticated caller."""
 
-    def route(method: str, below: str, handler: Handler) -> Route:
-        async def endpoint(request: Request) -> Response:
-            caller = await exchange.identify(request)
-            return await handler(exchange, caller, request, **request.path_params)
+    return [
+        Route(path + below, _Authenticated(exchange, handler), methods=[method])
+        for method, below, handler in table
+    ]
 
-        return Route(path + below, endpoint, methods=[method])
 
-    return [route(*each) for each in table]
+class _Authenticated:
+    """A handler as an ASGI application: around a function Starlette would handle errors a second time."""
+
+    def __init__(self, exchange: Exchange, handler: Handler) -> None:
+        self._exchange = exchange
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        caller = await self._exchange.identify(request)
+        response = await self._handler(self._exchange, caller, request, **request.path_params)
+        await response(scope, receive, send)
 
 
 def application(

@@ -238,8 +238,8 @@ def _check_object(value: Any) -> None:
 def refuse_unless(value: Any, possible: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses fields that ask for what this service does not do, by name; `possible` is what they may say."""
     _check_object(value)
-    for name, taken in possible.items():
-        if value.get(name) not in taken:
+    for name, given in value.items():
+        if name in possible and given not in possible[name]:
             raise InvalidRequest(name, "is not supported by this service")
 
 

@@ -295,15 +295,13 @@ class Exchange:
         events = self.service.events(view.partition, view.record.request_id, view.after)
         return events if view.own else _without_content(events)
 
-    async def outcome(
-        self, view: RequestView, receive: Receive | None = None, *, leaving_cancels: bool = False
-    ) -> RequestRecord:
+    async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored.
 
-        With `leaving_cancels` or `on_disconnect: cancel`, a sender who leaves, as `receive` reports, ends it.
+        With `on_disconnect: cancel`, a sender who leaves, as `receive` reports, ends it.
         """
         sent = self.service.outcome(Submitted(view.record, view.partition, replayed=view.replayed))
-        if receive is None or not (self._leaving_cancels(view) or (leaving_cancels and view.sender)):
+        if receive is None or not self._leaving_cancels(view):
             return await sent
         leaving = asyncio.ensure_future(self._canceled_when_left(view, receive))
         try:

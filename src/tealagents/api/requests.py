@@ -162,11 +162,9 @@ def _start(logged: Logged) -> int | None:
     return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
-async def settled(
-    exchange: Exchange, view: RequestView, receive: Receive | None = None, *, leaving_cancels: bool = False
-) -> RequestView:
+async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:
     """The request once it has ended or paused, as `Exchange.outcome`, wherever it runs."""
-    record = await exchange.outcome(view, receive, leaving_cancels=leaving_cancels)
+    record = await exchange.outcome(view, receive)
     if record.status in ("Running", "Queued"):
         async for _ in exchange.follow(view):
             pass

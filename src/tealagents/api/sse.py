@@ -112,7 +112,56 @@ class EventStreamResponse(Response):
         await sending.end()
 
 
-async def _left_before(sender: asyncio.Task[None], receive: Receive) -> bool:
+class Announcements:
+    """Messages before a response: the first makes it a stream, of which the response becomes the last."""
+
+    def __init__(self) -> None:
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def send(self, document: object) -> None:
+        """Sends an event; returns when the connection has taken it."""
+        self._frames.put_nowait(frame(None, "message", document))
+        await self._frames.join()
+
+    async def before(
+        self,
+        answered: Coroutine[Any, Any, Response],
+        quiet: float,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Sends the response, alone where it comes before any event and within `quiet` seconds.
+
+        A client that leaves before, or takes nothing, cancels `answered`.
+        """
+        answer = asyncio.ensure_future(answered)
+        answer.add_done_callback(lambda _: self._frames.put_nowait(b""))
+        later = asyncio.get_running_loop().call_later(quiet, self._frames.put_nowait, KEEPALIVE)
+        first = asyncio.create_task(self._frames.get())
+        try:
+            if await _left_before(first, receive):
+                return
+            later.cancel()
+            if event := first.result():
+                stream = EventStreamResponse(self._until(answer, event), keepalive_seconds=quiet)
+                await stream(scope, receive, send)
+            else:
+                await patiently(answer.result(), scope, receive, send)
+        finally:
+            first.cancel()
+            later.cancel()
+            answer.cancel()
+
+    async def _until(self, answer: asyncio.Future[Response], event: bytes) -> AsyncGenerator[bytes, None]:
+        while event:
+            yield event
+            self._frames.task_done()
+            event = await self._frames.get()
+        yield b"event: message\ndata: %b\n\n" % bytes(answer.result().body)
+
+
+async def _left_before(sender: asyncio.Task[Any], receive: Receive) -> bool:
     """Whether the client leaves before all is sent. Returns at the latest when it is."""
     me = asyncio.current_task()
     assert me is not None

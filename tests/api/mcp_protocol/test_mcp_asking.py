@@ -207,6 +207,36 @@ def test_an_answer_is_plain_json_where_nothing_is_to_be_shown_before(service: Se
         assert types.CallToolResult.model_validate(result)
 
 
+def test_a_silent_answer_becomes_a_stream_that_is_kept_alive() -> None:
+    """So that no proxy ends the connection; the answer is the only message, and no comment looks like one."""
+    with serving(SLOW, limits={"keepalive_seconds": 0.05}) as (service, model), service.client() as client:
+        body = asking("slowly")
+        with client.stream("POST", "/mcp", json=body, headers=headers_of(body)) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            seen: list[str] = []
+            for line in answer.iter_lines():
+                seen.append(line)
+                if seen.count(": keepalive") == 3:
+                    model.release()
+        (message,) = [line.removeprefix("data: ") for line in seen if line.startswith("data: ")]
+        assert json.loads(message)["result"]["structuredContent"]["status"] == "Completed"
+        assert set(seen) == {": keepalive", "event: message", f"data: {message}", ""}
+
+
+def test_leaving_a_stream_of_progress_cancels_its_request() -> None:
+    """In 2026-07-28: there is no other cancellation."""
+    body = asking("for ever")
+    body["params"]["_meta"]["progressToken"] = 7
+    with serving(SLOW) as (service, _), service.client() as client:
+        with client.stream("POST", "/mcp", json=body, headers=headers_of(body)) as answer:
+            data = next(line for line in answer.iter_lines() if line.startswith("data: "))
+            said = json.loads(data.removeprefix("data: "))
+            assert said["method"] == "notifications/progress"
+            assert said["params"] == {"progressToken": 7, "progress": 2, "message": "begun "}
+        _wait(lambda: client.get("/tasks?status=Canceled").json()["items"])
+
+
 def test_what_the_server_can_do_is_discovered(service: ServiceThread) -> None:
     """Tools, and nothing else: neither prompts nor resources nor subscriptions."""
     with service.client() as client:

@@ -18,7 +18,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CallToolRequestParams
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tealagents.api import gate, sse
 from tealagents.api.exchange import Exchange
@@ -28,7 +28,9 @@ from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.mcp.tools import listed
 from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
+from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import NotFound
+from tealagents.domain.models import Json
 
 _SESSION = b"mcp-session-id"
 
@@ -41,13 +43,11 @@ def build(exchange: Exchange, path: str) -> Served:
         version=agent.version,
         description=about,
         instructions=f"{about} Call `ask` to talk to the agent.",
-        # no header stands for an argument, so none is looked for in the schemas with every call
-        get_tool_input_schema=lambda _: None,
         on_list_tools=partial(listed, agent.name, about),
     )
     server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, exchange))
     server.middleware.clear()  # the SDK's own span of a call: each request has one already
-    sessions = _Sessions(server, exchange.settings.max_body_bytes)
+    sessions = _Sessions(server, exchange.settings)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
     calls = gate.Gate(routes, exchange, path, respond, holds=False)
     app = gate.with_cors(KnownOrigins(calls, exchange.settings, refused), exchange, "mcp-session-id")
@@ -62,8 +62,9 @@ class _Sessions:
     every replica, and only the answer to what was asked in the middle of a call needs the process that asked.
     """
 
-    def __init__(self, server: Server, max_body_bytes: int) -> None:
-        manager = partial(StreamableHTTPSessionManager, server, max_request_body_size=max_body_bytes)
+    def __init__(self, server: Server, settings: ApiSettings) -> None:
+        most, self._keepalive = settings.max_body_bytes, settings.keepalive_seconds
+        manager = partial(StreamableHTTPSessionManager, server, max_request_body_size=most)
         self._own, self._others = manager(), manager(stateless=True)
         self._serve = modern_on_request(server, None)
         self._mark = f"{uuid4().hex}.".encode()
@@ -75,25 +76,25 @@ class _Sessions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: gate.AdmittedCall = scope[gate.SCOPE]
-        if (response := await self._at_once(call)) is not None:
-            await sse.patiently(response, scope, receive, send)
+        if (response := self._by_kernel(call)) is not None:
+            await response(scope, receive, send)
             return
         # space around a header's value is no part of it (RFC 9110, section 5.5), nor is the mark of an id
         headers = [(name, value.strip(b" \t").removeprefix(self._mark)) for name, value in scope["headers"]]
-        inner: Scope = {**scope, "headers": headers}
         mine = all(value.startswith(self._mark) for name, value in scope["headers"] if name == _SESSION)
         if not mine and call.body is not None and "method" not in call.body:
             call.refused = NotFound("The session in which this was asked has ended, or is another process's.")
             return
         # a session is its user's, whatever token they have got by now
-        inner["user"] = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
+        user = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
+        inner: Scope = {**scope, "headers": headers, "user": user}
         if sse.HEAD in scope:
             inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
         manager = self._own if mine else self._others
         await sse.patiently(manager.handle_request, inner, receive, self._marking(send))
 
-    async def _at_once(self, call: gate.AdmittedCall) -> Response | None:
-        """The answer to a call of 2026-07-28 without progress, by the SDK's kernel alone, which costs half.
+    def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
+        """Answers a call of 2026-07-28 by the SDK's kernel alone, which costs half.
 
         None for anything else, and for what is no such call: a manager says what is wrong with it.
         """
@@ -102,22 +103,30 @@ class _Sessions:
         if (
             isinstance(route, inbound.InboundLadderRejection)
             or inbound.find_duplicated_routing_header(request.headers.items())
-            or not check_accept_headers(request)[0]
+            or not all(check_accept_headers(request))
             or (request.method, body.get("jsonrpc"), body.get("method")) != ("POST", "2.0", "tools/call")
-            or "progressToken" in body["params"]["_meta"]
             or call.rpc_id is None
         ):
             return None
-        # all that is asked of the context of a call in which nothing is sent before the answer
+        params, events = body["params"], sse.Announcements()
+
+        async def progress(number: float, _: object, text: str) -> None:
+            said = {"progressToken": params["_meta"]["progressToken"], "progress": number, "message": text}
+            await events.send({"jsonrpc": "2.0", "method": "notifications/progress", "params": said})
+
+        # all that is asked of the context of a call in which the host is not asked anything
         about = ServerMessageMetadata(request_context=request)
-        context: Any = SimpleNamespace(request_id=call.rpc_id, message_metadata=about)
+        context: Any = SimpleNamespace(request_id=call.rpc_id, message_metadata=about, progress=progress)
+        return partial(events.before, self._answered(context, params), self._keepalive)
+
+    async def _answered(self, context: Any, params: Json) -> Response:
         try:
-            status, said = 200, {"result": await self._serve(context, "tools/call", body["params"])}
+            status, said = 200, {"result": await self._serve(context, "tools/call", params)}
         except Exception as error:  # noqa: BLE001 — the SDK words it, and logs a fault
             wrong = modern_error_data(error)
             status = inbound.ERROR_CODE_HTTP_STATUS.get(wrong.code, 200)
             said = {"error": wrong.model_dump(exclude_none=True)}
-        return json_response({"jsonrpc": "2.0", "id": call.rpc_id, **said}, status=status)
+        return json_response({"jsonrpc": "2.0", "id": context.request_id, **said}, status=status)
 
     def _marking(self, send: Send) -> Send:
         async def marked(message: Message) -> None:

@@ -46,7 +46,6 @@ class _Call:
         self._params = params
         self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
-        self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def result(self) -> Result:
         exchange, user, arguments = self._exchange, self._call.user, self._params.arguments or {}
@@ -78,7 +77,7 @@ class _Call:
         asked = documents.questions(pause, self._context.session.client_capabilities) if pause else {}
         if pause is None or not asked:
             return documents.of_request(view.record)
-        if self._modern:
+        if self._context.protocol_version in MODERN_PROTOCOL_VERSIONS:
             state = f"{pause.request_id}/{pause.approval_id}"
             return types.InputRequiredResult(input_requests={**asked}, request_state=state)
         return await self._answered(view, await self._elicited(pause, asked))
@@ -86,8 +85,7 @@ class _Call:
     async def _settled(self, view: RequestView) -> RequestView:
         """The request as it ended or paused; canceled where the host gives the call up."""
         with requests.canceled_with(self._exchange, view):
-            receive = self._call.request.receive
-            settled = requests.settled(self._exchange, view, receive, leaving_cancels=self._modern)
+            settled = requests.settled(self._exchange, view, self._call.request.receive)
             if not self._streamed:
                 return await settled
             ended = asyncio.ensure_future(settled)

@@ -32,11 +32,16 @@ _UNKNOWN = NotFound("There is no such conversation or request. Check the id; it 
 
 
 def of_request(record: RequestRecord) -> Json:
-    """A request that has ended or paused."""
+    """A request that has ended or paused; the text of a pause is for hosts that cannot ask in the call."""
     found: Json = {**_ids(record.ids), "status": record.status}
-    if record.pause is not None:
-        approval = {**pending(record.pause), "message": record.pause.message}
-        return _result(_paused(record.pause), {**found, "approval": approval})
+    if (pause := record.pause) is not None:
+        links = "".join(f"\nTo authorize {each['server']}: {each['url']}" for each in pause.authorizations)
+        text = (
+            f"{question(pause)}{links}\nAsk the user; do not decide for them. Then call `decide` with "
+            f"request_id {pause.request_id}, approval_id {pause.approval_id}, "
+            "and the action approve or reject."
+        )
+        return _result(text, {**found, "approval": {**pending(pause), "message": pause.message}})
     if record.error is not None:
         error = {"code": record.error.code, "message": record.error.detail}
         return _result(record.error.detail, {**found, "error": error}, is_error=True)
@@ -46,12 +51,10 @@ def of_request(record: RequestRecord) -> Json:
 
 def of_error(error: TealError) -> Json:
     """A call that was refused, or whose end cannot be reported: the model can read what is wrong with it."""
-    if isinstance(error, NotOwner | NotFound):
-        error = _UNKNOWN
+    error = _UNKNOWN if isinstance(error, NotOwner | NotFound) else error
     text = error.detail + _ADVICE.get(error.code, "").format_map(defaultdict(str, error.ids))
-    said: Json = {"code": error.code, "message": text}
-    if (seconds := retry_after(error)) is not None:
-        said["retry_after_seconds"] = int(seconds)
+    wait = {"retry_after_seconds": int(seconds)} if (seconds := retry_after(error)) is not None else {}
+    said = {"code": error.code, "message": text, **wait}
     return _result(text, {**_ids(error.ids), "status": "Refused", "error": said}, is_error=True)
 
 
@@ -63,15 +66,6 @@ def _result(text: str, structured: Json, *, is_error: bool = False) -> Json:
 
 def _ids(known: Mapping[str, str]) -> Json:
     return {_IDS[name]: value for name, value in known.items() if name in _IDS}
-
-
-def _paused(pause: Approval) -> str:
-    """What a host is sent that cannot ask its user in the middle of a call."""
-    links = "".join(f"\nTo authorize {each['server']}: {each['url']}" for each in pause.authorizations)
-    return (
-        f"{question(pause)}{links}\nAsk the user; do not decide for them. Then call `decide` with request_id "
-        f"{pause.request_id}, approval_id {pause.approval_id}, and the action approve or reject."
-    )
 
 
 def question(pause: Approval) -> str:

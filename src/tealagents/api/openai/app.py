@@ -26,8 +26,6 @@ async def _models(exchange: Exchange, _: Caller, __: Request, model: str | None 
 
 _RESPONSE, _CONVERSATION = "/responses/{response_id}", "/conversations/{conversation_id}"
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/models", _models),
-    ("GET", "/models/{model}", _models),
     ("POST", "/responses", responses.create),
     ("GET", _RESPONSE, responses.retrieve),
     ("DELETE", _RESPONSE, responses.delete),
@@ -41,6 +39,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", _CONVERSATION + "/items", conversations.add_items),
     ("GET", _CONVERSATION + "/items/{item_id}", conversations.retrieve_item),
     ("POST", "/chat/completions", chat.create),
+    ("GET", "/models", _models),
+    ("GET", "/models/{model}", _models),
 )
 
 

@@ -33,7 +33,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
 }
 #: parameters that a response repeats and the agent does not need
-KEPT = {"background", "metadata", "previous_response_id", "store"}
+KEPT = ("background", "metadata", "previous_response_id", "store")
 #: within OpenAI's own bounds
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -91,8 +91,8 @@ def create(value: Any) -> CreateResponse:
     if isinstance(named := value.get("conversation"), dict):
         value["conversation"] = named.get("id", named)
     body = bodies.validated(CreateResponse, value)
-    text_format = (body.text or {}).get("format")
-    bodies.refuse_unless({"text.format": text_format}, {"text.format": (None, {"type": "text"})})
+    if body.text is not None and body.text.get("format") not in (None, {"type": "text"}):
+        raise InvalidRequest("text.format", "is not supported by this service")
     if body.store is False and body.background:
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if body.conversation is not None and body.previous_response_id is not None:

@@ -60,7 +60,7 @@ async def send(
             for tool in body.tools or ()
         ),
         metadata=dict(body.metadata or {}),
-        client=body.model_dump(include=inputs.KEPT, exclude_none=True),
+        client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=requests.unstored_until(exchange) if body.store is False else None,
     )
     key = key_in(request, value)
