@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -489,12 +490,32 @@ def test_send_while_the_first_attempt_runs(service: ContractServer, connect: Con
     before, name = service.model_calls, str(uuid.uuid4())
     with proxied(service) as (proxy, url):
         proxy.upcoming.append(Faults(drop_replies=True))
-        threading.Timer(0.2, proxy.reset_all).start()
-        threading.Timer(0.5, service.release, [name]).start()
+        _in_turn(
+            (lambda: service.model_calls > before, proxy.reset_all),
+            (lambda: _reads(service), lambda: service.release(name)),
+        )
         assert connect(url).send(f"hold {name}").output == "held "
     assert service.model_calls == before + 1
     assert [method for method, _ in service.calls][:2] == ["POST", "POST"]
-    assert any(path.startswith("/requests/") for _, path in service.calls)
+    assert _reads(service)
+
+
+def _reads(service: ContractServer) -> list[str]:
+    """The requests that were asked for by their ids."""
+    return [path for _, path in service.calls if path.startswith("/requests/")]
+
+
+def _in_turn(*steps: tuple[Callable[[], object], Callable[[], object]]) -> None:
+    """Does, beside the test, each thing once something is true."""
+
+    def work() -> None:
+        deadline = time.monotonic() + 60
+        for true, then in steps:
+            while not true() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            then()
+
+    threading.Thread(target=work, daemon=True).start()
 
 
 def test_dead_connections_are_noticed(service: ContractServer, connect: Connect) -> None:
