@@ -97,12 +97,18 @@ class Wire(httpx2.AsyncClient):
         )
 
     def build_request(self, method: str, url: httpx2.URL | str, **parts: Any) -> httpx2.Request:
-        """As the SDK asks for it; there is nothing of the client's own to merge in."""
+        """As the SDK asks for it, but for the headers in which it describes this machine.
+
+        There is nothing of the client's own to merge in.
+        """
+        headers = httpx2.Headers(parts.get("headers"))
+        for name in [name for name in headers if name.startswith("x-stainless-")]:
+            del headers[name]
         return httpx2.Request(
             method,
             _parsed(url),
             content=parts.get("content"),
-            headers=parts.get("headers"),
+            headers=headers,
             params=parts.get("params"),
         )
 

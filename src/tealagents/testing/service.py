@@ -226,7 +226,11 @@ class ServiceProcess(RunningService):
         self._log = tempfile.NamedTemporaryFile(prefix="tealagents-", suffix=".log", delete=False)  # noqa: SIM115
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
