@@ -116,35 +116,41 @@ async def _first_turn(bench: Bench, scale: Scale) -> Figure:
     )
 
 
-async def _growth(bench: Bench, scale: Scale) -> list[Figure]:
-    """Some tasks grow in step; around the turns that are looked at, the floor takes its turn, too."""
-    around = {10: (6, 15), 50: (46, 55), 100: (96, 105), 200: (191, 210)}
-    ours = {turn: Spent(bench.service.server) for turn in around}
-    floor = {turn: Spent(bench.floor.server) for turn in around}
-    count = scale.of(20, 4)
-    async with bench.service.connections(1) as (to_service,), bench.floor.connections(1) as (to_floor,):
-        tasks = [task_of(await bench.service.ask(to_service, TEXT)) for _ in range(count)]
+#: turns of a task that are looked at, and how many around each
+LOOKED_AT, AROUND = (10, 50, 100, 200), 14
 
-        async def next_turn() -> None:
+
+async def _growth(bench: Bench, scale: Scale) -> list[Figure]:
+    """Tasks of all lengths take turns, and the floor with them: what the machine does meets them alike."""
+    ours = {turn: Spent(bench.service.server) for turn in LOOKED_AT}
+    floor = Spent(bench.floor.server)
+    count = scale.of(12, 2)
+    async with bench.service.connections(1) as (to_service,), bench.floor.connections(1) as (to_floor,):
+
+        async def next_turn(tasks: Sequence[str]) -> None:
             for task in tasks:
                 await bench.service.ask(to_service, TEXT, task_id=task)
 
-        for number in range(2, 211):
-            looked = next((turn for turn, (a, b) in around.items() if a <= number <= b), None)
-            if looked is None:
-                await next_turn()
-            else:
-                await floor[looked].on(count, lambda: repeat(count, lambda: bench.floor.ask(to_floor, TEXT)))
-                await ours[looked].on(count, next_turn)
+        groups: dict[int, list[str]] = {}
+        for turn in LOOKED_AT:
+            groups[turn] = [task_of(await bench.service.ask(to_service, TEXT)) for _ in range(count)]
+            for _ in range(turn - AROUND // 2 - 1):
+                await next_turn(groups[turn])
+        order = list(groups.items())
+        for _ in range(AROUND):
+            order.reverse()
+            await floor.on(count, lambda: repeat(count, lambda: bench.floor.ask(to_floor, TEXT)))
+            for turn, tasks in order:
+                await ours[turn].on(count, lambda tasks=tasks: next_turn(tasks))  # type: ignore[misc]
     figures = [
         Figure(
             measure="turns",
             name=f"JSON request, turn {turn} of one task",
             unit="ms CPU",
             ours=ours[turn].each,
-            base=floor[turn].each,
+            base=floor.each,
         )
-        for turn in around
+        for turn in LOOKED_AT
     ]
     grown = Figure(
         measure="turns",
