@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from tealagents.api import bodies
@@ -35,6 +35,17 @@ def routes(exchange: Exchange, path: str, table: Iterable[tuple[str, str, Handle
         Route(path + below, _Authenticated(exchange, handler), methods=[method])
         for method, below, handler in table
     ]
+
+
+def methods_at(path: str, routes: Iterable[BaseRoute]) -> set[str]:
+    """All methods of a path that is served: Starlette's own error names those of the first of its routes."""
+    there = [
+        each
+        for each in routes
+        if isinstance(each, Route) and each.include_in_schema and each.path_regex.match(path)
+    ]
+    exact = [each for each in there if each.path == path]
+    return {method for each in exact or there for method in each.methods or ()}
 
 
 class _Authenticated:
@@ -79,7 +90,8 @@ def application(
         where = bodies.short(request.url.path)
         if error.status_code == 405:
             message = f"{request.method} is not possible at {where}."
-            return plain(405, "method_not_allowed", message, error.headers)
+            allowed = {"allow": ", ".join(sorted(methods_at(request.url.path, routes)))}
+            return plain(405, "method_not_allowed", message, allowed)
         return await refused(request, NotFound(f"There is nothing at {where}."))
 
     async def fault(_: Request, error: Exception) -> Response:

@@ -230,6 +230,13 @@ def string(of: Json, name: str, where: str) -> str:
     return value
 
 
+def objects(value: Any, field: str) -> list[Json]:
+    """A list of objects. `InvalidRequest`, naming the field, for anything else."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise InvalidRequest(field, "must be an array of objects")
+    return value
+
+
 def _check_object(value: Any) -> None:
     if not isinstance(value, dict):
         raise InvalidRequest("body", f"must be a JSON object, not {_kind_of(value)}")

@@ -7,7 +7,7 @@ from msgspec import Struct
 from tealagents.api.decisions import CallAnswer
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
-from tealagents.state.submission import Earlier
+from tealagents.state.submission import MOST_EARLIER, Earlier
 
 
 class Instruction(Struct, frozen=True):
@@ -57,9 +57,14 @@ class Resent(Struct, frozen=True):
 def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
     """New is all behind the last thing that the assistant said or did: a message, or answers to calls.
 
-    `InvalidRequest`, naming `field`, where there is neither, or both.
+    Answers to calls of this history that a message follows are history, too. `InvalidRequest`, naming
+    `field`, where there is neither a message nor an answer, or both.
     """
     split = max((n for n, each in enumerate(entries, 1) if _is_ours(each)), default=0)
+    if any(isinstance(each, Earlier) for each in entries[split:]):
+        made = {each.call_id for each in entries[:split] if isinstance(each, Made)}
+        while isinstance(each := entries[split], AnsweredCall) and each.call_id in made:
+            split += 1
     instructions = (each.text for each in entries if isinstance(each, Instruction))
     found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, instructions)))
     if found.answers and found.items:
@@ -74,7 +79,7 @@ def _is_ours(entry: Entry) -> bool:
 
 
 def in_words(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
-    """What was said, for a new task; what came of calls is put into words."""
+    """What was said, for a new task, the newest `MOST_EARLIER`; what came of calls is put into words."""
     calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
     said: list[Earlier] = []
     for each in entries:
@@ -83,4 +88,4 @@ def in_words(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
         elif isinstance(each, AnsweredCall) and each.answer.output is not None:
             text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
             said.append(Earlier("assistant", (Item("text", text),)))
-    return tuple(said)
+    return tuple(said[-MOST_EARLIER:])

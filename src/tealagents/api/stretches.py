@@ -50,6 +50,7 @@ from tealagents.domain.models import (
     ToolIntent,
 )
 from tealagents.state import keys
+from tealagents.state.queue import waiting_message
 from tealagents.state.submission import Key, NewMessage
 
 F = TypeVar("F", bound=EventFold)
@@ -112,7 +113,7 @@ async def cut(exchange: Exchange, view: RequestView, number: int | None = None) 
         for n in (wanted - 2, wanted - 1)
     ]
     before, after = around
-    if wanted > 1 and (before is None or before.status != "decided"):
+    if wanted != 1 and (before is None or before.status != "decided"):
         if number is None:
             return await cut(exchange, view, len(approvals))
         raise NotFound(f"The request {view.record.request_id} has no part {wanted}.")
@@ -139,11 +140,18 @@ async def decided(
 
 
 async def answered(
-    exchange: Exchange, caller: Caller, given: Sequence[AnsweredCall], *kinds: str, streamed: bool
+    exchange: Exchange,
+    caller: Caller,
+    given: Sequence[AnsweredCall],
+    *kinds: str,
+    task_id: str | None = None,
+    unstored: bool = False,
+    streamed: bool,
 ) -> Stretch:
     """As `decided`, with answers to calls that have names of these kinds, each by its pause and place.
 
-    `InvalidRequest` where they are not the answers to one pause, `NotFound` where nothing of that name waits.
+    `InvalidRequest` where they are not the answers to one pause, or are not to be stored though its task is.
+    `NotFound` where nothing of that name waits, in the task that is named.
     """
     answers, approval_id = dict[int, CallAnswer](), ""
     for each in given:
@@ -157,8 +165,11 @@ async def answered(
     with names.unknown_as("call", given[0].call_id):
         partition = await exchange.locate(caller, keys.approval, approval_id)
         waiting = await pause(exchange, partition, approval_id)
-        if max(answers) >= len(waiting.calls):
-            raise NotFound("It has fewer calls.")
+        if max(answers) >= len(waiting.calls) or task_id not in (None, waiting.task_id):
+            raise NotFound("It has fewer calls, or is another task's.")
+        head = (await exchange.tasks.head(partition, waiting.task_id)).value
+    if unstored and head.expires_at is None:
+        raise InvalidRequest("store", "cannot be false: what the calls belong to is stored")
     for n, call in enumerate(waiting.calls):
         if n not in answers:
             raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
@@ -188,7 +199,8 @@ async def deleted(exchange: Exchange, stretch: Stretch, whole: str) -> None:
     """Erases the task of a stretch. `AlreadyExists`, which names the `whole`, where that holds more."""
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
-    if head.tail_seq > record.last_seq > 0 or record.first_seq > 1:
+    others = [each async for each in requests.of_task(exchange, partition, head)]
+    if any(each.request_id != record.request_id and not each.imported for each in others):
         raise AlreadyExists(f"It is part of {whole}, which holds others. Delete that to erase them all.")
     await exchange.eraser.delete_task(partition, record.task_id)
 
@@ -307,8 +319,10 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
 
 
 async def asked(exchange: Exchange, stretch: Stretch) -> Message | None:
-    """The user's message that a request began with; None where it waits its turn."""
+    """The user's message that a request began with, or waits with; None where there is none."""
     record = stretch.record
+    if not record.first_seq and record.waiting is not None:
+        return await waiting_message(exchange.tasks, stretch.view.partition, record)
     path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
     async for logged in exchange.history.forwards(stretch.view.partition, record.task_id, path):
         if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":

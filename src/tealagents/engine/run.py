@@ -428,7 +428,8 @@ def _stored(error: TealError) -> Failure:
 
 
 def _pause_message(needed: HumanNeeded) -> str:
-    names = ", ".join(call.tool for call in needed.calls)
+    approved = [call for call in needed.calls if not call.by_client]
+    names = ", ".join(call.tool for call in approved or needed.calls)
     if needed.authorizations:
         return f"Your authorization is needed before {names} can run: visit the listed URLs, then approve."
     if needed.changed:

@@ -31,7 +31,7 @@ async def try_start(tasks: Tasks, actor: str, waiting: Waiting) -> TaskWriter | 
         if head.running or head.pending or head.queue[0].request_id != request.request_id:
             return None
         now = tasks.records.clock.now()
-        message = await _message(tasks, partition, request)
+        message = await waiting_message(tasks, partition, request)
         started = replace(
             request,
             status="Running",
@@ -59,12 +59,13 @@ async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> 
         or request.value.status != "Running"
     ):
         return request.value
-    message = await _message(tasks, partition, waiting.request)
+    message = await waiting_message(tasks, partition, waiting.request)
     begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
     return TaskWriter(tasks, begun, message)
 
 
-async def _message(tasks: Tasks, partition: str, request: RequestRecord) -> Message:
+async def waiting_message(tasks: Tasks, partition: str, request: RequestRecord) -> Message:
+    """The message of a request that waits its turn."""
     stored = request.waiting or {}
     if "blob" in stored:
         ref = msgspec.convert(stored, BlobRef)

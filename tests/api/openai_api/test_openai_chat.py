@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai_talk import WEATHER, call
+from openai_talk import WEATHER, call, sdk, serving
 
 TOOL: Any = {"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}
 
@@ -34,6 +34,24 @@ def test_a_completion_from_a_resent_history(ada: OpenAI) -> None:
     assert choice.finish_reason == "stop"
     assert made.usage
     assert made.usage.total_tokens > 0
+
+
+@pytest.mark.parametrize("reply", [{"refusal": "No."}, {"text": ""}])
+def test_an_answer_without_content_is_sent_again(reply: Any) -> None:
+    """A refusal, or an empty answer, has no content; the chat continues with it."""
+    with serving({"rules": [{"when": "odd", "reply": reply}]}) as (service, _), sdk(service) as ada:
+        messages: Any = asked("odd")
+        first = ada.chat.completions.create(model="Tester", messages=messages).choices[0].message
+        messages += [first.to_dict(), *asked("hello")]
+        assert ada.chat.completions.create(model="Tester", messages=messages).choices[0].message.content
+
+
+def test_a_long_history_is_known_by_its_end(ada: OpenAI) -> None:
+    """A chat does not end where its history is longer than a new conversation takes."""
+    messages: Any = [{"role": role, "content": "hi"} for role in ("user", "assistant")] * 260
+    messages += [*asked("My name is Ada."), {"role": "assistant", "content": "Hello Ada."}]
+    made = ada.chat.completions.create(model="Tester", messages=[*messages, *asked("What is my name?")])
+    assert "Ada" in (made.choices[0].message.content or "")
 
 
 def test_a_completion_is_streamed(ada: OpenAI) -> None:

@@ -56,6 +56,16 @@ def test_a_client_that_keeps_the_history(wire: httpx.Client) -> None:
     assert last["conversation"] != asked["conversation"]
 
 
+def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
+    """A message right behind an output begins a conversation, in which the call is known in words."""
+    made = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+    ask, more = ({"role": "user", "content": text} for text in (ASK, "hello again"))
+    assert create(wire, input=[ask, made, output, more])["status"] == "completed"
+    refused = wire.post("/responses", json={"input": [output, more]})
+    assert refused.status_code == 400
+
+
 def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:
     """Unknown calls, an approval instead of an output, other kinds of tools, a name that is taken."""
     asked = ada.responses.create(model="Tester", input=ASK, tools=[WEATHER])  # type: ignore[list-item]

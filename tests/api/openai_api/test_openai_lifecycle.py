@@ -198,6 +198,35 @@ def test_a_busy_conversation_is_a_conflict_and_a_busy_response_branches(ada: Ope
     ada.responses.cancel(busy.id)
 
 
+def test_the_sdk_knows_the_request_of_every_answer(ada: OpenAI) -> None:
+    """Also of what is read, cancelled or refused: it is the id in the log."""
+    response = ada.responses.create(model="Tester", input="hello")
+    request_id = response.id.split("_")[1]
+    for answer in (response, ada.responses.retrieve(response.id), ada.responses.cancel(response.id)):
+        assert answer._request_id == request_id
+    running = ada.responses.create(model="Tester", input="for ever", background=True)
+    assert running.conversation is not None
+    with pytest.raises(openai.ConflictError) as busy:
+        ada.responses.create(model="Tester", input="hi", conversation=running.conversation.id)
+    assert busy.value.request_id == running.id.split("_")[1]
+    ada.responses.cancel(running.id)
+
+
+def test_a_response_that_waits_its_turn_shows_what_it_was_asked() -> None:
+    """A queued message is nowhere else yet."""
+    with serving(SCRIPT, concurrency="enqueue") as (service, _), sdk(service) as ada:
+        first = ada.responses.create(model="Tester", input="for ever", background=True)
+        assert first.conversation is not None
+        waiting = ada.responses.create(
+            model="Tester", input="and then?", background=True, conversation=first.conversation.id
+        )
+        assert waiting.status == "queued"
+        (item,) = ada.responses.input_items.list(waiting.id).data
+        assert item.to_dict()["content"] == [{"type": "input_text", "text": "and then?"}]
+        for each in (waiting, first):
+            assert ada.responses.cancel(each.id).status == "cancelled"
+
+
 def test_too_many_at_once_are_a_rate_limit(service: ServiceThread) -> None:
     """The SDK waits for as long as the answer says and tries again."""
     with sdk(service, "carl") as carl:

@@ -99,6 +99,21 @@ def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file:
         with pytest.raises(openai.BadRequestError):
             ada.responses.create(model="Tester", input=answer)
     assert lines(file) == []
+    elsewhere = ada.responses.create(model="Tester", input="hello")
+    foreign = eve.responses.create(model="Tester", input="hello")
+    for about in (
+        {"previous_response_id": "resp_nope"},
+        {"previous_response_id": foreign.id},
+        {"previous_response_id": elsewhere.id},
+        {"conversation": "conv_nope"},
+        {"conversation": foreign.conversation and foreign.conversation.id},
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ada.responses.create(model="Tester", input=approval(request), extra_body=about)
+    with pytest.raises(openai.BadRequestError) as stored:
+        ada.responses.create(model="Tester", input=approval(request), store=False)
+    assert stored.value.param == "store"
+    assert lines(file) == []
     ended = ada.responses.create(model="Tester", input=approval(request))
     with pytest.raises(openai.ConflictError) as decided:
         ada.responses.create(model="Tester", input=approval(request, approve=False))
@@ -106,6 +121,27 @@ def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file:
     with pytest.raises(openai.BadRequestError):
         ada.responses.create(model="Tester", input="go on", previous_response_id=paused.id)
     assert ada.responses.create(model="Tester", input="go on", previous_response_id=ended.id).output_text
+
+
+def test_a_pause_that_is_not_stored_is_answered(ada: OpenAI, file: Path) -> None:
+    """With `store: false` throughout, nothing is left behind the last response."""
+    words = call("Work-write", file=str(file), line="one")
+    paused = ada.responses.create(model="Tester", input=words, store=False)
+    request = paused.output[0].to_dict()
+    ended = ada.responses.create(model="Tester", input=approval(request), store=False)
+    assert lines(file) == ["one"]
+    for each in (paused, ended):
+        with pytest.raises(openai.NotFoundError):
+            ada.responses.retrieve(each.id)
+
+
+def test_a_request_has_no_response_before_its_first(ada: OpenAI, file: Path) -> None:
+    """Responses of a request are numbered from 1; the number before is no way around its pause."""
+    paused = ada.responses.create(model="Tester", input=call("Work-write", file=str(file), line="one"))
+    assert paused.id.endswith("_1")
+    for act in (ada.responses.retrieve, ada.responses.cancel, ada.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            act(paused.id[:-1] + "0")
 
 
 def test_a_consent_is_a_link_in_the_text(wire: httpx.Client, file: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import call, create, kinds, retrieved, said, stream, streamed, valid
+from openai_talk import Json, call, create, kinds, retrieved, said, stream, streamed, valid
 
 
 def test_a_response_is_created_and_read_again(ada: OpenAI) -> None:
@@ -106,6 +106,43 @@ def test_a_response_is_deleted_with_its_conversation(ada: OpenAI) -> None:
     ada.responses.delete(alone.id)
     with pytest.raises(openai.NotFoundError):
         ada.responses.retrieve(alone.id)
+
+
+def test_what_a_response_began_with_goes_with_it(ada: OpenAI) -> None:
+    """Messages that were sent along, or are a conversation's own, are no other responses."""
+    history: Any = [{"role": role, "content": "hi"} for role in ("user", "assistant", "user")]
+    seed: Any = [{"role": "user", "content": "before"}]
+    filled = ada.conversations.create(items=seed)
+    for made in (
+        ada.responses.create(model="Tester", input=history),
+        ada.responses.create(model="Tester", input="hello", conversation=ada.conversations.create().id),
+        ada.responses.create(model="Tester", input="hello", conversation=filled.id),
+    ):
+        assert made.conversation is not None
+        ada.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            ada.conversations.retrieve(made.conversation.id)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": 5}, "input"),
+        ({"input": ["text"]}, "input"),
+        ({"input": [{"content": "x"}]}, "input.0.role"),
+    ],
+)
+def test_what_is_no_input_is_named(wire: httpx.Client, body: Json, param: str) -> None:
+    """By the name of the parameter, not by the types that it might have had."""
+    refused = wire.post("/responses", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_a_path_names_all_its_methods(wire: httpx.Client) -> None:
+    """What is not possible somewhere is refused with what is."""
+    for path, allowed in (("/responses/resp_1", "DELETE, GET, HEAD"), ("/responses", "POST")):
+        refused = wire.put(path, json={})
+        assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
 def test_the_agent_is_the_one_model(ada: OpenAI) -> None:

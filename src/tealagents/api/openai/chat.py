@@ -47,9 +47,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     """The body of a completion, as that of a response."""
     bodies.refuse_unless(value, inputs.ONLY)
-    messages, tools = value.get("messages"), value.get("tools")
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        raise InvalidRequest("messages", "must be an array of messages")
+    messages, tools = bodies.objects(value.get("messages"), "messages"), value.get("tools")
     entries = [entry for n, each in enumerate(messages) for entry in _entries(each, f"messages.{n}")]
     given = resent.taken_apart(entries, "messages")
     wanted = {
@@ -89,17 +87,12 @@ class Chunks(EventFold):
         #: whether the stream reports what was used
         self.with_usage = False
         identifier = made("chatcmpl", stretch.record.request_id, stretch.number)
-        head = {"id": identifier, "created": int(stretch.created_at.timestamp()), "model": agent}
+        head: Json = {"id": identifier, "created": int(stretch.created_at.timestamp()), "model": agent}
         self._chunk_head: Json = {**head, "object": "chat.completion.chunk"}
         self._message: Json = {"role": "assistant", "content": None, "refusal": None}
         self._choice = {"index": 0, "message": self._message, "finish_reason": "stop", "logprobs": None}
         #: what the chunks add up to
-        self.completion: Json = {
-            **head,
-            "object": "chat.completion",
-            "choices": [self._choice],
-            "usage": None,
-        }
+        self.completion = {**head, "object": "chat.completion", "choices": [self._choice], "usage": None}
 
     def started(self, status: str) -> None:
         self._chunk({"role": "assistant", "content": ""})

@@ -8,16 +8,7 @@ from tealagents.api import query
 from tealagents.api.names import made
 from tealagents.api.openai.inputs import KEPT
 from tealagents.api.stretches import Stretch
-from tealagents.domain.models import (
-    Approval,
-    ClientTool,
-    Decision,
-    Head,
-    Json,
-    Message,
-    TokenUsage,
-    ToolCall,
-)
+from tealagents.domain.models import Approval, ClientTool, Decision, Head, Json, Message, TokenUsage, ToolCall
 
 #: what a response says where nothing else is known of it; most of it is decided by the agent's config, and
 #: this API can neither show nor change it

@@ -30,6 +30,7 @@ def respond(error: TealError, headers: Mapping[str, str]) -> Response:
     status, param = status_of(error), None
     if isinstance(error, InvalidRequest):
         status, param = 400, error.field if error.field != "body" else None
+    headers = {**headers, **({"x-request-id": error.ids["request_id"]} if "request_id" in error.ids else {})}
     if "retry-after" in headers and isinstance(error, Refusal):
         headers = {"x-should-retry": "true", **headers}
     return respond_plain(status, error.code, worded(error, _ADVICE), headers, param or None)

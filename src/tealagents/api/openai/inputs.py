@@ -59,7 +59,7 @@ class FunctionTool(BaseModel):
 class CreateResponse(Incoming):
     """The body of a new response."""
 
-    input: str | Items | None = None
+    input: Any = None
     instructions: str | None = None
     metadata: Metadata | None = None
     previous_response_id: str | None = None
@@ -102,11 +102,12 @@ def create(value: Any) -> CreateResponse:
     return body
 
 
-def read(given: str | Items | None) -> Resent:
+def read(given: Any) -> Resent:
     """The input of a response."""
     if given is None or isinstance(given, str):
         given = [{"role": "user", "content": given or ""}]
-    return resent.taken_apart([_entry(each, f"input.{n}") for n, each in enumerate(given)], "input")
+    entries = [_entry(each, f"input.{n}") for n, each in enumerate(bodies.objects(given, "input"))]
+    return resent.taken_apart(entries, "input")
 
 
 def messages(given: Sequence[Json]) -> list[Earlier]:
@@ -145,7 +146,10 @@ def _entry(each: Json, where: str) -> Entry:
 
 def message(each: Json, where: str) -> Earlier | Instruction:
     """A message in any role but a tool's."""
-    role, said = each.get("role"), items.read(each.get("content"), f"{where}.content", _part)
+    role, content = each.get("role"), each.get("content")
+    if content is None and role == "assistant":  # a refusal, or an empty answer
+        content = each.get("refusal") or ""
+    said = items.read(content, f"{where}.content", _part)
     if role in ("system", "developer"):
         return Instruction(items.text(said, f"{where}.content", "must be text in this role"))
     if role == "user" or role == "assistant":

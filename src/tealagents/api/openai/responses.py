@@ -22,6 +22,9 @@ from tealagents.domain.models import Caller, Head, Json
 from tealagents.state import keys
 from tealagents.state.submission import NewMessage
 
+#: the names of calls that clients answer
+_CALLS = ("mcpr", "fc", "call")
+
 
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
@@ -47,10 +50,17 @@ async def send(
     exchange: Exchange, caller: Caller, request: Request, value: Any, body: CreateResponse, given: Resent
 ) -> Stretch:
     """Stores what was sent and begins to answer it. `value` is what an idempotency key stands for."""
-    streamed = bool(body.stream or body.background)
+    streamed, unstored = bool(body.stream or body.background), body.store is False
+    previous = task_id = None
+    if body.previous_response_id is not None:
+        previous = await find(exchange, caller, body.previous_response_id)
+        task_id = previous.record.task_id
+    elif body.conversation is not None:
+        task_id = (await conversation(exchange, caller, body.conversation))[1].task_id
     if given.answers:
-        kinds = ("mcpr", "fc", "call")
-        return await stretches.answered(exchange, caller, given.answers, *kinds, streamed=streamed)
+        return await stretches.answered(
+            exchange, caller, given.answers, *_CALLS, task_id=task_id, unstored=unstored, streamed=streamed
+        )
     message = NewMessage(
         items=given.items,
         earlier=in_words(given.before),
@@ -61,16 +71,14 @@ async def send(
         ),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
-        expires_at=requests.unstored_until(exchange) if body.store is False else None,
+        expires_at=requests.unstored_until(exchange) if unstored else None,
     )
     key = key_in(request, value)
-    if (previous := body.previous_response_id) is not None:
-        before, field = await find(exchange, caller, previous), "previous_response_id"
-        view = await stretches.continued(exchange, before, message, key, field=field, streamed=streamed)
+    if previous is not None:
+        field = "previous_response_id"
+        view = await stretches.continued(exchange, previous, message, key, field=field, streamed=streamed)
     else:
-        if body.conversation is not None:
-            _, head = await conversation(exchange, caller, body.conversation)
-            message = requests.added(message, head.task_id)
+        message = message if task_id is None else requests.added(message, task_id)
         view = await exchange.submit(caller, message, key, streamed=streamed)
     return await stretches.cut(exchange, view, 1)
 
@@ -93,7 +101,7 @@ async def conversation(exchange: Exchange, caller: Caller, name: str) -> tuple[s
 async def retrieve(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await find(exchange, caller, response_id)
     if not query.flag(request, "stream"):
-        return json_response(await document(exchange, stretch))
+        return json_response(await document(exchange, stretch), headers=headers_of(stretch))
     after = query.number(request, "starting_after", -1, lowest=0, highest=UNSEEN)
     stretches.check_kept(exchange, stretch, "stream")
     fold = ResponseFold(stretch, exchange.agent.name, after=after)
@@ -107,7 +115,7 @@ async def input_items(exchange: Exchange, caller: Caller, request: Request, resp
 
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await stretches.canceled(exchange, await find(exchange, caller, response_id))
-    return json_response(await document(exchange, stretch))
+    return json_response(await document(exchange, stretch), headers=headers_of(stretch))
 
 
 async def delete(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:

@@ -10,9 +10,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from tealagents.api import bodies
+from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
@@ -152,19 +153,8 @@ def _no_route(request: Request, error: HTTPException, routes: Sequence[BaseRoute
         return problems.respond(NotFound(f"There is nothing at {where}. {docs} lists what there is."))
     if error.status_code == 405:
         named = (error.headers or {}).get("Allow", "GET").split(", ")
-        allowed = ", ".join(sorted(_methods_at(path, routes) or named))
+        allowed = ", ".join(sorted(methods_at(path, routes) or named))
         detail = f"{request.method} is not possible here: use {allowed}."
         problem = problems.problem("method_not_allowed", detail)
         return problems.problem_response(problem, headers={"Allow": allowed})
     return problems.respond(InvalidRequest("", str(error.detail), malformed=True))
-
-
-def _methods_at(path: str, routes: Sequence[BaseRoute]) -> set[str]:
-    """All methods of a path in the document: Starlette's own error names those of the first of its routes."""
-    there = [
-        each
-        for each in routes
-        if isinstance(each, Route) and each.include_in_schema and each.path_regex.match(path)
-    ]
-    exact = [each for each in there if each.path == path]
-    return {method for each in exact or there for method in each.methods or ()}
