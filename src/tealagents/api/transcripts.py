@@ -42,15 +42,16 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
 async def parts(
     exchange: Exchange, caller: Caller, partition: str, head: Head
 ) -> AsyncIterator[Round | Stretch]:
-    """A task on its current path, oldest first, and what runs or waits: requests that only spoke as rounds,
-    the others as their stretches.
+    """A task on its current path, oldest first, and what runs or waits: requests that only spoke, to the end
+    of their answers, as rounds, the others as their stretches.
     """
     occupant = head.running or head.pending
     newest_first: list[Round | str] = [occupant.request_id] if occupant is not None else []
     async with aclosing(exchange.history.rounds(partition, head.task_id, head.path)) as rounds:
         async for each in rounds:
             did = any(message.tool_calls or message.role == "tool" for message in each.messages)
-            newest_first.append(each.request_id if did or not each.messages else each)
+            whole = each.messages and each.finish_reason is None
+            newest_first.append(each if whole and not did else each.request_id)
     for part in reversed(newest_first):
         if isinstance(part, Round):
             yield part

@@ -189,6 +189,8 @@ class RequestEnd(Struct, frozen=True, kw_only=True, tag="end", omit_defaults=Tru
     tools: tuple[ToolOutcome, ...] = ()
     #: this request's response at the model service (remote threads)
     remote_id: str | None = None
+    #: why the model stopped, if it was not at the end of its answer
+    finish_reason: "FinishReason | None" = None
 
 
 class MessageBody(Struct, frozen=True, tag="message"):

@@ -14,6 +14,7 @@ from tealagents.domain.models import (
     Batch,
     Body,
     Entry,
+    FinishReason,
     Message,
     MessageBody,
     Path,
@@ -43,6 +44,8 @@ class Round(Struct, frozen=True, kw_only=True):
     last_seq: int
     messages: tuple[Message, ...] = ()
     remote_id: str | None = None
+    #: as in the `RequestEnd`
+    finish_reason: FinishReason | None = None
 
 
 class Produced(Struct, frozen=True):
@@ -172,6 +175,7 @@ class History:
                         last_seq=end.seq,
                         messages=tuple(in_call_order(messages[::-1])),
                         remote_id=end.body.remote_id,
+                        finish_reason=end.body.finish_reason,
                     )
                     end, messages = None, []
 

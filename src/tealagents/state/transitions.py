@@ -14,6 +14,7 @@ from tealagents.domain import ids, lifecycle
 from tealagents.domain.models import (
     Approval,
     Failure,
+    FinishReason,
     Head,
     IdempotencyRecord,
     Json,
@@ -150,7 +151,8 @@ def completed(
     now: datetime,
 ) -> Transition:
     """The running request has its answer, which becomes the current checkpoint."""
-    end = _end(head, request.request_id, "Completed", SERVICE, now, remote_id=remote_id)
+    odd = outcome.finish_reason if outcome.finish_reason != "stop" else None
+    end = _end(head, request.request_id, "Completed", SERVICE, now, remote_id=remote_id, finish_reason=odd)
     last = head.tail_seq + len(entries) + 1
     done = lifecycle.complete(head, last, now, remote_id=remote_id)
     record = lifecycle.ended(request, "Completed", now, last_event=last_event, outcome=outcome)
@@ -218,6 +220,7 @@ def _end(
     code: str | None = None,
     tools: tuple[ToolOutcome, ...] = (),
     remote_id: str | None = None,
+    finish_reason: FinishReason | None = None,
 ) -> Draft:
     """The entry with which a request that holds its task ends."""
     occupant = head.running or head.pending
@@ -231,6 +234,7 @@ def _end(
         code=code,
         tools=tools,
         remote_id=remote_id,
+        finish_reason=finish_reason,
     )
     details = {"code": code} if code else {}
     return draft(f"request.{status.lower()}", actor, request_id, end, **details)

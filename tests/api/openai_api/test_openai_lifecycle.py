@@ -25,6 +25,8 @@ rules:
     reply: {text: 'drip drip drip drip drip drip', piece_delay_ms: 100}
   - when: {text: too long}
     reply: {text: cut sho, finish_reason: length}
+  - when: {text: indecent}
+    reply: {refusal: 'No.'}
   - when: {text: broken}
     reply: {error: {status: 400, message: no such thing}}
 """
@@ -94,6 +96,14 @@ def test_an_answer_that_is_cut_short_is_incomplete(wire: httpx.Client) -> None:
     assert response["status"] == "incomplete"
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert stream(wire, input="too long")[-1]["type"] == "response.incomplete"
+
+
+@pytest.mark.parametrize("words", ["too long", "indecent"])
+def test_the_items_of_a_conversation_are_those_of_its_responses(wire: httpx.Client, words: str) -> None:
+    """Also where an answer is not whole, or a refusal."""
+    response = create(wire, input=words)
+    items = wire.get(f"/conversations/{response['conversation']['id']}/items").json()["data"]
+    assert items[0] == response["output"][0]
 
 
 def test_a_request_that_fails_raises(ada: OpenAI, wire: httpx.Client) -> None:
