@@ -125,6 +125,21 @@ def test_a_call_that_waits_for_approval_is_shown(ada: OpenAI, file: Path) -> Non
         ada.chat.completions.create(model="Tester", messages=asked("go on"), extra_headers=headers)
 
 
+def test_only_what_needs_approval_is_said_to(file: Path) -> None:
+    """Beside a call of the client's tool, which is the client's to make."""
+    calls = [
+        {"name": "get_weather", "arguments": {"place": "Rome"}},
+        {"name": "Work-write", "arguments": {"file": str(file), "line": "x"}},
+    ]
+    script = {"rules": [{"when": "both", "reply": {"tool_calls": calls}}]}
+    with serving(script) as (service, _), sdk(service) as ada:
+        made = ada.chat.completions.create(model="Tester", messages=asked("both"), tools=[TOOL])
+    message = made.choices[0].message
+    made_calls: Any = message.tool_calls
+    assert [each.function.name for each in made_calls] == ["get_weather"]
+    assert "Approval is needed before Work-write can run." in (message.content or "")
+
+
 def test_what_would_change_the_meaning_is_refused(ada: OpenAI) -> None:
     """By its name, rather than answered as if it had not been asked."""
     refused: list[tuple[str, Any]] = [
