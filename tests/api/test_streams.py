@@ -293,6 +293,18 @@ def test_a_pause_that_is_canceled_ends_the_streams_that_wait_behind_it(ada: http
     assert plain(replay(ada, request_id)) == [*plain(before)[:-1], *plain([end])]
 
 
+def test_a_deletion_ends_the_streams_that_wait_behind_a_pause(ada: httpx.Client) -> None:
+    """With an error, as any other stream."""
+    before = streamed(ada, "/sse", text("say and call"))
+    ids = {name: before[0].data[name] for name in ("task_id", "request_id")}
+    with ada.stream("GET", f"/requests/{ids['request_id']}/events?after={before[-1].number}") as waiting:
+        lines = waiting.iter_lines()
+        ada.delete(f"/tasks/{ids['task_id']}").raise_for_status()
+        [end] = events(lines)
+    assert (end.name, end.data["code"]) == ("error", "not_found")
+    assert end.data["request_id"] == ids["request_id"]
+
+
 def test_many_followers_see_the_same_whenever_they_come(ada: httpx.Client) -> None:
     """At the beginning, in the middle, at the end: the same events with the same ids."""
     accepted = ada.post("", json=text("pieces-40@5ms"), headers={"prefer": "respond-async"}).json()

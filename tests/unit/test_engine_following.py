@@ -4,12 +4,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
+from datetime import timedelta
+from typing import Any
 
 import pytest
-from engine_setup import Process, Scripted, process, waits
+from engine_setup import Process, Scripted, calls, noting, process, waits
 from msgspec.structs import replace
 
+from tealagents.domain.errors import NotFound
 from tealagents.domain.events import Failed, Recorded, TextDelta
+from tealagents.domain.models import RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit, Record
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
@@ -33,6 +37,10 @@ class Remote(CountingStore):
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         await asyncio.sleep(0)
         return await super().read(partition, keys)
+
+
+#: asks for a tool that a human has to approve
+DELETE = calls(ToolCall("c1", "Shell-delete", "{}"))
 
 
 @pytest.fixture
@@ -88,6 +96,67 @@ async def test_followers_learn_that_the_process_has_died(clock: FakeClock) -> No
         for events in await asyncio.gather(*following):
             assert isinstance(events[-1].event, Failed)
             assert events[-1].event.error.code == "interrupted"
+
+
+async def behind_the_pause(here: Process, paused: RequestRecord) -> asyncio.Task[list[Recorded]]:
+    """A follower that has seen the pause and waits for what comes of it."""
+    following = asyncio.create_task(here.followed(paused.request_id, paused.last_event))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not following.done()
+    return following
+
+
+async def test_who_waits_behind_a_pause_learns_at_once_that_its_task_was_deleted(clock: FakeClock) -> None:
+    """The deletion wakes them; no time has to pass."""
+    store = MemoryStore(clock=lambda: clock.now().timestamp())
+    async with process(store, Scripted(DELETE), noting([], governed=True), clock=clock) as here:
+        paused = await here.ask()
+        following = await behind_the_pause(here, paused)
+        await here.eraser.delete_task(here.partition(), paused.task_id)
+        with pytest.raises(NotFound) as gone:
+            await following
+        assert gone.value.ids["request_id"] == paused.request_id
+
+
+@pytest.mark.parametrize("how", ["task", "session", "expiry"])
+async def test_who_waits_behind_a_pause_learns_that_its_task_is_gone(how: str, clock: FakeClock) -> None:
+    """However it went, and though no notification came."""
+    store = Silent(clock=lambda: clock.now().timestamp())
+    async with process(store, Scripted(DELETE), noting([], governed=True), clock=clock) as here:
+        paused = await here.ask()
+        following = await behind_the_pause(here, paused)
+        partition = here.partition()
+        if how == "task":
+            await here.eraser.delete_task(partition, paused.task_id)
+        elif how == "session":
+            await here.eraser.delete_session(partition, paused.session_id)
+        else:
+            at = clock.now() + timedelta(seconds=1)
+            await here.changes.patch(
+                partition, paused.task_id, User("mock", "ada"), metadata={}, expires_at=at
+            )
+        await pass_by(clock, CHECK_SECONDS)
+        assert following.done()
+        with pytest.raises(NotFound) as gone:
+            await following
+        assert gone.value.ids == {"request_id": paused.request_id, "task_id": paused.task_id}
+
+
+async def test_pauses_that_are_followed_cost_one_read_each(clock: FakeClock) -> None:
+    """However many follow each of them: nothing else is asked of the store."""
+    store = Remote(CountingOptions())
+    options: Any = {"clock": clock, "lease_seconds": 3000}
+    async with process(store, Scripted(DELETE), noting([], governed=True), **options) as here:
+        paused = [await here.ask() for _ in range(3)]
+        following = [await behind_the_pause(here, each) for each in paused for _ in range(5)]
+        await pass_by(clock, CHECK_SECONDS)
+        store.operations.clear()
+        await pass_by(clock, CHECK_SECONDS)
+        assert store.operations == Counter({StoreOperation("read", "user"): 3})
+        assert not any(each.done() for each in following)
+        for each in following:
+            each.cancel()
 
 
 async def test_who_joins_behind_a_decided_pause_misses_nothing() -> None:

@@ -168,6 +168,8 @@ class Tail:
             if not self.buffer.closed and await self._is_due():
                 await self._tasks.request(self._partition, self._request_id)  # which ends it
                 await self._look()
+            elif not self.buffer.closed and self._record.pause is not None:
+                await self._check_task()
 
     async def _look(self) -> bool:
         """Reads what is new; False behind the end."""
@@ -201,6 +203,13 @@ class Tail:
         if record.status == "Queued":
             return True
         return record.worker_id is not None and await self._tasks.peers.dead(record.worker_id)
+
+    async def _check_task(self) -> None:
+        """`NotFound` where the task of a pause is gone: nothing is written when its time is up."""
+        try:
+            await self._tasks.here(self._partition, self._record.task_id)
+        except NotFound as error:
+            raise error.with_ids(request_id=self._request_id) from None
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

@@ -265,7 +265,7 @@ class Eraser:
             await self._erase_approval(partition, approval_id)
         await self._delete_under(partition, keys.streams(request_id))
         await self._delete_under(partition, keys.stream_parts(request_id))
-        await self._records.delete(partition, [key])
+        await self._records.delete(partition, [key], notify=[key])  # who follows it learns that it is gone
 
     async def _erase_approval(self, partition: str, approval_id: str) -> None:
         key = keys.approval(approval_id)

@@ -182,12 +182,12 @@ class RecordStore:
             partition, Commit(operation=ids.operation_id(), expect={key: version}, delete=(key,))
         )
 
-    async def delete(self, partition: str, names: Collection[str]) -> None:
+    async def delete(self, partition: str, names: Collection[str], *, notify: Collection[str] = ()) -> None:
         """Deletes up to ten records, whatever they hold now.
 
         Deleting twice is harmless, so where a reply is lost it is done again until one comes.
         """
-        commit = Commit(operation=ids.operation_id(), delete=tuple(names))
+        commit = Commit(operation=ids.operation_id(), delete=tuple(names), notify=notify)
         deadline = self.clock.monotonic() + RESOLVE_SECONDS
         pause = 0.05
         while True:
