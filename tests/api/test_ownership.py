@@ -253,6 +253,40 @@ def test_an_approver_reads_the_calls_that_wait(town: Town, route: str, n: int) -
     assert town.stored() == before
 
 
+def test_a_refusal_names_the_id_that_it_is_about(town: Town) -> None:
+    """Wherever it stood: also in the body or the query."""
+    estate = Estate.of(town.alice)
+    grace = town.client("grace")  # of others than the strangers, whose lists other tests find empty
+    own = Estate.of(grace)
+
+    def refused(body: Json, status: int, code: str, path: str = "") -> Json:
+        found = problem(grace.post(path, json=body), status, code)
+        return {name: value for name, value in found.items() if name.endswith("_id")}
+
+    unknown, task, session = {"task_id": NOBODYS}, {"task_id": estate.task}, {"session_id": estate.session}
+    assert refused(text("hi", **unknown), 404, "not_found") == unknown
+    assert refused(text("hi", **task), 401, "not_owner") == task
+    assert refused(text("hi", **session), 401, "not_owner") == session
+    both = {"task_id": own.task, **session}
+    assert refused(text("hi", **both), 401, "not_owner") == both
+    assert refused(estate.document, 401, "not_owner", "/tasks/import") == task
+    listed = problem(grace.get("/tasks", params=session), 401, "not_owner")
+    assert listed["session_id"] == estate.session
+    # a document that says to be the sender's own, with another's ids
+    owner = own.document["task"]["owner"]
+    document = {**estate.document, "task": {**estate.document["task"], "owner": owner}}
+    assert refused(document, 401, "not_owner", "/tasks/import") == task
+
+
+def test_a_document_without_an_id_is_refused_as_anothers(town: Town) -> None:
+    """What it names instead is not repeated."""
+    document = Estate.of(town.alice).document
+    for named in (5, None, "x", {"a": 1}):
+        sent = {**document, "task": {**document["task"], "task_id": named}}
+        found = problem(town.mallory.post("/tasks/import", json=sent), 401, "not_owner")
+        assert "task_id" not in found
+
+
 def test_an_auditor_finds_the_tasks_of_the_tenant(town: Town) -> None:
     """Of all its owners, as each of them lists them, and of no other tenant; no one else gets the list."""
     # of others than the strangers, whose own lists other tests find empty

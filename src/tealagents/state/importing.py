@@ -175,7 +175,7 @@ class TaskImporter:
             if ids.tag_of(identifier) != ids.owner_tag(caller.user.key):
                 owner = await directory.owner_of(identifier, kind(identifier))
                 if owner is not None:
-                    raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.")
+                    raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.", task_id=task_id)
                 await directory.claim(identifier, caller.user)
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:
@@ -194,7 +194,7 @@ class TaskImporter:
         if found is None:
             owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
             if owner is not None and owner != caller.user:
-                raise NotOwner(f"The session {session_id} belongs to another user.")
+                raise NotOwner(f"The session {session_id} belongs to another user.", session_id=session_id)
             await self._tasks.directory.claim(session_id, caller.user)
         elif found.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)

@@ -210,9 +210,12 @@ async def foreign(
     """As `locate`, for an id that is not in the caller's own partition."""
     owner = await directory.owner_of(identifier, kind(identifier))
     word = _WORDS[kind]
+    known = {f"{word}_id": identifier}
     if owner is None or owner == caller.user:
-        raise NotFound(f"There is no {word} {identifier}. Check the id; it may have been deleted or expired.")
+        raise NotFound(
+            f"There is no {word} {identifier}. Check the id; it may have been deleted or expired."
+        ).with_ids(**known)
     allowed = (reading and caller.auditor) or (deciding and caller.approver)
     if allowed and owner.tid == caller.user.tid:
         return records.partition(owner)
-    raise NotOwner(f"The {word} {identifier} belongs to another user.")
+    raise NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(**known)

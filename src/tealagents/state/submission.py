@@ -363,7 +363,8 @@ class _Attempt:
         owner = await directory.owner_of(identifier, kind(identifier))
         if owner is not None and owner != user:
             word = "session" if kind is keys.session else "task"
-            raise NotOwner(f"The {word} {identifier} belongs to another user.")
+            known = {f"{word}_id": identifier}
+            raise NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(**known)
         await directory.claim(identifier, user)
 
     async def _follow_on(
@@ -430,7 +431,11 @@ class _Attempt:
         if own is None:
             owner = await tasks.directory.owner_of(session_id, keys.session(session_id))
             if owner is not None and owner != self._caller.user:
-                raise NotOwner(f"The session {session_id} belongs to another user.")
+                raise NotOwner(
+                    f"The session {session_id} belongs to another user.",
+                    task_id=head.task_id,
+                    session_id=session_id,
+                )
         raise SessionMismatch(
             f"The task {head.task_id} belongs to another session. Send its own session_id, or none.",
             task_id=head.task_id,

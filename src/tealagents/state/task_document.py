@@ -84,7 +84,13 @@ def _check_owned(value: Any, owner: User) -> None:
     except (KeyError, TypeError, msgspec.ValidationError):
         return
     if said != owner:
-        raise NotOwner("The document is of another user's task. Only its owner can import it.")
+        try:
+            task_id = ids.canonical(value["task"].get("task_id"), "task.task_id")
+        except InvalidRequest:
+            task_id = None
+        raise NotOwner(
+            "The document is of another user's task. Only its owner can import it.", task_id=task_id
+        )
 
 
 def _misread(message: str) -> InvalidRequest:
