@@ -229,6 +229,22 @@ def test_an_overloaded_process_leaves_a_key_unused(ada: httpx.Client) -> None:
     assert REPLAYED not in answer.headers
 
 
+def test_an_overloaded_process_answers_for_the_keys_it_knows(ada: httpx.Client) -> None:
+    """With the first outcome, or that the first still runs: nothing new is begun. covers: TASK-7"""
+    first = post(ada, text("hello"), "before").raise_for_status()
+    running = post(ada, text("for ever"), "during", prefer="respond-async").json()
+    runs = [running, *(background(ada, "for ever") for _ in range(7))]
+    problem(post(ada, text("hello"), "new"), 429, "overloaded")
+    again = post(ada, text("hello"), "before")
+    assert (again.json(), again.headers[REPLAYED]) == (first.json(), "true")
+    progress = problem(post(ada, text("for ever"), "during"), 409, "request_in_progress")
+    assert progress["request_id"] == running["request_id"]
+    problem(post(ada, text("another"), "before"), 422, "idempotency_key_reused")
+    for run in runs:
+        ada.post(f"/requests/{run['request_id']}/cancel").raise_for_status()
+    assert post(ada, text("hello"), "new").json()["status"] == "Completed"
+
+
 def test_a_key_is_one_text_of_up_to_255_characters(ada: httpx.Client) -> None:
     """Longer, empty or doubled ones are refused by name."""
     assert post(ada, text("hello"), "k" * 255).status_code == 200

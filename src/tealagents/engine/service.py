@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
-from tealagents.domain.errors import PersistenceUnavailable, RequestInProgress, TealError
+from tealagents.domain.errors import Overloaded, PersistenceUnavailable, RequestInProgress, TealError
 from tealagents.domain.events import Recorded
 from tealagents.domain.models import (
     ENDED,
@@ -99,7 +99,12 @@ class Service:
         Raises every refusal of the contract's sections 2 and 3.
         """
         user = caller.user.key
-        self.admission.check(user)
+        try:
+            self.admission.check(user)
+        except Overloaded:  # what is known already takes no place
+            if key is None or (first := await self._submission.first_use(caller, key)) is None:
+                raise
+            return _replayed(first)
         self.admission.enter(user)
         try:
             sent = await self._begin(caller, message, key, streamed=streamed)

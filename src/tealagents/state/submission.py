@@ -172,11 +172,26 @@ class Submission:
             pass
         return begun
 
+    async def first_use(self, caller: Caller, key: Key) -> Replayed | None:
+        """The message that came under this key before, if one did. `IdempotencyKeyReused`."""
+        records = self._tasks.records
+        partition = records.partition(caller.user)
+        known = await records.get(partition, keys.idempotency(key.name), IdempotencyRecord)
+        return await _replay(self._tasks, partition, key, known.value) if known is not None else None
+
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
         """A new task without a request: it holds what was said before, and waits for a message."""
         _check_earlier(earlier)
         message = NewMessage(items=(), metadata=metadata, earlier=tuple(earlier))
         return await _Attempt(self._tasks, self._recheck_keys, caller, message, None, announced=False).open()
+
+
+async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyRecord) -> Replayed:
+    if known.digest != key.digest:
+        raise IdempotencyKeyReused(
+            request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
+        )
+    return Replayed(await tasks.request(partition, known.request_id), partition)
 
 
 def _check_earlier(said: Sequence[Earlier]) -> None:
@@ -258,21 +273,11 @@ class _Attempt:
     # --- deciding --------------------------------------------------------------------------------
 
     async def _decide(self, found: Stored[Head] | None) -> Transition | Replayed | BusyElsewhere | _Again:
-        if self._key is not None and (first := await self._first_use(self._key)):
-            return first
+        if self._key is not None and self._found.key is not None:
+            return await _replay(self._tasks, self._partition, self._key, self._found.key.value)
         if self._message.task_id is None:
             return await self._new_task()
         return await self._follow_on(self._message.task_id, found)
-
-    async def _first_use(self, key: Key) -> Replayed | None:
-        if self._found.key is None:
-            return None
-        known = self._found.key.value
-        if known.digest != key.digest:
-            raise IdempotencyKeyReused(
-                request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
-            )
-        return Replayed(await self._tasks.request(self._partition, known.request_id), self._partition)
 
     async def open(self) -> Head:
         """A new task that waits for its first message, or continues what was said before."""
