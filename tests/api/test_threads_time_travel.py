@@ -144,12 +144,25 @@ def test_a_paused_task_is_not_rolled_back(ada: httpx.Client) -> None:
     task, marks = introduced(ada, "Ada")
     paused = say(ada, 'call Shell-delete {"path": "/x"}', task)
     assert paused["status"] == "Paused"
-    pending = problem(rollback(ada, task, marks[0]), 409, "approval_pending")
-    assert pending["request_id"] == paused["request_id"]
+    for mark in (marks[0], paused["request_id"], NOBODYS):
+        pending = problem(rollback(ada, task, mark), 409, "approval_pending")
+        assert pending["request_id"] == paused["request_id"]
     forked = fork(ada, task).json()
     assert output(say(ada, "What is my name?", forked["task_id"])) == "Your name is Ada."
     resumed = ada.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"})
     assert output(resumed.json()) == "Shell-delete said: deleted /x"
+    rollback(ada, task, marks[0]).raise_for_status()
+
+
+def test_a_running_task_is_not_rolled_back(ada: httpx.Client) -> None:
+    """To whatever checkpoint: also to the one that its request may yet become. covers: THREAD-7"""
+    task, marks = introduced(ada, "Ada")
+    sent = text("pieces-2@600000ms", task_id=task)
+    running = ada.post("", json=sent, headers={"prefer": "respond-async"}).raise_for_status().json()
+    for mark in (marks[0], running["request_id"], NOBODYS):
+        busy = problem(rollback(ada, task, mark), 409, "task_busy")
+        assert busy["request_id"] == running["request_id"]
+    ada.post(f"/requests/{running['request_id']}/cancel").raise_for_status()
     rollback(ada, task, marks[0]).raise_for_status()
 
 

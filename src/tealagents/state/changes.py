@@ -75,6 +75,8 @@ class Changes:
         found = await self._records.get(partition, keys.request(checkpoint_id), RequestRecord)
         target = found.value if found else None
         if target is None or target.task_id != task_id or target.status != "Completed":
+            # what runs, or waits to be decided, may yet become this checkpoint
+            _free((await self._tasks.head(partition, task_id)).value)
             raise NotFound(
                 f"The task {task_id} has no checkpoint {checkpoint_id}. List its checkpoints to choose one.",
                 task_id=task_id,
