@@ -47,6 +47,13 @@ def test_the_model_is_sent_system_prompt_history_and_message_each_once(
     assert [sent[1]["content"], sent[3]["content"]] == ["one", "two"]
 
 
+def test_null_is_as_left_out(ada: httpx.Client) -> None:
+    """For every field that may be left out."""
+    fields = dict.fromkeys(("session_id", "task_id", "user_context", "metadata", "supersede"))
+    answer = ada.post("", json=text("hello", **fields)).raise_for_status().json()
+    assert answer["status"] == "Completed"
+
+
 def test_user_context_is_sent_in_its_request_only(ada: httpx.Client, model: OfflineModel) -> None:
     """What the application says about one request is not kept in the history. covers: MODEL-1"""
     task = ada.post("", json=text("one", user_context={"city": "Rome"})).json()["task_id"]

@@ -261,7 +261,7 @@ def _message(value: Any) -> NewMessage:
         task_id=sent.task_id,
         user_context=sent.user_context or {},
         metadata=sent.metadata or {},
-        supersede=sent.supersede,
+        supersede=bool(sent.supersede),
     )
 
 

@@ -171,7 +171,7 @@ class UserMessage(Accepted):
         description="Kept with a new task; up to 64 KB of JSON. That of a task there is changed by PATCH",
         examples=[{"channel": "web"}],
     )
-    supersede: bool = Field(
+    supersede: bool | None = Field(
         False, description="Cancel the pause this task waits in, and continue with this message"
     )
 
