@@ -94,6 +94,18 @@ def test_a_user_who_declines_grants_nothing(service: ServiceThread) -> None:
         assert asked["content"]["authorizations"][0]["url"] != authorization["url"]
 
 
+def test_a_look_at_the_link_does_not_spend_it(service: ServiceThread, provider: Provider) -> None:
+    """HEAD, as previews and scanners of links send it, changes nothing: the user's own visit counts."""
+    with service.client("hal") as hal:
+        paused = send(hal, "call secure-connect {}")
+        back = back_from(provider, "Hal", paused)
+        for link in (back, back.replace("code=", "error=access_denied&was=")):
+            looked = httpx.head(link)
+            assert (looked.status_code, looked.content) == (200, b"")
+        assert httpx.get(back).text.startswith("secure is authorized.")
+        assert httpx.head(f"{service.url}/oauth/callback").status_code == 404
+
+
 def test_a_callback_without_a_link_leads_nowhere(service: ServiceThread) -> None:
     """Neither state nor code, an unknown state: a problem document, and no server is called."""
     with service.client("ada") as ada:

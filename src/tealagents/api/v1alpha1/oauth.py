@@ -3,6 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from tealagents.api import sse
 from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import NotFound
@@ -16,6 +17,8 @@ async def oauth_callback(request: Request) -> Response:
     state, code = given.get("state"), given.get("code")
     if consents is None or not state or not (code or given.get("error")):
         raise NotFound("There is no authorization under way with this state.")
+    if sse.HEAD in request.scope:  # a preview of the link must not spend it
+        return PlainTextResponse()
     if not code:
         await consents.refuse(state)
         return PlainTextResponse(
