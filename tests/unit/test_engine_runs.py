@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from engine_setup import (
     waits,
 )
 
-from tealagents.domain.errors import CorruptState, Overloaded, PersistenceUnavailable, TealError
+from tealagents.domain.errors import CorruptState, NotFound, Overloaded, PersistenceUnavailable, TealError
 from tealagents.domain.events import Completed, ModelEvent, Terminal
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
@@ -400,6 +400,22 @@ async def test_who_waits_is_called_though_a_look_went_wrong() -> None:
         gate.set()
         async with asyncio.timeout(60):
             assert (await here.service.outcome(second)).status == "Completed"
+
+
+async def test_what_cannot_be_found_is_not_canceled() -> None:
+    """A request of a task past its `expires_at` runs to its end, and the caller is told the truth."""
+    gate, clock = asyncio.Event(), FakeClock()
+    options: Any = {"clock": clock, "lease_seconds": 3000}
+    async with process(None, Scripted(waits(gate, "a", "b")), **options) as here:
+        sent = await here.send(streamed=True)
+        request, partition = sent.request, here.partition()
+        at = clock.now() + timedelta(seconds=1)
+        await here.changes.patch(partition, request.task_id, ADA.user, expires_at=at)
+        clock.advance(2)
+        with pytest.raises(NotFound):
+            await here.service.cancel(partition, request.request_id, "mock.ada")
+        gate.set()
+        assert (await here.service.outcome(sent)).status == "Completed"
 
 
 async def test_a_message_that_finds_no_room_ends_no_pause() -> None:
