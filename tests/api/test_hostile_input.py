@@ -296,6 +296,17 @@ def test_a_malformed_patch_is_refused_and_changes_nothing(ada: httpx.Client, nam
     assert ada.get(f"/tasks/{task}").json() == before
 
 
+@pytest.mark.parametrize("path", ["/tasks", "/sessions", "/approvals"])
+def test_a_parameter_that_is_given_twice_is_refused_by_name(ada: httpx.Client, path: str) -> None:
+    """Either could be meant, also where both say the same."""
+    for second in ("1", "2"):
+        answer = ada.get(path, params={"limit": ["1", second]})
+        assert "twice" in problem(answer, 422, "invalid_request", "limit")["detail"]
+    found = ada.get("/tasks", params={"status": ["Failed", "Completed"]})
+    problem(found, 422, "invalid_request", "status")
+    assert ada.get(path, params={"unknown": ["1", "2"]}).status_code == 200
+
+
 def test_metadata_that_grows_beyond_the_limit_is_refused(ada: httpx.Client) -> None:
     """The limit is on what is kept, not on what one patch brings."""
     task = ada.post("", json=text("hello", metadata={"a": "x" * 40_000})).json()["task_id"]

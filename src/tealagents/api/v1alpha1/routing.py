@@ -162,9 +162,12 @@ class _Arguments:
         found: dict[str, Any] = dict(request.path_params)
         wrong: list[ErrorDetails] = []
         for name, default, adapter in self._queries:
-            given = request.query_params.get(name)
+            given = request.query_params.getlist(name)
+            if len(given) > 1:
+                wrong.append({"type": "twice", "loc": (name,), "msg": "is given twice", "input": None})
+                continue
             try:
-                found[name] = default if given is None else adapter.validate_python(given)
+                found[name] = adapter.validate_python(given[0]) if given else default
             except ValidationError as error:
                 for each in error.errors(include_url=False, include_input=False):
                     each["loc"] = (name,)
