@@ -433,6 +433,19 @@ def test_a_deleted_session_takes_its_tasks_along(place: Place, user: httpx.Clien
     assert [s["session_id"] for s in pages(user, "/sessions", 50)] == [other["session_id"]]
 
 
+def test_what_runs_is_not_deleted(user: httpx.Client) -> None:
+    """The refusal names the request, and says once what to do about it. covers: TASK-1"""
+    sent = text("pieces-2@600000ms")
+    running = user.post("", json=sent, headers={"prefer": "respond-async"}).raise_for_status().json()
+    for path in (f"/tasks/{running['task_id']}", f"/sessions/{running['session_id']}"):
+        refused = problem(user.delete(path), 409, "task_busy")
+        assert refused["request_id"] == running["request_id"]
+        assert refused["detail"].count("Wait for it, or cancel it.") == 1
+        assert refused["detail"].lower().count("cancel") == 1
+    user.post(f"/requests/{running['request_id']}/cancel").raise_for_status()
+    assert user.delete(f"/sessions/{running['session_id']}").status_code == 204
+
+
 # --- damage ------------------------------------------------------------------------------------------
 
 

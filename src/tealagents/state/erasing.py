@@ -70,7 +70,7 @@ class Eraser:
             stored = await self._tasks.head(partition, task_id)
             if stored.value.running is not None:
                 raise TaskBusy(
-                    "The task runs. Cancel its request, or wait for it, before deleting the task.",
+                    "The task runs and cannot be deleted meanwhile.",
                     task_id=task_id,
                     session_id=stored.value.session_id,
                     request_id=stored.value.running.request_id,
@@ -154,7 +154,7 @@ class Eraser:
                 continue
             if head.running is not None:
                 raise TaskBusy(
-                    "A task of the session runs. Cancel its request, or wait for it, first.",
+                    "A task of the session runs, so the session cannot be deleted meanwhile.",
                     task_id=task_id,
                     session_id=session_id,
                     request_id=head.running.request_id,
