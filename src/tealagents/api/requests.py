@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from starlette.types import Receive
 
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, RequestInProgress
+from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, RequestInProgress, TealError
 from tealagents.domain.events import Event, Paused, Recorded
 from tealagents.domain.models import (
     ENDED,
@@ -133,6 +133,26 @@ async def submitted(
         return await exchange.submit(caller, message, key, streamed=streamed)
     except RequestInProgress as error:
         return await own(exchange, caller, error.ids["request_id"])
+
+
+async def begun(exchange: Exchange, beginning: Coroutine[Any, Any, RequestView]) -> RequestView:
+    """The request that a message or a decision begins; where the waiting for it ends before, it is canceled.
+
+    What begins is stored to its end all the same: a commit that is left midway would end as a failure.
+    """
+    sent = asyncio.ensure_future(beginning)
+    try:
+        return await asyncio.shield(sent)
+    except asyncio.CancelledError:
+        exchange.in_background(_given_up(exchange, sent))
+        raise
+
+
+async def _given_up(exchange: Exchange, sent: asyncio.Future[RequestView]) -> None:
+    with suppress(TealError):  # what was refused has begun nothing
+        view = await sent
+        if view.sender and not exchange.service.admission.draining:
+            await exchange.cancel(view.caller, view.record.request_id)
 
 
 async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | None:

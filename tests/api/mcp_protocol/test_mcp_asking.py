@@ -4,16 +4,21 @@ import asyncio
 import json
 import socket
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_talk import Era, ask, asking, error, headers_of, host, modern, opened, post, serving
+from mcp_talk import Era, ask, asking, call, error, headers_of, host, modern, opened, post, serving
+from talk import connections
 
 from tealagents.api.protocols import ProtocolConfigError
+from tealagents.domain.ports import Commit
+from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import ServiceThread, offline_service
 
 NOBODYS = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
@@ -235,6 +240,39 @@ def test_leaving_a_stream_of_progress_cancels_its_request() -> None:
             assert said["method"] == "notifications/progress"
             assert said["params"] == {"progressToken": 7, "progress": 2, "message": "begun "}
         _wait(lambda: client.get("/tasks?status=Canceled").json()["items"])
+
+
+@pytest.mark.parametrize("tool", ["ask", "decide"])
+def test_a_host_that_leaves_while_its_request_begins_cancels_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str
+) -> None:
+    """In 2026-07-28, as one that leaves later: what it sent has not failed, and a decision is not lost."""
+    holding, stored = threading.Event(), threading.Event()
+    commit = MemoryStore.commit
+
+    async def slowly(store: MemoryStore, partition: str, given: Commit) -> None:
+        await commit(store, partition, given)
+        if holding.is_set() and any(key.startswith("task/") for key in given.put):
+            stored.set()
+            while holding.is_set():  # noqa: ASYNC110 - set by another thread
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(MemoryStore, "commit", slowly)
+    with serving(SLOW) as (service, _), service.client() as own:
+        body = asking("for ever")
+        if tool == "decide":
+            words = call("Work-linger", file=str(tmp_path / "written"), line="one", seconds=600)
+            paused = post(own, asking(words)).json()["result"]["structuredContent"]
+            arguments = {"request_id": paused["request_id"], "action": "approve"}
+            body = modern("tools/call", {"name": "decide", "arguments": arguments})
+        before = connections(service)
+        holding.set()
+        _leave(service, body, "2026-07-28", stored.is_set)
+        _wait(lambda: connections(service) <= before)
+        holding.clear()
+        _wait(lambda: own.get("/tasks").json()["items"][0]["status"] not in ("Running", "Paused"))
+        (task,) = own.get("/tasks").json()["items"]
+        assert task["status"] == "Canceled"
 
 
 def test_what_the_server_can_do_is_discovered(service: ServiceThread) -> None:

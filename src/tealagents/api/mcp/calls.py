@@ -59,16 +59,16 @@ class _Call:
             request_id, command = tools.decided(arguments)
             return await self._answered(await requests.own(exchange, user, request_id), command)
         message, key = tools.message(arguments)
-        view = await requests.submitted(exchange, user, message, key, streamed=self._streamed)
-        return await self._concluded(view)
+        sending = requests.submitted(exchange, user, message, key, streamed=self._streamed)
+        return await self._concluded(await requests.begun(exchange, sending))
 
     async def _answered(self, view: RequestView, command: Command | None) -> Result:
         """The request after a decision; as it stands where the user has not decided."""
         if command is None:
             return documents.of_request(view.record)
         user, name = self._call.user, view.record.request_id
-        view = await self._exchange.decide(user, name, command, streamed=self._streamed)
-        return await self._concluded(view)
+        deciding = self._exchange.decide(user, name, command, streamed=self._streamed)
+        return await self._concluded(await requests.begun(self._exchange, deciding))
 
     async def _concluded(self, view: RequestView) -> Result:
         """The request at its end, or in a pause that this call cannot get decided."""
