@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,26 @@ import httpx
 import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_talk import Era, ask, asking, call, error, headers_of, host, modern, opened, post, serving
+from mcp_talk import (
+    Era,
+    ask,
+    asking,
+    call,
+    error,
+    headers_of,
+    host,
+    modern,
+    opened,
+    post,
+    serving,
+    structured_result,
+)
 from talk import connections
 
+from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.protocols import ProtocolConfigError
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.events import Recorded
 from tealagents.domain.ports import Commit
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import ServiceThread, offline_service
@@ -92,6 +109,28 @@ async def test_progress_is_the_text_as_it_comes_and_the_tools_as_they_run(
         whole = "".join(message for _, message in seen)
         assert "[calling Work-note]" in whole
         assert "[Work-note returned]" in whole
+
+
+async def test_progress_that_breaks_off_does_not_hide_the_answer(
+    monkeypatch: pytest.MonkeyPatch, service: ServiceThread, era: Era
+) -> None:
+    """The store was away for a moment, while the events were read."""
+    follow, told = Exchange.follow, []
+
+    async def broken(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
+        async for batch in follow(exchange, view):
+            told.append(batch)
+            yield batch
+            raise PersistenceUnavailable("The store is away.")
+
+    async def told_on(progress: float, total: float | None, message: str | None) -> None:
+        pass
+
+    monkeypatch.setattr(Exchange, "follow", broken)
+    async with host(service, era) as client:
+        result = await client.call_tool("ask", {"message": "hello"}, progress_callback=told_on)
+    assert told
+    assert structured_result(result)["status"] == "Completed"
 
 
 async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, era: Era) -> None:
@@ -254,7 +293,7 @@ def test_a_host_that_leaves_while_its_request_begins_cancels_it(
         await commit(store, partition, given)
         if holding.is_set() and any(key.startswith("task/") for key in given.put):
             stored.set()
-            while holding.is_set():  # noqa: ASYNC110 - set by another thread
+            while holding.is_set():
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(MemoryStore, "commit", slowly)

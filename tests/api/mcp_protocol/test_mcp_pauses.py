@@ -84,6 +84,21 @@ async def test_a_user_who_does_not_decide_leaves_the_pause(
     assert lines(file) == ["one"]
 
 
+@pytest.mark.parametrize("content", [None, {}])
+async def test_an_answer_that_decides_nothing_leaves_the_pause(
+    service: ServiceThread, era: Era, file: Path, content: Json | None
+) -> None:
+    """Some hosts have a button to accept, and no form; the call says what `decide` needs."""
+    empty = types.ElicitResult(action="accept", content=content)
+    async with host(service, era, human=lambda _: empty) as client:
+        paused = await ask(client, call("Work-write", file=str(file), line="one"))
+        assert paused["status"] == "Paused"
+        which = {"request_id": paused["request_id"], "approval_id": paused["approval"]["approval_id"]}
+        done = structured_result(await client.call_tool("decide", {**which, "action": "approve"}))
+    assert done["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
 async def test_each_call_of_a_pause_can_be_decided_by_itself(
     service: ServiceThread, era: Era, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from tealagents.api import gate, requests
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.mcp import documents, tools
-from tealagents.domain.errors import TealError
+from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Recorded, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
@@ -89,7 +89,10 @@ class _Call:
             if not self._streamed:
                 return await settled
             ended = asyncio.ensure_future(settled)
-            return (await asyncio.gather(ended, self._report(view, ended)))[0]
+            _, fault = await asyncio.gather(ended, self._report(view, ended), return_exceptions=True)
+            if fault is None or isinstance(fault, TealError):  # what cannot be followed has its end
+                return await ended
+            raise fault
 
     async def _report(self, view: RequestView, ended: "asyncio.Future[RequestView]") -> None:
         """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
@@ -101,20 +104,18 @@ class _Call:
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""
         answers: dict[str, types.ElicitResult] = {}
-        left = pause.expires_at - self._exchange.tasks.records.clock.now()
+        left = (pause.expires_at - self._exchange.tasks.records.clock.now()).total_seconds()
+        about = ServerMessageMetadata(related_request_id=self._context.request_id)
         try:
             for name, request in asked.items():
                 answers[name] = await self._context.session.send_request(
-                    request,
-                    types.ElicitResult,
-                    request_read_timeout_seconds=max(1.0, left.total_seconds()),
-                    metadata=ServerMessageMetadata(related_request_id=self._context.request_id),
+                    request, types.ElicitResult, request_read_timeout_seconds=max(1.0, left), metadata=about
                 )
                 if answers[name].action != "accept":
                     break
-        except MCPError:  # the host could not ask
+            return documents.command(pause, answers)
+        except (MCPError, InvalidRequest):  # the host could not ask, or its answer decides nothing
             return None
-        return documents.command(pause, answers)
 
 
 def _progress(recorded: Recorded) -> str:

@@ -99,6 +99,8 @@ def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
     content = given[-1].content or {}
     each = [{"id": call.id, "action": content.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
     decided = [one for one in each if one["action"] is not None]
+    if content.get("action") is None and not decided:  # the host has a button to accept, and no form
+        return None
     said = {"action": content.get("action"), "reason": content.get("reason") or None, "decisions": decided}
     return decision({**which, **said})
 

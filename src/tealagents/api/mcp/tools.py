@@ -58,14 +58,10 @@ async def listed(agent: str, description: str, *_: object) -> ListToolsResult:
 
 
 def _tool(name: str, title: str, about: str, takes: type[BaseModel], **hints: bool) -> Tool:
-    return Tool(
-        name=name,
-        title=title,
-        description=about,
-        input_schema=takes.model_json_schema(),
-        output_schema=_RESULT,
-        annotations=ToolAnnotations(read_only_hint=False, **hints),
-    )
+    said = {"name": name, "title": title, "description": about}
+    annotations = ToolAnnotations(read_only_hint=False, **hints)
+    schema = takes.model_json_schema()
+    return Tool(**said, input_schema=schema, output_schema=_RESULT, annotations=annotations)
 
 
 _RESULT: Json = {
