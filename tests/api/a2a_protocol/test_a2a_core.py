@@ -195,6 +195,20 @@ def test_a_stream_begins_with_the_task_and_ends_with_it(wire: Wire) -> None:
     assert streamed_text(events) == answer(wire.get(task["id"]))
 
 
+@pytest.mark.parametrize("words", ["count to three", "break"])
+def test_a_stream_of_a_message_that_was_answered_ends_once(wire: Wire, words: str) -> None:
+    """The updates come again; no state that ends a task comes before the last of them. [CORE-STREAM-003]"""
+    sent = {"message": message(words)}
+    task = wire.result("SendMessage", sent)["task"]
+    first, *updates = wire.stream("SendStreamingMessage", sent)
+    assert (first["task"]["id"], state(first["task"])) == (task["id"], "WORKING")
+    assert "artifacts" not in first["task"]
+    states = [state(event["statusUpdate"]) for event in updates if "statusUpdate" in event]
+    assert states == ["WORKING", state(task)]
+    assert state(updates[-1]["statusUpdate"]) == state(task)
+    assert streamed_text(updates) == answer(task)
+
+
 def test_text_that_comes_with_tool_calls_is_no_part_of_the_answer(wire: Wire) -> None:
     """It is shown while it comes, and replaced by the answer; the task ends with the same artifact."""
     events = list(wire.stream("SendStreamingMessage", {"message": message("think first")}))

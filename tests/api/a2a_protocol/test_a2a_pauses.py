@@ -65,6 +65,18 @@ def test_an_approval_runs_what_was_shown_once(wire: Wire, file: Path) -> None:
     assert lines(file) == ["one"]
 
 
+def test_a_stream_of_a_decision_that_was_carried_out_ends_once(wire: Wire, file: Path) -> None:
+    """What came of it comes again, from a task that works on it."""
+    sent = {"message": decision(pause(wire, file))}
+    done = wire.result("SendMessage", sent)["task"]
+    first, *updates = wire.stream("SendStreamingMessage", sent)
+    assert (first["task"]["id"], state(first["task"])) == (done["id"], "WORKING")
+    states = [state(event["statusUpdate"]) for event in updates if "statusUpdate" in event]
+    assert states == ["WORKING", "COMPLETED"]
+    assert streamed_text(updates) == answer(done)
+    assert lines(file) == ["one"]
+
+
 def test_of_many_approvals_one_runs(wire: Wire, file: Path) -> None:
     """All are answered with the same end."""
     task = pause(wire, file)

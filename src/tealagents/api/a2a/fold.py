@@ -6,6 +6,7 @@ import msgspec
 from a2a.compat.v0_3.conversions import to_compat_stream_response
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
+from msgspec.structs import replace
 
 from tealagents.api import sse
 from tealagents.api.a2a import documents
@@ -13,7 +14,7 @@ from tealagents.api.a2a.errors import document, is_rpc
 from tealagents.api.folding import EventFold
 from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import TealError
-from tealagents.domain.models import Approval, Failure, Json, Outcome, RequestRecord
+from tealagents.domain.models import ENDED, Approval, Failure, Json, Outcome, RequestRecord
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,6 +43,8 @@ class Updates(EventFold):
     def __init__(self, record: RequestRecord, call: AdmittedCall) -> None:
         self._record, self._call, self._wrap = record, call, envelope(call)
         self._ids = {"taskId": record.request_id, "contextId": record.task_id}
+        if record.status in ENDED:  # sent again: as it was before its updates, since an end closes a stream
+            record = replace(record, status="Running", output="", error=None, ended_at=None)
         super().__init__(self._frame({"task": documents.task(record)}))
         # what stands around the text of a piece, the first or a later one: its frame, cut at the empty string
         empty = ({**self._ids, "artifact": documents.artifact(""), "append": more} for more in (False, True))
