@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -81,6 +81,18 @@ class Named(Struct, frozen=True):
         """A pause of this task."""
         found = await find_pause(self.exchange, self.partition, approval_id)
         return found if found is not None and found.task_id == self.task_id else None
+
+    async def settled(self, request_ids: Set[str | None]) -> "Named":
+        """The task once its running request has ended or paused, where that is one of these."""
+        running = self.head.running if self.head else None
+        if running is None or running.request_id not in request_ids:
+            return self
+        view = await self.exchange.request(self.caller, running.request_id)
+        for approval_id in view.record.approvals[-1:]:  # behind which it runs
+            if (decided := await self.pause(approval_id)) is not None:
+                view = replace(view, after=decided.event_id)
+        await settled(self.exchange, view)
+        return await named(self.exchange, self.caller, self.task_id)
 
 
 async def named(exchange: Exchange, caller: Caller, name: str) -> Named:

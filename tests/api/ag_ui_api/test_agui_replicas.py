@@ -1,6 +1,7 @@
 """Runs on several processes over one store, at the same time, and runs that their pages leave."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from agui_talk import (
     PLUGINS,
     SPEC,
+    WEATHER,
     Json,
     Page,
     call,
@@ -23,6 +25,7 @@ from agui_talk import (
 )
 from replicas import replicas, until
 
+from tealagents.api.ag_ui import inputs
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
 
@@ -145,6 +148,47 @@ async def test_a_busy_thread_is_refused_and_can_be_followed() -> None:
         found = other.run(begun=model.release)
         assert kinds(found)[:2] == ["RUN_STARTED", "MESSAGES_SNAPSHOT"]
         assert other.said() == [DRIPS]
+
+
+@pytest.mark.parametrize("answered", ["interrupt", "tool of the page"])
+def test_a_run_that_comes_again_while_its_answers_are_carried_out_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answered: str
+) -> None:
+    """Both times the same events come: those of the message that was sent with the answers."""
+    reading, read = inputs.read, list[object]()
+
+    def counted(document: Any) -> inputs.Given:
+        read.append(document)
+        return reading(document)
+
+    told = {"rules": [{"when": {"tool_result": True}, "reply": DRIPPING}]}
+    with serving(told) as (service, model), service.client() as client:
+        page = Page(client)
+        if answered == "interrupt":
+            asked = page.say(call("Work-write", file=str(tmp_path / "written"), line="one"))
+            given: Json = {"resume": resume(asked, APPROVE)}
+        else:
+            page.say(call("get_weather", place="Rome"), tools=[WEATHER])
+            (shown,) = page.messages[-1]["toolCalls"]
+            page.messages.append({"id": "t", "role": "tool", "toolCallId": shown["id"], "content": "sunny"})
+            given = {"tools": [WEATHER]}
+        page.messages.append(user("and now?"))
+        monkeypatch.setattr(inputs, "read", counted)
+        before, answers = len(model.requests), list[httpx.Response]()
+        runs = [
+            threading.Thread(target=lambda: answers.append(page.post(runId="r", **given))) for _ in range(2)
+        ]
+        runs[0].start()
+        until(lambda: len(model.requests) > before)
+        runs[1].start()
+        until(lambda: len(read) == 2)
+        client.get("/tasks")  # by now the second has seen that the first is under way
+        model.release()
+        for run in runs:
+            run.join()
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].text == answers[1].text
+    assert events(answers[0].text)[-1]["outcome"] == {"type": "success"}
 
 
 def test_a_stretch_that_is_joined_begins_behind_its_pause(tmp_path: Path) -> None:

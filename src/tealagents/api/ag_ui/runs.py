@@ -33,6 +33,9 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
             return await _stream(exchange, given, stretch)
         await requests.settled(exchange, stretch.view)  # the answers first, then what was said besides
         thread = await requests.named(exchange, caller, given.body.thread_id)
+    elif fresh:  # this run may have come before, and its answers may be on their way
+        named = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
+        thread = await thread.settled(named)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
     first = await requests.under(exchange, caller, key)
     if first is None:
