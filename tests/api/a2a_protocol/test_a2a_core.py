@@ -342,12 +342,16 @@ def test_lists_are_filtered(wire: Wire) -> None:
     since = wire.result("ListTasks", {**context, "statusTimestampAfter": failed["status"]["timestamp"]})
     assert failed["id"] in [task["id"] for task in since["tasks"]]
     assert not wire.result("ListTasks", {**context, "statusTimestampAfter": "2999-01-01T00:00:00Z"})["tasks"]
+    for every in ("TASK_STATE_UNSPECIFIED", 0, "UNRECOGNIZED"):  # the last is none to the SDK for JavaScript
+        assert wire.result("ListTasks", {**context, "status": every})["totalSize"] == 2
     for wrong in (
         {"pageSize": 0},
         {"pageSize": 101},
         {"pageToken": "x"},
         {"historyLength": -1},
         {"status": 99},
+        {"status": "TASK_STATE_DONE"},
+        {"status": "completed"},
     ):
         assert wire.error("ListTasks", {**context, **wrong})[1] == "INVALID_PARAMS", wrong
 

@@ -125,6 +125,7 @@ def test_only_a_decision_decides(wire: Wire, file: Path) -> None:
         [{"data": {"action": "approve", "extra": 1}}],
         [{"data": {"decisions": [{"id": "call_nothing", "action": "approve"}]}}],
         [{"data": {"action": "approve", "approval_id": "x"}}],
+        [{"data": {"action": "approve", "approval_id": "00000000-0000-4000-8000-000000000001"}}],
         [{"data": {}}],
     ]
     for parts in wrong:

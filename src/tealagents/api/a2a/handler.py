@@ -68,9 +68,7 @@ class Handler(RequestHandler):
     async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         self._stream(await self._begin(params, call, streamed=True), call)
 
-    async def _begin(
-        self, params: pb.SendMessageRequest, call: AdmittedCall, *, streamed: bool
-    ) -> RequestView:
+    async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
         """Stores a message, or carries out the decision that it is."""
         validate_history_length(params.configuration)
         message, body = params.message, call.body or {}
@@ -100,7 +98,9 @@ class Handler(RequestHandler):
         if len(data) != 1 or len(message.parts) != 1:
             text = 'must be one data part that decides, such as {"data": {"action": "approve"}}'
             raise InvalidRequest("message.parts", text)
-        return record.request_id, decision(data[0])
+        if (command := decision(data[0])).approval_id not in (None, *record.approvals):
+            raise InvalidRequest("message.parts", "name an approval_id that is of no pause of this task")
+        return record.request_id, command
 
     async def on_subscribe_to_task(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
         yield await self._subscribe(params, context)
@@ -125,7 +125,9 @@ class Handler(RequestHandler):
     async def on_list_tasks(self, params: pb.ListTasksRequest, call: AdmittedCall) -> pb.ListTasksResponse:
         size = params.page_size if params.HasField("page_size") else 50
         validate_page_size(size)
-        if params.status not in pb.TaskState.values():
+        sent = {**call.request.query_params, **((call.body or {}).get("params") or {})}.get("status")
+        dropped = not params.status and str(sent or 0) not in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
+        if dropped or params.status not in pb.TaskState.values():
             raise InvalidRequest("status", "is no state of a task")
         since = params.status_timestamp_after.ToMicroseconds() / 1e6
 
