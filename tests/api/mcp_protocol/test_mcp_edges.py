@@ -146,6 +146,18 @@ def test_a_call_with_something_wrong_is_an_error_of_the_protocol(
         assert zoe.get("/tasks").json()["items"] == []
 
 
+def test_what_a_host_accepts_may_come_in_several_lines(service: ServiceThread) -> None:
+    """They are one list (RFC 9110, section 5.2)."""
+    body = asking("hello")
+    given = {name: value for name, value in headers_of(body).items() if name != "accept"}
+    accepts = [("accept", "application/json"), ("accept", "text/event-stream")]
+    with service.client() as client:
+        client.headers.pop("accept")
+        answer = client.post("/mcp", json=body, headers=[*given.items(), *accepts])
+    assert answer.status_code == 200
+    assert "Completed" in answer.text
+
+
 def test_a_call_of_no_method_is_an_error_of_the_protocol(service: ServiceThread) -> None:
     """Where neither the body nor a header names one, they agree; it is refused all the same."""
     body = asking("hello")

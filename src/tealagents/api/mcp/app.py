@@ -81,13 +81,14 @@ class _Sessions:
             return
         # space around a header's value is no part of it (RFC 9110, section 5.5), nor is the mark of an id
         headers = [(name, value.strip(b" \t").removeprefix(self._mark)) for name, value in scope["headers"]]
+        accepts = b", ".join(value for name, value in headers if name == b"accept")  # the SDK reads one
         mine = all(value.startswith(self._mark) for name, value in scope["headers"] if name == _SESSION)
         if not mine and call.body is not None and "method" not in call.body:
             call.refused = NotFound("The session in which this was asked has ended, or is another process's.")
             return
         # a session is its user's, whatever token they have got by now
         user = AuthenticatedUser(AccessToken(token="", client_id=call.user.user.key, scopes=[]))
-        inner: Scope = {**scope, "headers": headers, "user": user}
+        inner: Scope = {**scope, "headers": [(b"accept", accepts), *headers], "user": user}
         if sse.HEAD in scope:
             inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
         manager = self._own if mine else self._others
