@@ -184,6 +184,24 @@ def test_an_answered_question_that_is_sent_again_runs_nothing(service: ServiceTh
     assert lines(file) == ["one"]
 
 
+@pytest.mark.parametrize("answers", [None, {}])
+def test_a_question_that_was_not_answered_is_asked_again(
+    service: ServiceThread, file: Path, answers: Json | None
+) -> None:
+    """Where a host of 2026-07-28 sends its call again without the answer."""
+    words = call("Work-write", file=str(file), line="one")
+    with service.client() as client:
+        asked = post(client, asking(words, elicits=True)).json()["result"]
+        body = asking(words, elicits=True)
+        body["params"]["requestState"] = asked["requestState"]
+        if answers is not None:
+            body["params"]["inputResponses"] = answers
+        assert post(client, body).json()["result"] == asked
+        body = _answering(asked["requestState"], words, action="accept", content={"action": "approve"})
+        assert post(client, body).json()["result"]["structuredContent"]["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
 def _answering(state: str, words: str, **answer: Any) -> Json:
     params = {
         "name": "ask",
@@ -283,4 +301,21 @@ async def test_what_decides_nothing_is_refused(
     with httpx.Client(headers={"authorization": "Bearer ada"}) as own:
         found = own.get(f"{service.url}/requests/{paused['request_id']}").json()
     assert found["status"] == "Paused"
+    assert lines(file) == []
+
+
+@pytest.mark.parametrize("pause", [None, "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"])
+async def test_a_request_that_does_not_wait_is_not_said_to_be_unknown(
+    service: ServiceThread, file: Path, pause: str | None
+) -> None:
+    """It is the caller's own; what is wrong with the decision is said."""
+    words = call("Work-write", file=str(file), line="one") if pause else "hello"
+    async with host(service, "2026-07-28") as client:
+        known = await ask(client, words)
+        given = {"request_id": known["request_id"], "action": "approve"}
+        given |= {"approval_id": pause} if pause else {}
+        refused = structured_result(await client.call_tool("decide", given))
+    assert error(refused) == "not_found"
+    assert refused["request_id"] == known["request_id"]
+    assert ("has no pause" if pause else "waits for no decision") in refused["error"]["message"]
     assert lines(file) == []

@@ -41,9 +41,7 @@ class _Call:
 
     def __init__(self, exchange: Exchange, context: Context, params: types.CallToolRequestParams) -> None:
         assert context.request is not None
-        self._exchange = exchange
-        self._context = context
-        self._params = params
+        self._exchange, self._context, self._params = exchange, context, params
         self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
 
@@ -54,7 +52,9 @@ class _Call:
             request_id, _, approval_id = self._params.request_state.partition("/")
             view = await requests.own(exchange, user, request_id)
             pause = await requests.pause(exchange, view, approval_id)
-            return await self._answered(view, documents.command(pause, self._params.input_responses or {}))
+            if not (answers := self._params.input_responses):  # the user is asked again
+                return await self._concluded(view)
+            return await self._answered(view, documents.command(pause, answers))
         if self._params.name == tools.DECIDE:
             request_id, command = tools.decided(arguments)
             return await self._answered(await requests.own(exchange, user, request_id), command)

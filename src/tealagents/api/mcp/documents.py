@@ -51,7 +51,8 @@ def of_request(record: RequestRecord) -> Json:
 
 def of_error(error: TealError) -> Json:
     """A call that was refused, or whose end cannot be reported: the model can read what is wrong with it."""
-    error = _UNKNOWN if isinstance(error, NotOwner | NotFound) else error
+    found = error.ids.keys() >= {"request_id", "task_id"}  # the caller's own, which lacks something
+    error = _UNKNOWN if isinstance(error, NotOwner) or (isinstance(error, NotFound) and not found) else error
     text = error.detail + _ADVICE.get(error.code, "").format_map(defaultdict(str, error.ids))
     wait = {"retry_after_seconds": int(seconds)} if (seconds := retry_after(error)) is not None else {}
     said = {"code": error.code, "message": text, **wait}
