@@ -7,6 +7,7 @@ can be replaced by a response of ours: an error in the protocol's words, or a st
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,11 +16,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.domain.errors import InvalidRequest, NotFound, TealError
+from tealagents.domain.errors import InvalidRequest, NotFound, Refusal, TealError
 from tealagents.domain.models import Caller, Json
 
 #: where a scope holds its call
 SCOPE = "tealagents.call"
+
+
+class WrongMethod(Refusal):
+    """The library serves the path, for the methods `allow`."""
+
+    code = "method_not_allowed"
+
+    def __init__(self, allow: str) -> None:
+        super().__init__(f"The method is not possible here; {allow} is.")
+        self.allow = allow
 
 
 @dataclass
@@ -80,6 +91,8 @@ class Gate:
         if call.refused is not None:
             self._exchange.refused(call.refused)
             headers = refusal_headers(call.refused, self._resource.challenge(request))
+            if isinstance(call.refused, WrongMethod):
+                headers["allow"] = call.refused.allow
             call.response = self._respond(call, call.refused, headers)
         if call.response is not None:
             await call.response(scope, receive, send)
@@ -129,6 +142,8 @@ class _Replies:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message  # held back: a stream's first event may be the one that is refused
+            if message["status"] == 405:
+                self._call.refused = WrongMethod(Headers(raw=message["headers"]).get("allow", ""))
         elif self._call.refused is None and self._call.response is None:
             if self._start is not None:
                 await self._send(self._start)

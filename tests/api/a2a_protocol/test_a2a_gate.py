@@ -154,9 +154,23 @@ def test_leaving_cancels_where_the_config_says_so() -> None:
 
 
 def test_a_path_that_is_not_there_says_so(service: ServiceThread) -> None:
-    """In the form of HTTP+JSON; a wrong method is reported as one."""
+    """In the form of HTTP+JSON."""
     with Wire(service, REST) as rest:
         assert rest.client.get("/a2a/nothing").json()["error"]["code"] == 404
         assert rest.client.get("/a2a/acme/tasks").status_code == 404
-        assert rest.client.put("/a2a/tasks").status_code == 405
         assert httpx.get(f"{service.url}/a2a/.well-known/agent-card.json").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("binding", "method", "path", "allowed"),
+    [(REST, "PUT", "/a2a/tasks", {"GET", "HEAD"}), (RPC, "GET", "/a2a", {"POST"})],
+)
+def test_a_method_that_is_not_served_is_reported_as_one(
+    service: ServiceThread, binding: str, method: str, path: str, allowed: set[str]
+) -> None:
+    """As an error of the binding, with the methods that are."""
+    with Wire(service, binding) as wire:
+        refused = wire.client.request(method, path)
+        assert wire.refusal(refused) == (-32000 if wire.rpc else 405, "METHOD_NOT_ALLOWED")
+    assert refused.status_code == 405
+    assert set(refused.headers["allow"].split(", ")) == allowed

@@ -22,9 +22,9 @@ _CLASSES: dict[type[a2a.A2AError], tuple[str, ...]] = {
 _NOT_FOUND = "There is no such task, context or path. Check the id; it may have been deleted or have expired."
 #: HTTP status → google.rpc.Code
 _NAMES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 409: "ABORTED", 413: "INVALID_ARGUMENT"}
-_NAMES |= {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
+_NAMES |= {405: "UNIMPLEMENTED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
 #: what proxies and generic clients act upon: JSON-RPC errors come with these statuses too, others with 200
-_OF_TRANSPORT = frozenset({401, 403, 413, 415, 429, 500, 503})
+_OF_TRANSPORT = frozenset({401, 403, 405, 413, 415, 429, 500, 503})
 #: how the ids of the domain are called here
 _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
 _ADVICE = {
