@@ -29,7 +29,7 @@ class WrongMethod(Refusal):
     code = "method_not_allowed"
 
     def __init__(self, allow: str) -> None:
-        super().__init__(f"The method is not possible here; {allow} is.")
+        super().__init__(f"The method is not possible here: use {allow}.")
         self.allow = allow
 
 

@@ -125,9 +125,9 @@ class Handler(RequestHandler):
     async def on_list_tasks(self, params: pb.ListTasksRequest, call: AdmittedCall) -> pb.ListTasksResponse:
         size = params.page_size if params.HasField("page_size") else 50
         validate_page_size(size)
-        sent = {**call.request.query_params, **((call.body or {}).get("params") or {})}.get("status")
-        dropped = not params.status and str(sent or 0) not in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
-        if dropped or params.status not in pb.TaskState.values():
+        given = ((call.body or {}).get("params") or {}) if is_rpc(call) else call.request.query_params
+        unset = str(given.get("status") or 0) in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
+        if not (params.status or unset) or params.status not in pb.TaskState.values():
             raise InvalidRequest("status", "is no state of a task")
         since = params.status_timestamp_after.ToMicroseconds() / 1e6
 
