@@ -5,6 +5,7 @@ can be replaced by a response of ours: an error in the protocol's words, or a st
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -31,6 +32,13 @@ class WrongMethod(Refusal):
     def __init__(self, allow: str) -> None:
         super().__init__(f"The method is not possible here: use {allow}.")
         self.allow = allow
+
+
+class Left(BaseException):
+    """Ends the library's work on a call with which a response, or an error, was left.
+
+    It is no `Exception`, of which the library would make a response of its own.
+    """
 
 
 @dataclass
@@ -87,7 +95,8 @@ class Gate:
             call.refused = error
         else:
             replies = _Replies(call, send) if self._holds else send
-            await self._app(scope, _read_before(body, receive), replies)
+            with suppress(Left):
+                await self._app(scope, _read_before(body, receive), replies)
         if call.refused is not None:
             self._exchange.refused(call.refused)
             headers = refusal_headers(call.refused, self._resource.challenge(request))
