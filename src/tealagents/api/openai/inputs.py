@@ -104,8 +104,9 @@ def create(value: Any) -> CreateResponse:
 
 def read(given: Any) -> Resent:
     """The input of a response."""
-    if given is None or isinstance(given, str):
-        given = [{"role": "user", "content": given or ""}]
+    if given and isinstance(given, str):
+        return Resent((), (Earlier("user", (Item("text", given),)),), "")
+    given = [{"role": "user", "content": ""}] if given in (None, "") else given
     entries = [_entry(each, f"input.{n}") for n, each in enumerate(bodies.objects(given, "input"))]
     return resent.taken_apart(entries, "input")
 
