@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from random import Random
 from statistics import median
 from typing import Any
 from uuid import uuid4
@@ -135,21 +136,24 @@ class Compared:
     def _streamed(self, target: Target) -> Work:
         return lambda connection: target.read_stream(connection, f"pieces-{PIECES}")
 
-    async def _alternating(self, works: Mapping[str, Work], times: int, size: int) -> dict[str, float]:
-        """Milliseconds of CPU of each, the median of as many rounds; every other one goes backwards."""
+    async def _alternating(self, works: Mapping[str, Work], times: int, size: int) -> dict[str, list[float]]:
+        """Milliseconds of CPU of each, by rounds; each round has another order, as a first one is dearer."""
         spent: dict[str, list[float]] = {name: [] for name in works}
-        order = list(works.items())
+        order, dice = list(works.items()), Random(1)
         for _ in rounds(times, 1):
-            order.reverse()
+            dice.shuffle(order)
             for name, work in order:
                 before = self._service.cpu()
                 await repeat(size, lambda work=work: work(self._connection))  # type: ignore[misc]
                 spent[name].append((self._service.cpu() - before) / size)
-        return {name: median(values) for name, values in spent.items()}
+        return spent
 
 
-def _figure(name: str, ours: float, base: float, bound: float) -> Figure:
-    return Figure(measure="protocols", name=name, unit="ms CPU", ours=ours, base=base, bound=bound)
+def _figure(name: str, ours: Sequence[float], base: Sequence[float], bound: float) -> Figure:
+    """What is compared is of one round each: the machine is faster in one than in another."""
+    usual = median(base)
+    ratio = median(mine / own for mine, own in zip(ours, base, strict=True))
+    return Figure(measure="protocols", name=name, unit="ms CPU", ours=usual * ratio, base=usual, bound=bound)
 
 
 async def protocols(scale: Scale) -> Sequence[Figure]:
