@@ -403,7 +403,7 @@ async def test_who_waits_is_called_though_a_look_went_wrong() -> None:
 
 
 async def test_what_cannot_be_found_is_not_canceled() -> None:
-    """A request of a task past its `expires_at` runs to its end, and the caller is told the truth."""
+    """A request of a task past its `expires_at`: the caller is refused, and it runs to its end."""
     gate, clock = asyncio.Event(), FakeClock()
     options: Any = {"clock": clock, "lease_seconds": 3000}
     async with process(None, Scripted(waits(gate, "a", "b")), **options) as here:

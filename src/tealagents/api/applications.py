@@ -30,7 +30,6 @@ FAULT = "Internal error. Retry the request; if it persists, contact the operator
 
 def routes(exchange: Exchange, path: str, table: Iterable[tuple[str, str, Handler]]) -> list[Route]:
     """The routes of a table: method, path below the protocol's, and what answers an authenticated caller."""
-
     return [
         Route(path + below, _Authenticated(exchange, handler), methods=[method])
         for method, below, handler in table

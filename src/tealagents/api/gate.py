@@ -34,8 +34,8 @@ class WrongMethod(Refusal):
         self.allow = allow
 
 
-class Left(BaseException):
-    """Ends the library's work on a call with which a response, or an error, was left.
+class Replied(BaseException):
+    """Ends the library's work on a call that has its response, or its error, already.
 
     It is no `Exception`, of which the library would make a response of its own.
     """
@@ -95,7 +95,7 @@ class Gate:
             call.refused = error
         else:
             replies = _Replies(call, send) if self._holds else send
-            with suppress(Left):
+            with suppress(Replied):
                 await self._app(scope, _read_before(body, receive), replies)
         if call.refused is not None:
             self._exchange.refused(call.refused)

@@ -19,7 +19,7 @@ from tealagents.api.a2a.errors import is_rpc
 from tealagents.api.a2a.fold import Updates, envelope
 from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView, key_of
-from tealagents.api.gate import AdmittedCall, Left
+from tealagents.api.gate import AdmittedCall, Replied
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import ENDED, Json, RequestRecord
 from tealagents.engine.approvals import Command
@@ -41,7 +41,7 @@ def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
                 return answer
         except TealError as error:
             call.refused = error
-        raise Left
+        raise Replied
 
     return operation
 

@@ -106,9 +106,8 @@ def read(given: Any) -> Resent:
     """The input of a response."""
     if given and isinstance(given, str):
         return Resent((), (Earlier("user", (Item("text", given),)),), "")
-    given = [{"role": "user", "content": ""}] if given in (None, "") else given
-    entries = [_entry(each, f"input.{n}") for n, each in enumerate(bodies.objects(given, "input"))]
-    return resent.taken_apart(entries, "input")
+    sent = bodies.objects([] if given in (None, "") else given, "input")
+    return resent.taken_apart([_entry(each, f"input.{n}") for n, each in enumerate(sent)], "input")
 
 
 def messages(given: Sequence[Json]) -> list[Earlier]:
