@@ -268,6 +268,18 @@ async def test_a_log_cut_short_with_its_head_is_found_by_its_key(kept: int) -> N
         assert "later ones may have been dropped" in fault.reason
 
 
+async def test_a_log_that_was_emptied_with_its_head_is_found_by_its_key() -> None:
+    """No task was ever without entries: its end is sealed from the first one on."""
+    async with log(b"an audit key") as written:
+        for key, _ in await written.batches():
+            await written.records.delete(written.partition, [key])
+        head = replace(await written.head(), tail_seq=0, tail_hash="", tail_seal="", tail_key=0)
+        await written.put(keys.task(TASK), head)
+        fault = (await written.verified()).fault
+        assert fault is not None
+        assert "later ones may have been dropped" in fault.reason
+
+
 async def test_the_log_of_another_task_is_found_by_its_key() -> None:
     """Copied over whole, with its end."""
     async with log(b"an audit key") as written:

@@ -114,7 +114,7 @@ class _Log:
             return BadEntry(self._task_id, extra, "is not the task's: its log ends before it")
         if head.tail_hash != (self._hash if self.seq else ""):
             return BadEntry(self._task_id, self.seq, "is not the one that the task knows as its last")
-        if self.seq and head.tail_seal != self._records.chain.seal(self._task_id, self.seq, self._hash):
+        if head.tail_seal != self._records.chain.seal(self._task_id, self.seq, self._hash):
             return BadEntry(
                 self._task_id,
                 self.seq,
