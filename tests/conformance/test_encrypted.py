@@ -8,7 +8,7 @@ import pytest
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.ports import Store
-from tealagents.state.codec import unseal
+from tealagents.state.codec import seal, unseal
 from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.testing.store_steps import OpenStore, commit, put, values
@@ -87,6 +87,18 @@ async def test_a_flipped_bit_is_found(plain: Store, position: int) -> None:
     assert await stored(plain, "key") == damaged
 
 
+async def test_a_value_that_was_cut_short_is_found(plain: Store) -> None:
+    """Wherever it ends, by accident or not; a list with it is answered. covers: STATE-4"""
+    store = EncryptedStore(plain, KEY)
+    await put(store, PARTITION, {"key": b"a value"})
+    whole = await stored(plain, "key")
+    for length in range(len(whole)):
+        await change(plain, "key", whole[:length])
+        with pytest.raises(CorruptState, match="'key'"):
+            await store.read(PARTITION, ["key"])
+        assert [key for key, _ in await store.scan(PARTITION, "")] == ["key"]
+
+
 async def test_values_cannot_be_swapped(plain: Store) -> None:
     """A value moved to another key, or to its own in another partition, does not open. covers: STATE-4"""
     store = EncryptedStore(plain, KEY)
@@ -106,6 +118,14 @@ async def test_one_damaged_record_does_not_fail_a_list(plain: Store) -> None:
     await change(plain, "a", b"TEAL1 damaged")
     found = await store.scan(PARTITION, "")
     assert [(key, record.value) for key, record in found] == [("a", b"TEAL1 damaged"), ("b", b"2")]
+
+
+async def test_a_list_does_not_believe_what_was_never_sealed(plain: Store) -> None:
+    """A well-formed record that an intruder without the key put there is damage to who scans, too."""
+    await change(plain, "key", seal(PARTITION, "key", "planted"))
+    [(key, record)] = await EncryptedStore(plain, KEY).scan(PARTITION, "")
+    with pytest.raises(CorruptState, match="'key'"):
+        unseal(PARTITION, key, record.value, str)
 
 
 async def test_rotation(plain: Store) -> None:

@@ -67,7 +67,7 @@ class Cipher:
             )
         try:
             return known.open(partition, key, value)
-        except InvalidTag as error:
+        except (InvalidTag, ValueError) as error:  # ValueError: not even the nonce is whole
             raise CorruptState(key, "does not open: it was changed, or moved from another record") from error
 
 
@@ -100,7 +100,9 @@ class EncryptedStore:
         limit: int = 100,
         reverse: bool = False,
     ) -> list[tuple[str, Record]]:
-        """See `Store.scan`. A value that does not open comes as it is stored; `read` refuses it."""
+        """See `Store.scan`. A value that does not open comes as it is stored, and `read` refuses it. One that
+        was never sealed comes behind the mark of those that were: else it would pass for one that opened.
+        """
         found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
         return [(key, self._listed(partition, key, record)) for key, record in found]
 
@@ -135,7 +137,8 @@ class EncryptedStore:
         try:
             return self._open(partition, key, record)
         except CorruptState:
-            return record
+            mark = b"" if record.value.startswith(_MARK) else _MARK
+            return Record(mark + record.value, record.version)
 
 
 class _Key:
