@@ -20,9 +20,9 @@ from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath
-from tealagents.domain.errors import TealError, ToolFailed
+from tealagents.domain.errors import CorruptState, TealError, ToolFailed
 from tealagents.domain.models import Json
-from tealagents.domain.ports import SEALED, Authenticator, Clock, Model, Store, ToolSpec
+from tealagents.domain.ports import Authenticator, Clock, Model, Store, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.observer import Observer
 from tealagents.engine.service import Service
@@ -32,7 +32,7 @@ from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
-from tealagents.state import keys
+from tealagents.state.inventory import Inventory
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
@@ -333,14 +333,13 @@ class ServiceWiring:
                 yield
 
     async def _check_key(self) -> None:
-        """Without its key a store that was encrypted is not served: what is new would lie in the clear."""
-        if self.config.encryption_key is not None:
-            return
-        found = await self.store.scan(keys.workers(self.config.name), "worker/", reverse=True)
-        if any(record.value.startswith(SEALED) for _, record in found):
+        """A store is served with its own key only: else what is new lies in the clear, or under another."""
+        try:
+            await Inventory(self.service.records).check_key(keyed=self.config.encryption_key is not None)
+        except CorruptState as error:
             raise StoreConfigError(
-                "The store holds encrypted records: set TA_ENCRYPTION_KEY to the key they were stored with."
-            )
+                f"TA_ENCRYPTION_KEY is not the key of this store: the record {error.key!r} {error.reason}."
+            ) from None
 
     def _say_hello(self) -> None:
         config = self.config

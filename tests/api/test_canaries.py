@@ -5,6 +5,7 @@ OpenTelemetry, what it answers where something is wrong, and every byte that it 
 """
 
 import base64
+import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -214,9 +215,46 @@ async def test_an_encrypted_store_is_not_served_without_its_key(tmp_path: Path) 
             pass
 
     await start(TA_ENCRYPTION_KEY=canary("encryption key"))
-    with pytest.raises(StoreConfigError, match="set TA_ENCRYPTION_KEY to the key they were stored with"):
+    with pytest.raises(StoreConfigError, match="set TA_ENCRYPTION_KEY to the key it was stored with"):
         await start()
     await start(TA_ENCRYPTION_KEY=canary("encryption key"))
+
+
+ENCRYPTED = {"TA_ENCRYPTION_KEY": canary("encryption key")}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (ENCRYPTED, {}, "set TA_ENCRYPTION_KEY to the key it was stored with"),
+        (ENCRYPTED, {"TA_ENCRYPTION_KEY": "another key " * 4}, "name it in TA_ENCRYPTION_OLD_KEYS"),
+        ({}, ENCRYPTED, "tealagents state export"),
+    ],
+    ids=["without its key", "with another key", "with a key that it was written without"],
+)
+def test_a_store_is_served_with_its_own_key_only(
+    nursery: Nursery, tmp_path: Path, before: dict[str, str], now: dict[str, str], said: str
+) -> None:
+    """What is new would lie beside the rest in the clear, or sealed by another key. covers: STATE-1
+
+    However long the service has not run: the leases of its processes are forgotten then.
+    """
+    config = agent_config(persistence=f"sqlite:///{tmp_path}/state.db")
+    with OfflineModel() as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "any", "TA_AUTH": "mock"}
+        with nursery.service(config, env | before) as service, service.client("ada") as ada:
+            ada.post("", json=text("hello")).raise_for_status()
+            service.terminate()
+        with sqlite3.connect(tmp_path / "state.db") as database:
+            database.execute("DELETE FROM records WHERE partition LIKE '%/workers'")
+        refused = nursery.service(config, env | now)
+        try:
+            with pytest.raises(RuntimeError, match=said):
+                refused.start()
+        finally:
+            refused.__exit__(None, None, None)
+        with nursery.service(config, env | before) as service, service.client("ada") as ada:
+            assert len(ada.get("/tasks").raise_for_status().json()["items"]) == 1
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])

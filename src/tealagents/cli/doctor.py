@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -25,7 +25,7 @@ from tealagents.cli.findings import find
 from tealagents.cli.loading import unusable
 from tealagents.config import ServiceConfig
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
-from tealagents.domain.ports import SEALED, Commit, Put, Store
+from tealagents.domain.ports import Commit, Put, Store
 
 #: seconds by which two clocks may differ; tokens are checked with as much leeway by default
 MOST_SKEW = 60.0
@@ -162,10 +162,13 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
 
     records = ledger_of(config, store, SystemClock())
     inventory = Inventory(records)
-    if config.encryption_key is None and await _holds_sealed(store, inventory.index_partitions()):
+    try:
+        await inventory.check_key(keyed=config.encryption_key is not None)
+    except CorruptState as error:
         yield Ailment(
-            "the store holds encrypted records, and TA_ENCRYPTION_KEY is not set",
-            "Set TA_ENCRYPTION_KEY to the key that they were stored with.",
+            f"TA_ENCRYPTION_KEY is not the key of the store: the record {error.key!r} {error.reason}",
+            "Set TA_ENCRYPTION_KEY to the key that it was stored with; earlier keys stand in "
+            "TA_ENCRYPTION_OLD_KEYS.",
         )
         return
     try:
@@ -185,13 +188,6 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
             f"an audit does not verify: {fault}",
             "If TA_AUDIT_KEY was changed, set the earlier one; else run `tealagents state verify-audit`.",
         )
-
-
-async def _holds_sealed(store: Store, partitions: Sequence[str]) -> bool:
-    for partition in partitions:
-        if any(record.value.startswith(SEALED) for _, record in await store.scan(partition, "", limit=1)):
-            return True
-    return False
 
 
 # --- the model service and the authority ------------------------------------------------------------

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from tealagents.domain.errors import CorruptState
 from tealagents.domain.models import Head, User, Worker
-from tealagents.domain.ports import Record
+from tealagents.domain.ports import SEALED, Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.owner_directory import Owners
@@ -19,6 +19,8 @@ from tealagents.state.records import RecordStore, Stored
 
 #: records read at a time
 PAGE = 100
+#: of each partition that is looked at to see whether the key is the right one
+LOOKED_AT = 10
 _DIGITS = "0123456789abcdef"
 
 
@@ -60,6 +62,23 @@ class Inventory:
         self._records = records
         #: what could not be read so far, in words
         self.damaged: list[str] = []
+
+    async def check_key(self, *, keyed: bool) -> None:
+        """`CorruptState`, with what to do, where the store's key is not that of what it holds.
+
+        `keyed`: it has one. Then it is enough that one of the records looked at opens, because a damaged one
+        means no other key; leases, which pass by themselves, do not count.
+        """
+        leases = [] if keyed else [keys.workers(self._records.agent)]
+        opened, refused = False, None
+        for partition in (*leases, *self.index_partitions()):
+            for key, record in await self._records.store.scan(partition, "", limit=LOOKED_AT):
+                if record.value.startswith(SEALED):
+                    refused = partition, key
+                else:
+                    opened = True
+        if refused is not None and not (keyed and opened):
+            await self._records.get(*refused, object)
 
     async def owners(self) -> list[User]:
         """All users who have something here, in the order of their partitions."""
