@@ -34,7 +34,7 @@ def service(provider: Provider) -> Iterator[ServiceThread]:
 def serving(
     provider: Provider, *, protocols: tuple[str, ...] = (), **options: Any
 ) -> Iterator[ServiceThread]:
-    """A service with a protected tool server; `boss` is an approver."""
+    """A service with a protected tool server; `boss` is an approver, `clerk` an auditor."""
     port = free_port()
     with protected(provider) as url, OfflineModel() as model:
         server = {"name": "secure", "url": url, "trust_level": "trusted", **options}
@@ -44,7 +44,7 @@ def serving(
             "TA_API_KEY": "offline-key",
             "TA_PUBLIC_URL": f"http://127.0.0.1:{port}",
         }
-        auth = {"provider": "mock", "options": {"approver_users": ["boss"]}}
+        auth = {"provider": "mock", "options": {"approver_users": ["boss"], "auditor_users": ["clerk"]}}
         config = agent_config(agent={"mcp_servers": [server]}, auth=auth, protocols=list(protocols))
         with ServiceThread(config, env, port=port) as running:
             yield running
@@ -141,6 +141,25 @@ def test_an_approver_does_not_spend_the_owners_authorization(provider: Provider)
         done = ada.post(resume + query, json={"action": "approve"}).raise_for_status().json()
         assert done["status"] == "Completed"
         assert provider.calls == ["Ada"]
+
+
+def test_only_the_owner_is_shown_the_link(service: ServiceThread, provider: Provider) -> None:
+    """An auditor reads the pause without it, as JSON and as an event: whoever visits it decides whose account
+    the owner's calls use. covers: HITL-4"""
+    with service.client("ada") as ada, service.client("clerk") as clerk, service.client("boss") as boss:
+        paused = send(ada, "call secure-connect {}")
+        (authorization,) = paused["content"]["authorizations"]
+        request = f"/requests/{paused['request_id']}"
+        pause = f"{request}/approvals/{paused['content']['approval_id']}"
+        for path in (request, f"{request}/events", pause):
+            assert authorization["url"] in ada.get(path).raise_for_status().text
+            read = clerk.get(path).raise_for_status().text
+            assert "connect" in read
+            assert httpx.URL(authorization["url"]).params["state"] not in read
+        for path in (pause, "/approvals"):
+            assert (
+                httpx.URL(authorization["url"]).params["state"] not in boss.get(path).raise_for_status().text
+            )
 
 
 def test_users_of_one_server_are_not_shown_each_others_tools(provider: Provider, tmp_path: Path) -> None:

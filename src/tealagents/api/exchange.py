@@ -23,8 +23,17 @@ from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import InvalidRequest, TealError
-from tealagents.domain.events import Recorded, redacted
-from tealagents.domain.models import Approval, Caller, ClientTool, Failure, Head, Json, RequestRecord
+from tealagents.domain.events import Event, Paused, Recorded, redacted
+from tealagents.domain.models import (
+    Approval,
+    Caller,
+    ClientTool,
+    Failure,
+    Head,
+    Json,
+    RequestRecord,
+    User,
+)
 from tealagents.domain.ports import Authenticator, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.approvals import Approvals, Command
@@ -278,6 +287,8 @@ class Exchange:
         """A request that the caller may read. `NotFound`, `NotOwner`."""
         partition = await self.locate(caller, keys.request, request_id, reading=True)
         record = (await self.tasks.request(partition, request_id)).value
+        if record.pause is not None:
+            record = replace(record, pause=record.pause.shown_to(caller.user))
         return RequestView(record=record, partition=partition, caller=caller, own=True)
 
     async def prompt(self, caller: Caller, request_id: str, step_id: str | None) -> ReconstructedPrompt:
@@ -293,7 +304,9 @@ class Exchange:
     def follow(self, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:
         """The events behind `view.after`, as many at a time as there are, to the one that ends the stream."""
         events = self.service.events(view.partition, view.record.request_id, view.after)
-        return events if view.own else _without_content(events)
+        if self._owns(view.caller, view.partition):
+            return events
+        return _shown_to(view.caller.user, events) if view.own else _without_content(events)
 
     async def outcome(self, view: RequestView, receive: Receive | None = None) -> RequestRecord:
         """The request as it ended or paused. Raises what kept its end from being stored.
@@ -406,6 +419,20 @@ async def _without_content(events: AsyncIterator[Sequence[Recorded]]) -> AsyncIt
     async for batch in events:
         seen = [(each.id, redacted(each.event)) for each in batch]
         yield [Recorded(event_id, event) for event_id, event in seen if event is not None]
+
+
+async def _shown_to(
+    user: User, events: AsyncIterator[Sequence[Recorded]]
+) -> AsyncIterator[Sequence[Recorded]]:
+    """The events as an auditor sees them who is not the owner."""
+    async for batch in events:
+        yield [Recorded(each.id, _seen(each.event, user)) for each in batch]
+
+
+def _seen(event: Event, user: User) -> Event:
+    if isinstance(event, Paused) and event.approval is not None:
+        return Paused(event.approval.shown_to(user))
+    return event
 
 
 async def _left(receive: Receive) -> None:

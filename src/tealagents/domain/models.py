@@ -469,6 +469,10 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: what the request had used when it paused
     usage: TokenUsage = TokenUsage()
 
+    def shown_to(self, user: User) -> "Approval":
+        """The pause as this user may read it: where to give consent is the owner's to know."""
+        return self if user == self.owner else msgspec.structs.replace(self, authorizations=())
+
     def awaits_another(self, user: User) -> bool:
         """Whether it is decided as far as `user` is concerned, and waits for its owner alone."""
         return self.awaits_owner and self.status == "pending" and user != self.owner

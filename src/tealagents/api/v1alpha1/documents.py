@@ -211,7 +211,7 @@ def sent_part(part: SentPart, *, withheld: bool) -> Json:
 
 
 def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
-    """A pause in the inbox of `reader`; where to give consent is the owner's to know."""
+    """A pause in the inbox of `reader`."""
     if isinstance(record, Damaged):
         return {"approval_id": record.identifier, "error": problems.document(record.error)}
     return {
@@ -224,7 +224,7 @@ def approval(record: Approval | Damaged, prefix: str, reader: User) -> Json:
         "expires_at": record.expires_at,
         "message": record.message,
         **_decided_at(prefix, record.request_id, record.approval_id),
-        "authorizations": list(record.authorizations) if reader == record.owner else [],
+        "authorizations": list(record.shown_to(reader).authorizations),
         "tool_calls": shown_calls(record.calls),
         "decided_at": record.decided_at,
         "decided_by": user(record.decided_by) if record.decided_by else None,
