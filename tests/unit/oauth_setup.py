@@ -43,6 +43,9 @@ class SecretStore:
     async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
         self.secrets[user_key, server] = secret
 
+    async def take(self, user_key: str, server: str) -> str | None:
+        return self.secrets.pop((user_key, server), None)
+
     async def delete(self, user_key: str, server: str) -> None:
         self.secrets.pop((user_key, server), None)
 

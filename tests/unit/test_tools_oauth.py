@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +13,10 @@ from tools_setup import Context, by_name
 
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.models import User
-from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.domain.ports import Governance, Record, Tool, ToolContext, ToolSpec
+from tealagents.state import secret_store as state
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.stores.memory import MemoryStore
 from tealagents.tools import oauth
 from tealagents.tools.catalogue import Catalogue, govern
 from tealagents.tools.errors import ToolsetError
@@ -157,6 +160,35 @@ async def test_state_is_used_once_and_expires() -> None:
             await consents.refuse(state)
             with pytest.raises(InvalidRequest, match="this link has been used"):
                 await consents.complete(state, "code")
+
+
+class _Meeting(MemoryStore):
+    """Answers each read of a secret once two have asked for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = asyncio.Barrier(2)
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        found = await super().read(partition, keys)
+        if keys[0].startswith("secrets/"):
+            await self.both.wait()
+        return found
+
+
+async def test_a_state_that_comes_back_twice_at_once_is_used_once(pretender: Pretender) -> None:
+    """By two replicas as by one: a code that is sent twice has its tokens revoked (RFC 6749, 4.1.2)."""
+    pretender.publish()
+    server = ProtectedServer(name="x", issuer=pretender.url, client_id="me")
+    async with _Meeting() as store:
+        secrets = state.SecretStore(RecordStore(store, "Tester", SystemClock()))
+        one, two = Consents(CALLBACK, secrets=secrets), Consents(CALLBACK, secrets=secrets)
+        link = parse_qs(urlsplit((await one.ask(Context(), server)).url).query)["state"][0]
+        came = await asyncio.gather(
+            one.complete(link, "code"), two.complete(link, "code"), return_exceptions=True
+        )
+    assert [type(each) for each in came if each != "x"] == [InvalidRequest]
+    assert len(pretender.forms) == 1
 
 
 async def test_code_is_bound_to_its_state() -> None:

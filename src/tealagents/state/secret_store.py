@@ -1,5 +1,6 @@
 """Secrets of users that must outlive the process; kept only where the store is encrypted."""
 
+from tealagents.domain.errors import Conflict
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
 
@@ -19,6 +20,17 @@ class SecretStore:
         await self._records.commit(
             self._partition(user_key), marker=key, put={key: secret}, ttl={key: ttl} if ttl else None
         )
+
+    async def take(self, user_key: str, server: str) -> str | None:
+        partition, key = self._partition(user_key), _key(server)
+        found = await self._records.get(partition, key, str)
+        if found is None:
+            return None
+        try:
+            await self._records.commit(partition, marker=key, expect={key: found.version}, delete=(key,))
+        except Conflict:
+            return None  # another was quicker
+        return found.value
 
     async def delete(self, user_key: str, server: str) -> None:
         await self._records.delete(self._partition(user_key), (_key(server),))

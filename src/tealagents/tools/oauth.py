@@ -71,6 +71,10 @@ class Secrets(Protocol):
         """Replaces what is there. May be forgotten after `ttl` seconds."""
         ...
 
+    async def take(self, user_key: str, server: str) -> str | None:
+        """What is there, and deletes it: of those who take it at once, only one gets it."""
+        ...
+
     async def delete(self, user_key: str, server: str) -> None: ...
 
 
@@ -373,8 +377,7 @@ class Consents:
     async def _taken(self, state: str) -> _Pending:
         pending = self._pending.pop(state, None)
         if self._secrets:
-            stored = await self._secrets.get(_PENDING_OWNER, _digest(state))
-            await self._secrets.delete(_PENDING_OWNER, _digest(state))
+            stored = await self._secrets.take(_PENDING_OWNER, _digest(state))
             # where there is a secrets, it decides: another replica may have used the state
             pending = msgspec.json.decode(stored, type=_Pending) if stored else None
         if pending is None or pending.expires_at <= self._now():
