@@ -29,28 +29,36 @@ def test_summary_says_what_differs(tmp_path: Path) -> None:
         """
         temperature: 0
         plugins: [Shell]
-        mcp_servers: [{name: time, command: uvx}]
+        mcp_servers:
+          - {name: time, command: uvx}
+          - {name: issues, transport: http, url: "https://${PERSON}@issues.example/mcp?key=${PERSON}#${PERSON}"}
         """
     )
     text += "  limits: {max_tool_rounds: 3, keepalive_seconds: 0.5}\n  thread: {kind: remote}\n"
     env = {
         "TA_PERSISTENCE": "postgresql://me:canary@db/state",
         "TA_API_KEY": "canary",
-        "TA_BASE_URL": "https://me:canary@llm.example.com/v1",
+        "TA_BASE_URL": "https://me:canary@llm.example.com/v1?sig=canary",
+        "PERSON": "canary",
         "TA_ENCRYPTION_KEY": "canary",
         "TA_TELEMETRY_ENABLED": "true",
         "TA_OTEL_ENDPOINT": "http://me:canary@collector:4318",
         "TA_ENTRA_TENANT_ID": "contoso.example.com",
         "TA_ENTRA_AUDIENCE": "api://app",
     }
-    lines = dict(summary(read(tmp_path, text, **env)))
+    shown = summary(read(tmp_path, text, **env))
+    lines = dict(reversed(shown))
     assert lines["model"] == "gpt-4o-mini, by openai-responses (temperature 0.0)"
     assert lines["store"] == "postgresql://me:***@db/state, encrypted"
-    assert lines["model service"] == "https://me:***@llm.example.com/v1"
-    assert lines["MCP server"] == "time: uvx (untrusted)"
+    assert lines["model service"] == "https://llm.example.com/v1"
+    assert lines["telemetry"] == "http://collector:4318"
+    assert [value for label, value in shown if label == "MCP server"] == [
+        "time: uvx (untrusted)",
+        "issues: https://issues.example/mcp (untrusted)",
+    ]
     assert lines["limits"] == "max_tool_rounds 3, keepalive_seconds 0.5; the others as by default"
     assert lines["auth"] == "entra, tenant contoso.example.com, audience api://app"
-    assert "canary" not in str(lines)
+    assert "canary" not in str(shown)
 
 
 def mistakes(text: str) -> list[str]:

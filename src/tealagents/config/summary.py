@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from tealagents.config.auth import AuthConfig
 from tealagents.config.service import ServiceConfig
 from tealagents.config.urls import masked
+from tealagents.outbound.addresses import shown
 
 
 def summary(config: ServiceConfig) -> list[tuple[str, str]]:
@@ -17,7 +18,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "config", str(config.source)
     yield "serves", f"{config.prefix} ({config.kind}, {config.api_version})"
     yield "model", f"{agent.model}, by {agent.client or _CLIENTS[config.thread.kind]}{_options(config)}"
-    yield "model service", masked(config.base_url) if config.base_url else "OpenAI"
+    yield "model service", shown(config.base_url) if config.base_url else "OpenAI"
     yield "API key", "set" if config.api_key else "not set"
     yield from _tools(config)
     yield "auth", _auth(config.auth)
@@ -29,7 +30,7 @@ def _lines(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     yield "console", _CONSOLE[config.console.enabled]
     yield "limits", _limits(config)
     endpoint = config.telemetry.endpoint if config.telemetry.enabled else None
-    yield "telemetry", masked(endpoint) if endpoint else "off"
+    yield "telemetry", shown(endpoint) if endpoint else "off"
     if config.telemetry.metrics_port is not None:
         yield "metrics", f"{config.telemetry.metrics_host}:{config.telemetry.metrics_port}"
 
@@ -67,7 +68,7 @@ def _tools(config: ServiceConfig) -> Iterator[tuple[str, str]]:
     if agent.remote_plugins:
         yield "OpenAPI plugins", f"{', '.join(agent.remote_plugins)} (from {config.remote_plugin_path})"
     for server in agent.mcp_servers:
-        where = server.command if server.transport == "stdio" else masked(server.url or "")
+        where = server.command if server.transport == "stdio" else shown(server.url or "")
         yield "MCP server", f"{server.name}: {where} ({server.trust_level})"
     if agent.toolsets:
         yield "toolsets", ", ".join(toolset.name for toolset in agent.toolsets)
