@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,6 +23,7 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.ports import Checking, Tool
 from tealagents.llm.failures import complaint_of_body, explained, page
 from tealagents.outbound import addresses
+from tealagents.tools import Sources, tools_at_hand
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.oauth import Consents
@@ -182,6 +183,20 @@ async def test_a_document_does_not_choose_who_is_sent_credentials(tmp_path: Path
         with pytest.raises(ToolsetError, match="Set server_url"):
             await OpenAPIPlugin(entry).__aenter__()
         assert elsewhere.paths == []
+
+
+async def test_a_document_does_not_choose_who_is_sent_what_a_user_authorized(tmp_path: Path) -> None:
+    """Nor where the catalogue makes a tool wait for a user's own authorization, and send its token."""
+    names = ("openapi.json", "catalogue.json", "plugins.yaml")
+    file, catalogue, plugins = (tmp_path / name for name in names)
+    file.write_text(json.dumps({**document(), "servers": [{"url": "https://elsewhere.example"}]}))
+    plugins.write_text("remote_plugins: [{plugin_name: Api, openapi_json_path: openapi.json}]")
+    auth = {"auth_type": "oauth2", "auth_server": "https://login.example", "scopes": ["a"]}
+    for said, refused in ((None, False), (auth, True)):
+        tool = {"tool_id": "Api-run", "governance": {}, "auth": said}
+        catalogue.write_text(json.dumps({"plugins": [{"plugin_id": "Api", "tools": [tool]}]}))
+        with pytest.raises(ToolsetError, match="Set server_url") if refused else nullcontext():
+            await tools_at_hand(Sources(remote=["Api"], remote_plugin_file=plugins, catalogue_file=catalogue))
 
 
 async def test_a_fetched_document_names_no_server_elsewhere() -> None:

@@ -112,7 +112,15 @@ class Sources:
                 "names no file."
             )
         entries = remote_plugins(self.remote_plugin_file, list(self.remote), self.environment)
-        return [OpenAPIPlugin(options) for options in entries]
+        return [
+            OpenAPIPlugin(options, authorized=self._are_authorized(options.plugin_name))
+            for options in entries
+        ]
+
+    def _are_authorized(self, plugin: str) -> bool:
+        """Whether the catalogue has users authorize any of a plugin's tools."""
+        entries = self.catalogue.entries() if self.catalogue is not None else ()
+        return any(entry.auth and entry.tool_id.startswith(prefix_of(plugin)) for entry in entries)
 
     def mcp(
         self, consents: Consents | None = None, changed: Callable[[], None] | None = None

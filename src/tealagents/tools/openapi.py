@@ -52,8 +52,12 @@ _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 class OpenAPIPlugin:
     """The operations of one document. Entering it reads the document and opens the client."""
 
-    def __init__(self, options: RemotePluginOptions) -> None:
+    def __init__(self, options: RemotePluginOptions, *, authorized: bool = False) -> None:
+        """`authorized`: its calls may carry tokens that the catalogue's `auth` asked users for."""
         self._options = options
+        self._secret = authorized or bool(
+            options.headers or options.pass_user_token or options.on_behalf_of_scopes
+        )
         self._tools: tuple[Tool, ...] = ()
         self._open = AsyncExitStack()
 
@@ -72,7 +76,7 @@ class OpenAPIPlugin:
         document = await asyncio.to_thread(parsed, content, where)
         found = await asyncio.to_thread(operations, document, where)
         chosen = _chosen(found, self._options, where)
-        server = _server(self._options, document, where)
+        server = _server(self._options, document, where, secret=self._secret)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))
             service = RemoteApi(self._options, server, client)
@@ -241,14 +245,13 @@ def _client(options: RemotePluginOptions, url: str) -> BoundedClient:
     )
 
 
-def _server(options: RemotePluginOptions, document: Json, where: str) -> str:
+def _server(options: RemotePluginOptions, document: Json, where: str, *, secret: bool) -> str:
     """Where requests go. A document that was fetched names its own origin; none chooses who gets secrets."""
     if options.server_url is not None:
         return options.server_url.rstrip("/")
     named = server_of(document)
     if named is None:
         raise ToolsetError(f"{where} names no absolute server URL. Set server_url.")
-    secret = options.headers or options.pass_user_token or options.on_behalf_of_scopes
     if is_http_url(options.openapi_json_path):
         if not same_origin(named, options.openapi_json_path):
             raise ToolsetError(f"{where} names a server elsewhere, {shown(named)}. Set server_url to use it.")
