@@ -166,10 +166,26 @@ def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
     """A gateway's word is not lent to them by a browser, unless the config names them."""
     config = CHAT + "  cors_origins: [https://app.example.com]\n"
     with served(write(tmp_path, config)) as (service, _):
-        for origin, status in (("https://evil.example.com", 404), ("https://app.example.com", 200)):
+        for origin, status in (
+            *(("https://evil.example.com", 404), ("https://app.example.com", 200)),
+            *(("http://[", 404), ("null", 404), ("", 404)),
+        ):
             answer = post(service.url, json=HELLO, headers={"origin": origin})
-            assert answer.status_code == status
+            assert answer.status_code == status, origin
         assert post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
+
+
+def test_an_answered_call_is_logged_as_completed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Over all ways: what is logged, and counted, is how the call ended."""
+    caplog.set_level("INFO", "tealagents.telemetry.requests")
+    with served(write(tmp_path, CHAT)) as (service, _):
+        for path in ("", "/sse"):
+            post(service.url + path, json=HELLO).raise_for_status()
+        with connect(service.url.replace("http", "ws") + "/stream") as socket:
+            socket.send(json.dumps(HELLO))
+            assert "".join(map(str, socket))
+    ended = [each.getMessage() for each in caplog.records if "prompt_tokens" in getattr(each, "facts", {})]
+    assert [text.rpartition(" ")[2] for text in ended] == ["Completed"] * 3
 
 
 def test_relative_paths_of_a_remote_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

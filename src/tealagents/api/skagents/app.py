@@ -134,11 +134,14 @@ class StatelessApp:
         return Response(status_code=_LEFT) if answered is None else json_response(answered)
 
     async def _answer(self, caller: Caller, given: inputs.Input, request: Request) -> Json:
+        answered: Json | None = None
         async with aclosing(self._events(caller, given, request, streamed=False)) as events:
-            async for event in events:
+            async for event in events:  # to their end: who leaves before has canceled the call
                 if isinstance(event, Done):
-                    return event.response
-        raise InternalError(_FAULT)
+                    answered = event.response
+        if answered is None:
+            raise InternalError(_FAULT)
+        return answered
 
     async def _invoke_sse(self, request: Request) -> Response:
         caller, given = await self._read(request)
