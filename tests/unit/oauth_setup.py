@@ -211,6 +211,10 @@ class Pretender:
         self.forms: list[dict[str, str]] = []
         self.headers: list[dict[str, str]] = []
         self.fetched: list[str] = []
+        #: the clients that registered so far
+        self.clients = 0
+        #: the one that the token endpoint knows; None: any
+        self.known: str | None = None
         self.url = ""
 
     def publish(self, **metadata: Any) -> None:
@@ -230,10 +234,13 @@ class Pretender:
         form = await request.form()
         self.forms.append({name: str(value) for name, value in form.items()})
         self.headers.append(dict(request.headers))
+        if self.known not in (None, form["client_id"]):
+            return JSONResponse({"error": "invalid_client"}, status_code=401)
         return JSONResponse({"access_token": "granted", "token_type": "Bearer", "refresh_token": "r"})
 
     async def register(self, request: Request) -> Response:
-        return JSONResponse({"client_id": "registered"}, status_code=201)
+        self.clients += 1
+        return JSONResponse({"client_id": f"registered-{self.clients}"}, status_code=201)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -368,6 +368,19 @@ async def test_configured_client_identifies_itself(pretender: Pretender) -> None
         else:
             assert form["client_secret"] == "s3 cret"
         assert await consents.token(Context(), server) == "granted"
+
+
+async def test_a_registration_that_was_forgotten_is_made_again(pretender: Pretender) -> None:
+    """By the next link: it ended, or the authorization server has lost it (`invalid_client`)."""
+    pretender.publish(registration_endpoint=f"{pretender.url}/register")
+    server = ProtectedServer(name="x", issuer=pretender.url)
+    consents = Consents(CALLBACK)
+    pretender.known = "registered-2"
+    for known in (False, True):
+        link = parse_qs(urlsplit((await consents.ask(Context(), server)).url).query)["state"][0]
+        with nullcontext() if known else pytest.raises(InvalidRequest, match="invalid_client"):
+            assert await consents.complete(link, "code") == "x"
+    assert pretender.clients == 2
 
 
 async def test_unknown_client_is_reported(pretender: Pretender) -> None:

@@ -173,7 +173,7 @@ class Consents:
 
     async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
-        status, answer = await token_request(grant.at, form)
+        status, answer = await self._asked_for_token(grant.at, form)
         if status != 200 or "access_token" not in answer:
             logger.info("%s did not renew a user's token: %s", grant.at.issuer, answer.get("error", status))
             if answer.get("error") not in ("invalid_grant", "invalid_client", "unauthorized_client"):
@@ -192,6 +192,13 @@ class Consents:
             scopes=_granted(answer, grant.scopes),
         )
         return await self._keep(user_key, server.key, answer, grant)
+
+    async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
+        """As `token_request`. A registration that the server no longer knows is made again, next time."""
+        status, answer = await token_request(at, form)
+        if answer.get("error") == "invalid_client" and self._registered.get(at.issuer) == at.client:
+            del self._registered[at.issuer]
+        return status, answer
 
     async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> str:
         token: str = answer["access_token"]
@@ -341,7 +348,7 @@ class Consents:
             "code_verifier": pending.verifier,
         }
         try:
-            status, answer = await token_request(pending.at, form)
+            status, answer = await self._asked_for_token(pending.at, form)
         except ToolFailed as error:
             raise InvalidRequest("code", f"{error} Resume the request for a new link.") from error
         if status not in (200, 201) or not answer.get("access_token"):
