@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -176,6 +177,16 @@ async def test_no_encoding_is_asked_for_whatever_the_caller_says() -> None:
     with served(Starlette(routes=[Route("/", note)])) as url:
         assert (await answered(url, headers={"accept-encoding": "gzip"})).content == b"fine"
     assert asked == ["identity"]
+
+
+@pytest.mark.parametrize("value", ["a canary\nof two lines", " canary", "canary "])
+async def test_a_header_that_cannot_be_sent_is_not_quoted(value: str) -> None:
+    """It may be a key, and an error's text is shown to the model and kept in the trace."""
+    with served(Starlette()) as url:
+        async with BoundedClient(url, seconds=60) as client:
+            with pytest.raises(Unacceptable, match="a header of the request") as refused:
+                await fetch(client, "GET", url, headers={"x-api-key": value})
+    assert "canary" not in "".join(traceback.format_exception(refused.value))
 
 
 async def test_headers_are_bounded_together() -> None:

@@ -118,6 +118,10 @@ class BoundedClient(httpx2.AsyncClient):
                 response = await super().send(request, stream=True, **options)
         except TimeoutError:
             raise _too_slow(self._seconds) from None
+        except httpx2.LocalProtocolError:  # its text quotes the header, which may be a key
+            raise Unacceptable(
+                "a header of the request holds what cannot be sent, such as a line's end"
+            ) from None
         try:
             _check(response)
             if not (self._streams and _is_stream(response)):
