@@ -295,6 +295,29 @@ async def test_the_log_of_another_task_is_found_by_its_key() -> None:
         assert fault.seq == 6
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [(b"an audit key", False), (b"another", True), (b"", True)],
+    ids=["same", "other", "none"],
+)
+async def test_a_log_that_is_continued_with_another_key_is_reported(
+    caplog: pytest.LogCaptureFixture, key: bytes, said: bool
+) -> None:
+    """At once: what is written from then on will never verify."""
+    async with log(b"an audit key") as written:
+        records = RecordStore(written.records.store, "Tester", SystemClock(), audit_key=key)
+        await records.append(written.partition, await written.head(), [draft("a", "b", None, Note(""))])
+        assert (TASK in caplog.text and "TA_AUDIT_KEY" in caplog.text) is said
+
+
+async def test_a_log_is_given_a_key_without_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    """One that was begun without any."""
+    async with log(b"") as written:
+        records = RecordStore(written.records.store, "Tester", SystemClock(), audit_key=b"an audit key")
+        await records.append(written.partition, await written.head(), [draft("a", "b", None, Note(""))])
+        assert caplog.text == ""
+
+
 async def test_another_key_verifies_nothing() -> None:
     """A log that was written under one key is not good under another."""
     async with log(b"an audit key") as written:

@@ -211,6 +211,7 @@ def _blank(task: Head) -> Head:
         task,
         tail_seq=0,
         tail_hash="",
+        tail_seal="",
         tail_key=0,
         path=(),
         checkpoint_id=None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from tealagents.state import codec, keys
 from tealagents.state.audit_chain import GENESIS, AuditChain, Draft, decode_body
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 #: a body larger than this is stored apart, in pieces of this size
 BLOB_BYTES = 256 * 1024
@@ -241,6 +244,13 @@ class RecordStore:
         Nothing else is written: the caller commits both, with what belongs to them.
         """
         bodies = await self._offload(partition, head.task_id, [item.body for item in drafts])
+        seal = self.chain.seal(head.task_id, head.tail_seq, head.tail_hash)
+        if head.tail_seal not in ("", seal):
+            log.error(
+                "the audit of task %s was sealed with another TA_AUDIT_KEY, or was changed: what is added "
+                "now will not verify",
+                head.task_id,
+            )
         entries = self.chain.extend(head.tail_seq, head.tail_hash or GENESIS, self.clock.now(), drafts)
         first = head.tail_seq + 1
         batch = Batch(entries=entries, bodies=tuple(msgspec.Raw(body) for body in bodies))
