@@ -233,3 +233,20 @@ async def test_expired_files_are_removed(tmp_path: Path, folder: Path) -> None:
         await put(store, PARTITION, {"a": b""})
         assert not (folder / "events").exists()
         assert (folder / ".expiring").read_text() == ""
+
+
+async def test_notes_that_a_full_disk_cut_off(tmp_path: Path, folder: Path) -> None:
+    """A note of what expires that was cut off is passed over: commits go through, other notes count."""
+    now = 1_000_000.0
+    options = FileOptions(path=tmp_path / "state", sweep_seconds=60)
+    async with FileStore(options, clock=lambda: now) as store:
+        await put(store, PARTITION, {"events/1": b"1"}, ttl=100)
+        with (folder / ".expiring").open("a") as notes:
+            notes.write("1000100.")
+        await put(store, PARTITION, {"events/2": b"1"}, ttl=100)
+        await put(store, PARTITION, {"events/3": b"1"}, ttl=100)
+        now += 200
+        await put(store, PARTITION, {"a": b""})
+        assert not (folder / "events/1.json").exists()
+        assert not (folder / "events/3.json").exists()
+        assert (folder / ".expiring").read_text() == ""

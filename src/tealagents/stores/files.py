@@ -62,6 +62,8 @@ __all__ = ["FileOptions", "FileStore"]
 T = TypeVar("T")
 
 _FORMAT = b"tealagents files 1\n"
+#: a line of `.expiring`; a full disk may have cut one off, and the next one was then written behind it
+_NOTE = re.compile(rb"^([0-9]+\.[0-9]+) ([!-~]+)$", re.MULTILINE)
 #: what the name of a file that is to take another's place ends in
 _BESIDE = ".tmp"
 
@@ -374,10 +376,10 @@ class _Folder:
     def _sweep(self, now: float) -> None:
         """Removes what has expired. An interrupted sweep, or a lost note, leaves files that no one sees."""
         try:
-            with open(self._expiring_file) as file:
-                noted = {key: float(at) for at, _, key in (line.rstrip().partition(" ") for line in file)}
+            notes = Path(self._expiring_file).read_bytes()
         except FileNotFoundError:
             return
+        noted = {key.decode(): float(at) for at, key in _NOTE.findall(notes)}
         for key in [key for key, at in noted.items() if at <= now]:
             del noted[key]
             with suppress(_Damaged):  # stays as it is
