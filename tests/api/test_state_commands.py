@@ -363,6 +363,23 @@ def test_a_store_is_migrated(agent: Agent) -> None:
     assert "nothing to migrate" in agent.run("migrate", TA_PERSISTENCE=f"file://{agent.folder}/f").output
 
 
+@pytest.mark.parametrize(
+    ("url", "reported"),
+    [
+        ("shoebox:///f", "Unknown store 'shoebox'"),
+        ("sqlite:///{file}?colour=red", "colour"),
+        ("sqlite:///{file}", "damaged database"),
+    ],
+)
+def test_a_store_that_cannot_be_migrated_is_reported_in_a_line(agent: Agent, url: str, reported: str) -> None:
+    """A mistake in the URL and a file that is no database end `migrate` with a sentence, not a traceback."""
+    file = agent.folder / "thesis.tex"
+    file.write_text("no database " * 100)
+    result = agent.run("migrate", TA_PERSISTENCE=url.format(file=file))
+    assert result.exit_code == 2
+    assert reported in " ".join(result.output.split())
+
+
 # --- behind the service's back ----------------------------------------------------------------------
 
 

@@ -404,14 +404,15 @@ def migrate_command(config: Config = None) -> None:
 
     An empty store needs no migration. Stop the service, make a backup, migrate, and start the new version.
     """
-    store = plain_store(load_or_exit(config).persistence)
-    migrate = getattr(store, "migrate", None)
-    if migrate is None:
-        print(f"{store.name} has no tables; there is nothing to migrate")
-        return
+    url = load_or_exit(config).persistence
     try:
+        store = plain_store(url)
+        migrate = getattr(store, "migrate", None)
+        if migrate is None:
+            print(f"{store.name} has no tables; there is nothing to migrate")
+            return
         applied: list[str] = asyncio.run(migrate())
-    except (PersistenceUnavailable, StoreConfigError, OSError) as error:
+    except (PersistenceUnavailable, StoreConfigError, CorruptState, OSError) as error:
         raise fail(str(error)) from None
     for name in applied:
         print(f"applied {name}")
