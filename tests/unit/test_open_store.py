@@ -60,6 +60,8 @@ def test_a_third_party_by_its_class(third_party: str, suffix: str) -> None:
         ("shoebox:Slipper", r"shoebox has no 'Slipper'"),
         ("shoebox:Lid", r"must extend tealagents.stores.base.BaseStore"),
         ("memory://?colour=red", r"colour: Extra inputs are not permitted. The options are: watch_seconds"),
+        ("postgresql://host/db?colour=red", r"The options are: .*\bpool, schema, sslcert\b"),
+        ("sqlite:///a.db?busy_seconds=inf", r"busy_seconds: Input should be a finite number"),
         ("memory://?watch_seconds=never", r"watch_seconds: Input should be a valid number"),
         ("memory://?watch_seconds=0.1&watch_seconds=0.2", r"given twice"),
         ("memory://somewhere", r"has no place"),

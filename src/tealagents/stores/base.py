@@ -123,7 +123,7 @@ class StoreOptions(BaseModel):
     Never quotes an input in its errors: it might be a password.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
 
     #: seconds after which a watch that no commit can wake looks again, at first
     watch_seconds: float = Field(default=0.25, gt=0, le=0.5)
@@ -145,7 +145,8 @@ class StoreOptions(BaseModel):
         try:
             return cls.model_validate({**place, **url.query, **options})
         except ValidationError as error:
-            known = ", ".join(sorted(cls.model_fields.keys() - place.keys()))
+            names = {field.alias or name for name, field in cls.model_fields.items()}
+            known = ", ".join(sorted(names - place.keys()))
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise StoreConfigError(f"{url.safe}: {problems}. The options are: {known}.") from None
 
