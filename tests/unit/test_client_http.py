@@ -386,6 +386,22 @@ async def test_async_token_function(service: ContractServer) -> None:
         assert (await client.send("hello")).status == "Completed"
 
 
+@pytest.mark.parametrize("token", ["hunter\n2", "hunter2é", "hunter2\ud800"])
+def test_a_token_that_no_header_can_hold_is_not_shown(
+    service: ContractServer, connect: Connect, token: str
+) -> None:
+    """The error says what is wrong with the token, without the token: errors are logged."""
+    with pytest.raises(ValueError, match="printable ASCII") as error:
+        connect(service.url, token).send("hello")
+    assert "hunter" not in str(error.value)
+    assert not service.calls
+
+
+def test_blanks_around_a_token_are_none_of_it(service: ContractServer, connect: Connect) -> None:
+    """A token that was read from a file with its line break is used without it."""
+    assert connect(service.url, "alice\n").send("hello").status == "Completed"
+
+
 def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -> None:
     """A redirection is an error and is not followed with the user's token."""
     service.faults.append(Response("", 307, headers={"Location": service.url + "/tasks"}))

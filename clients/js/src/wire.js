@@ -208,7 +208,7 @@ export class Wire {
     const all = new Headers({Accept: "application/json", ...headers});
     if (body !== undefined) all.set("Content-Type", "application/json");
     const token = anonymous ? "" : await tokenOf(this.#token, refused);
-    if (token) all.set("Authorization", `Bearer ${token}`);
+    if (token) all.set("Authorization", bearer(token));
     return all;
   }
 }
@@ -229,6 +229,16 @@ export function segment(id) {
  */
 function tokenOf(token, refused) {
   return typeof token === "function" ? token({refused}) : token;
+}
+
+/**
+ * Refused here where no header can hold it, because the error of `Headers` would show the token.
+ *
+ * @param {string} token
+ */
+function bearer(token) {
+  if (!/^[ -~]*$/.test(token.trim())) throw new TypeError("the token is not one line of printable ASCII characters");
+  return `Bearer ${token.trim()}`;
 }
 
 /** @param {object} [query] */

@@ -189,6 +189,13 @@ test("errors have a class for each code", async () => {
   await assert.rejects(new api.Client(service.url.replace("Janitor", "Nobody")).health(), api.NotFound);
 });
 
+test("a token that no header can hold is not shown", async () => {
+  for (const token of ["hunter\n2", "hunter2∑"]) {
+    await assert.rejects(agentOf(token).me(), ({name, message}) => name === "TypeError" && !message.includes("hunter"));
+  }
+  assert.equal((await agentOf("hunter2\n").me()).user.oid, "hunter2");
+});
+
 test("a token that the service refuses is asked for once more", async () => {
   /** @type {boolean[]} */
   const asked = [];

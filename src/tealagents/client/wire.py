@@ -36,6 +36,7 @@ EVENT_STREAM = "text/event-stream"
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_TOKEN = re.compile(r"[ -~]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ def build_request(
     """The same bytes for both drivers."""
     headers = {"Accept": "application/json", **call.headers}
     if token:
-        headers["Authorization"] = f"Bearer {token}"
+        headers["Authorization"] = _bearer(token)
     content = None
     if call.body is not None:
         headers["Content-Type"] = "application/json"
@@ -208,6 +209,13 @@ def build_request(
             timeouts.call, connect=timeouts.connect, read=getattr(timeouts, call.deadlines)
         ),
     )
+
+
+def _bearer(token: str) -> str:
+    """`ValueError` here, because the errors of httpx would show the token."""
+    if not _TOKEN.fullmatch(token.strip()):
+        raise ValueError("the token is not one line of printable ASCII characters")
+    return f"Bearer {token.strip()}"
 
 
 def lost(error: httpx.RequestError) -> Lost:
