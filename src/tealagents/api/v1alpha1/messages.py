@@ -107,14 +107,13 @@ _PREFER_PARAMETER = {
     "description": "`respond-async`: answer 202 at once; other preferences are ignored (RFC 7240)",
     "example": "respond-async",
 }
+_REPLAYED = {"Idempotent-Replayed": openapi.header("`true`: the first outcome under this Idempotency-Key")}
 _LINKS = openapi.links_of_answer()
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer, or the pause",
         "content": {"text/event-stream": openapi.event_content()},
-        "headers": {
-            "Idempotent-Replayed": openapi.header("`true`: the first outcome under this Idempotency-Key")
-        },
+        "headers": _REPLAYED,
         "links": _LINKS,
     },
     202: {
@@ -168,7 +167,10 @@ async def send_message(request: Request) -> Response:
     summary="Send a message and take the answer as a stream",
     description=SEND,
     responses={
-        200: openapi.event_stream("Events; the last is final-response, approval-required or error"),
+        200: {
+            **openapi.event_stream("Events; the last is final-response, approval-required or error"),
+            "headers": _REPLAYED,
+        },
         **openapi.problem_responses(*_SEND_CODES),
     },
     openapi_extra={

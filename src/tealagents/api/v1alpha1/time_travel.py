@@ -18,7 +18,11 @@ from tealagents.state.forking import fork
 
 routes = Routes(prefix="/tasks", tags=["tasks"])
 
-_MADE = {"description": "The task", "links": openapi.links_of_task()}
+_MADE = {
+    "description": "The task",
+    "headers": {"Location": openapi.header("The task")},
+    "links": openapi.links_of_task(),
+}
 _DOCUMENT = {"application/json": {"schema": openapi.ref("ExportedTask")}}
 
 
@@ -52,7 +56,7 @@ async def rollback_task(request: Request, task_id: TaskId) -> Response:
     ),
     response_model=schemas.TaskDocument,
     responses={201: _MADE, **openapi.problem_responses(*READ_CODES, "too_large")},
-    openapi_extra=openapi.json_body(schemas.ForkCommand, whole={}),
+    openapi_extra=openapi.json_body(schemas.ForkCommand, required=False, whole={}),
 )
 async def fork_task(request: Request, task_id: TaskId) -> Response:
     exchange = exchange_of(request)
