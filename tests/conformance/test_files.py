@@ -173,6 +173,19 @@ async def test_a_full_disk(store: Store, small_disk: Callable[[], AbstractContex
     assert await values(store, PARTITION, ["a"]) == [b"3"]
 
 
+async def test_documents_that_cannot_be_written(store: Store, folder: Path) -> None:
+    """Where the redo fits on the disk and the documents do not, nothing is committed; reading works."""
+    await put(store, PARTITION, {"a": b"1", "b": b"1", "c": b"1"})
+    (folder / "b.json.tmp").mkdir()
+    with pytest.raises(PersistenceUnavailable, match=r"b\.json\.tmp"):
+        await store.commit(PARTITION, commit(put={"a": b"2", "b": b"2"}, delete=["c"]))
+    assert await values(store, PARTITION, ["a", "b", "c"]) == [b"1", b"1", b"1"]
+    assert not (folder / "a.json.tmp").exists()
+    (folder / "b.json.tmp").rmdir()
+    await put(store, PARTITION, {"b": b"3"})
+    assert await values(store, PARTITION, ["a", "b", "c"]) == [b"1", b"3", b"1"]
+
+
 async def test_a_lock_that_is_never_released(store: Store, folder: Path) -> None:
     """A stopped process that holds a partition's lock makes that partition unavailable, and no other."""
     await put(store, PARTITION, {"a": b"1"})

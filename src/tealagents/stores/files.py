@@ -18,7 +18,7 @@ How a commit becomes whole, though there are several processes and any of them m
 under the partition's lock its changes are written into `.redo` and synced, which is when it is committed;
 then they are made, synced, and `.redo` is emptied. The next holder of the lock that finds something
 in `.redo` makes those changes first. A `.redo` that was not written to its end was not committed, and is
-emptied.
+emptied; so is one whose new documents its writer has no room for, before anyone else has seen it.
 
 Locks are `flock`: the folder must lie on a local disk.
 """
@@ -288,9 +288,14 @@ class _Folder:
             delete=list(commit.delete),
         )
         self._note_expiring({key: document.expires for key, document in documents.items()})
-        self._promise(redo, changes)
         try:
-            self._apply(changes)
+            self._promise(redo, changes)
+            self._prepare(changes)
+        except OSError:
+            self._withdraw(redo, changes)
+            raise
+        try:
+            self._make(changes)
             os.ftruncate(redo, 0)
         except OSError as error:
             raise Unknown(f"committed, and will be made when the disk allows it: {error}") from error
@@ -299,13 +304,20 @@ class _Folder:
         """Writes the redo. When it is on the disk the commit has happened; before that it has not."""
         body = msgspec.json.encode(changes)
         content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+        with open(redo, "wb", closefd=False) as file:
+            file.write(content)
+        os.fsync(redo)
+
+    def _withdraw(self, redo: int, changes: "_Changes") -> None:
+        """Takes back what could not be written: under the lock no one has seen the promise."""
         try:
-            with open(redo, "wb", closefd=False) as file:
-                file.write(content)
-            os.fsync(redo)
-        except OSError:
             os.ftruncate(redo, 0)
-            raise
+            os.fsync(redo)
+        except OSError as error:
+            raise Unknown(f"may be made when the disk allows it: {error}") from error
+        for key in changes.put:
+            with suppress(OSError):  # was not made
+                os.unlink(self._file(key) + _BESIDE)
 
     def _finish_alone(self) -> None:
         redo = self._open_redo()
@@ -321,16 +333,21 @@ class _Folder:
             return
         digest, _, body = os.pread(redo, size, 0).partition(b"\n")
         if digest == hashlib.sha256(body).hexdigest().encode():
-            self._apply(msgspec.json.decode(body, type=_Changes))
+            changes = msgspec.json.decode(body, type=_Changes)
+            self._prepare(changes)
+            self._make(changes)
         os.ftruncate(redo, 0)
 
-    def _apply(self, changes: "_Changes") -> None:
-        """Makes the changes and syncs them. Doing it again does the same."""
+    def _prepare(self, changes: "_Changes") -> None:
+        """Writes and syncs the new documents, each beside its place: all that needs room on the disk."""
+        for key, text in changes.put.items():
+            _write_beside(self._file(key), text.encode())
+        self._sync([self._file(key) + _BESIDE for key in changes.put])
+
+    def _make(self, changes: "_Changes") -> None:
+        """Makes the changes and syncs them. Preparing and doing it again does the same."""
         folders = {self._remove(self._file(key)) for key in changes.delete}
-        files = {self._file(key): text for key, text in changes.put.items()}
-        for file, text in files.items():
-            _write_beside(file, text.encode())
-        self._sync([file + _BESIDE for file in files])
+        files = [self._file(key) for key in changes.put]
         for file in files:
             os.rename(file + _BESIDE, file)
         folders.update(map(os.path.dirname, files))
