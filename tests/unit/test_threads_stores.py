@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -103,6 +104,13 @@ async def test_deleting_a_thread_empties_its_store(stores: MessageStoreFactory) 
     await thread.on_new_messages(exchange("q", "a"))
     await thread.delete()
     assert await store.list_messages() == []
+
+
+async def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """No other user of the machine reads what was said, as with every other store on it."""
+    store = FileMessages(tmp_path / "threads")
+    await store.add_messages([said("user", "for us alone")])
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (store.path.parent, store.path)] == [0o700, 0o600]
 
 
 async def test_a_thread_with_a_store_must_be_read_first(tmp_path: Path) -> None:

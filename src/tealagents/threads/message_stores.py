@@ -109,8 +109,8 @@ class FileMessages:
         await asyncio.to_thread(self.path.unlink, missing_ok=True)
 
     def _append(self, lines: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._turn, self.path.open("ab+") as file:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._turn, open(self.path, "ab+", opener=_for_owner) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.truncate(_whole(file))
             file.write(lines)
@@ -127,6 +127,11 @@ class FileMessages:
             return [_decode(line) for line in lines]
         except msgspec.DecodeError as error:
             raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
+
+
+def _for_owner(path: str, flags: int) -> int:
+    """Opens a file that, where it is made, no other user of the machine can read."""
+    return os.open(path, flags, 0o600)
 
 
 def _whole(file: Any) -> int:
