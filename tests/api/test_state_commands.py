@@ -183,6 +183,30 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
     assert agent.exported("after", **there) == before
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("a key " * 8, ""), ("", "a key " * 8), ("a key " * 8, "another key " * 4)],
+    ids=["without its key", "with a key", "with another key"],
+)
+def test_nothing_is_imported_beside_what_another_key_sealed(agent: Agent, before: str, now: str) -> None:
+    """One store has one key: else a part of it could be read by no one."""
+    with agent.served() as service, service.client("ada") as ada:
+        say(ada, "hello")
+    agent.exported()
+    full = {"TA_PERSISTENCE": f"sqlite:///{agent.folder}/full.db"}
+    with agent.served(**full, TA_ENCRYPTION_KEY=before) as service, service.client("eve") as eve:
+        say(eve, "hello")
+    refused = agent.run("state", "import", str(agent.folder / "export"), **full, TA_ENCRYPTION_KEY=now)
+    assert (refused.exit_code, "TA_ENCRYPTION_" in refused.output or "state export" in refused.output) == (
+        2,
+        True,
+    )
+    assert agent.stats(**full, TA_ENCRYPTION_KEY=before)["users"] == 1
+    taken = agent.run("state", "import", str(agent.folder / "export"), **full, TA_ENCRYPTION_KEY=before)
+    assert taken.exit_code == 0
+    assert agent.stats(**full, TA_ENCRYPTION_KEY=before)["users"] == 2
+
+
 def test_what_is_damaged_is_moved_as_it_was_found(agent: Agent) -> None:
     """The export reports it; at its new place the task is as damaged as before. covers: STATE-4"""
     with agent.served() as service, service.client() as client:

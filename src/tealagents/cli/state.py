@@ -60,6 +60,7 @@ class OpenedState:
 
     def __init__(self, config: ServiceConfig, records: RecordStore, rules: TaskRules) -> None:
         self.records = records
+        self.keyed = config.encryption_key is not None
         self.directory = Directory(records)
         lease = Lease(records, config.limits.lease_seconds)
         tasks = Tasks(records, lease, self.directory, rules, f"{config.name}:{config.version}")
@@ -198,10 +199,12 @@ def import_command(
 ) -> None:
     """Write an export into the config's store. The store may hold other state, but no other version of this.
 
-    Nothing is overwritten. Every line is checked before the first is written. Can be repeated.
+    Nothing is overwritten, and a store is written with its own TA_ENCRYPTION_KEY only. Every line is checked
+    before the first is written. Can be repeated.
     """
 
     async def work(opened: OpenedState) -> Importer:
+        await Inventory(opened.records).check_key(keyed=opened.keyed)
         with _seekable(file) as lines:
             size = _size(lines)
             checking = Importer(opened.records, key_seconds=opened.key_seconds)
