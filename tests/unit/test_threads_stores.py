@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -295,6 +296,22 @@ async def test_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     store.path.write_bytes(b"{}\n" + whole)
     with pytest.raises(CorruptState):
         await store.list_messages()
+
+
+async def test_messages_that_do_not_fit_on_the_disk_leave_nothing(tmp_path: Path) -> None:
+    """A round of which only a part could be written is not there; the next one is."""
+    store = FileMessages(tmp_path, "k")
+    await store.add_messages(exchange("q0", "a0"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            await store.add_messages(exchange("q1", "a" * 200_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert texts(await store.list_messages()) == ["q0", "a0"]
+    await store.add_messages(exchange("q2", "a2"))
+    assert texts(await store.list_messages()) == ["q0", "a0", "q2", "a2"]
 
 
 async def test_messages_added_to_a_file_at_once_are_all_kept(tmp_path: Path) -> None:

@@ -110,12 +110,15 @@ class FileMessages:
 
     def _append(self, lines: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._turn, open(self.path, "ab+", opener=_for_owner) as file:
+        with self._turn, open(self.path, "ab+", buffering=0, opener=_for_owner) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.truncate(_whole(file))
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+            whole = _whole(file)
+            file.truncate(whole)
+            try:
+                _write(file, lines)
+            except OSError:  # some of the lines may be there: of a round all or nothing is kept
+                file.truncate(whole)
+                raise
 
     def _read(self) -> list[Message]:
         try:
@@ -132,6 +135,13 @@ class FileMessages:
 def _for_owner(path: str, flags: int) -> int:
     """Opens a file that, where it is made, no other user of the machine can read."""
     return os.open(path, flags, 0o600)
+
+
+def _write(file: Any, data: bytes) -> None:
+    """Writes all of it, and waits until it is on the disk. A single write may stop short of the end."""
+    while data:
+        data = data[file.write(data) :]
+    os.fsync(file.fileno())
 
 
 def _whole(file: Any) -> int:
