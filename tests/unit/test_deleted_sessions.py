@@ -262,6 +262,74 @@ async def test_the_id_of_a_session_can_be_taken_again_as_soon_as_it_is_free() ->
             await here.beside.ask("mine", session_id=session.session_id, caller=EVE)
 
 
+async def test_a_second_deletion_of_an_id_is_finished_though_the_first_ends_behind_its_crash() -> None:
+    """What is left to do of a deletion does not take the note of another one along."""
+    async with world() as here:
+        session = await here.prepared()
+        crashed: list[int] = []
+
+        async def again(point: int) -> None:
+            if crashed or await found(here.beside.catalog.session(here.partition, session.session_id)):
+                return
+            with suppress(NotFound):  # the id is not free yet
+                here.clock.advance(1)
+                await here.beside.ask("again", session_id=session.session_id)
+                crashed.append(point)
+                await deletion_that_crashes_once_marked(here, session.session_id)
+
+        here.watched.there = again
+        await here.delete(session)
+        assert crashed
+        await here.swept()
+        await here.assert_erased(session)
+
+
+async def deletion_that_crashes_once_marked(here: World, session_id: str) -> None:
+    """Another process deletes the session, and dies as soon as it is gone for readers."""
+    store = Watched(here.watched.store)
+
+    async def die_once_marked(_: int) -> None:
+        if not await found(here.beside.catalog.session(here.partition, session_id)):
+            raise Killed
+
+    store.there = die_once_marked
+    dying = Process(store, here.beside.model, clock=here.clock)
+    with pytest.raises(Killed):
+        await dying.eraser.delete_session(here.partition, session_id)
+
+
+async def test_a_deletion_that_wakes_up_leaves_the_session_alone_that_has_the_id_by_then() -> None:
+    """Another process has finished the deletion meanwhile, and the id was taken again. covers: STATE-2"""
+    at = 1
+    while await taken_again_while_a_deletion_stands_still(at):
+        at += 1
+    assert at > 20
+
+
+async def taken_again_while_a_deletion_stands_still(at: int) -> bool:
+    """The deletion stands still at its await `at`. False where it has fewer."""
+    async with world() as here:
+        session = await here.prepared()
+        taken: list[RequestRecord] = []
+
+        async def stand_still(point: int) -> None:
+            if point == at:
+                with suppress(NotFound):
+                    await here.beside.eraser.delete_session(here.partition, session.session_id)
+                here.clock.advance(1)
+                taken.append(await here.beside.ask("again", session_id=session.session_id))
+
+        here.watched.there = stand_still
+        with suppress(NotFound):
+            await here.delete(session)
+        if taken:
+            assert await listed_tasks(here.beside, session.session_id) == [taken[0].task_id]
+            await here.beside.catalog.session(here.partition, session.session_id)
+            with pytest.raises(NotOwner):
+                await here.beside.ask("mine", session_id=session.session_id, caller=EVE)
+        return bool(taken)
+
+
 async def test_a_list_that_is_read_while_a_session_is_deleted_has_all_of_its_tasks_or_none() -> None:
     """Wherever the reader was when the deletion began, and however far it came. covers: STATE-2"""
     for listed in (False, True):

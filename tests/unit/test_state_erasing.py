@@ -97,7 +97,7 @@ async def test_a_task_that_begins_to_run_meanwhile_goes_with_its_session() -> No
         head = await here.tasks.head(here.partition(), first.task_id)
         await here.send("again", first.task_id)
         assert not await here.eraser._bury(here.partition(), head)
-        await here.eraser.erase_session(here.partition(), stored.value)
+        await here.eraser.erase_session(here.partition(), stored)
         assert await remains(here) == []
         gate.set()
 

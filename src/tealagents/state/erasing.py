@@ -6,6 +6,9 @@ damaged is erased like everything else.
 """
 
 import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +20,6 @@ from tealagents.domain.errors import (
     NotFound,
     PersistenceUnavailable,
     TaskBusy,
-    Unknown,
 )
 from tealagents.domain.models import Approval, Batch, Deleting, Head, RequestRecord, Session, User
 from tealagents.state import keys, memories
@@ -46,7 +48,7 @@ class Tombstone(Struct, frozen=True):
 
 
 class SessionTombstone(Struct, frozen=True):
-    """`session/{id}` in the same partition."""
+    """`sessions/{created}/{id}` in the same partition: the id alone may be taken again."""
 
     owner: User
     session_id: str
@@ -94,57 +96,50 @@ class Eraser:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         if not session.value.erased:
             await self._refuse_busy(partition, session_id)
+            grave, noted = keys.erasing(self._records.agent), _note(session.value)
             note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
-            await self._records.commit(keys.erasing(self._records.agent), marker=key, put={key: note})
-            await self._mark_deleted(partition, session)
-        await self.erase_session(partition, session.value)
+            await self._records.commit(grave, marker=noted, put={noted: note})
+            session = await self._mark_deleted(partition, session)
+        await self.erase_session(partition, session)
 
-    async def _mark_deleted(self, partition: str, session: Stored[Session]) -> None:
+    async def _mark_deleted(self, partition: str, session: Stored[Session]) -> Stored[Session]:
         """From this commit on the session and all its tasks are gone for every reader."""
-        key = keys.session(session.value.session_id)
+        key, gone = keys.session(session.value.session_id), replace(session.value, erased=True)
         while True:
             deleting = await self._records.get(partition, keys.DELETING, Deleting)
-            names = (*(deleting.value.sessions if deleting else ()), session.value.session_id)
+            names = (*(deleting.value.sessions if deleting else ()), gone.session_id)
             try:
-                await self._records.commit(
+                version = await self._records.commit(
                     partition,
                     marker=key,
                     expect={key: session.version, keys.DELETING: deleting.version if deleting else None},
-                    put={
-                        key: replace(session.value, erased=True),
-                        keys.DELETING: Deleting(tuple(dict.fromkeys(names))),
-                    },
+                    put={key: gone, keys.DELETING: Deleting(tuple(dict.fromkeys(names)))},
                 )
             except Conflict:
                 again = await self._records.get(partition, key, Session)
-                if again is None or again.value.erased:
+                if again is None or again.value.erased or _note(again.value) != _note(gone):
                     raise NotFound(
-                        f"There is no session {session.value.session_id}.",
-                        session_id=session.value.session_id,
+                        f"There is no session {gone.session_id}.", session_id=gone.session_id
                     ) from None
                 session = again
             else:
-                return
+                return Stored(gone, version)
 
-    async def _unmark_deleted(self, partition: str, session_id: str) -> None:
+    async def _unmark_deleted(self, partition: str, session: Stored[Session]) -> None:
         """No task of the session is left that would have to be hidden."""
+        name = session.value.session_id
         while deleting := await self._records.get(partition, keys.DELETING, Deleting):
-            if session_id not in deleting.value.sessions:
+            if name not in deleting.value.sessions or await self._finished(partition, session):
                 return
-            left = tuple(name for name in deleting.value.sessions if name != session_id)
-            try:
-                if not left:
-                    await self._records.delete_if(partition, keys.DELETING, deleting.version)
-                else:
+            left = tuple(other for other in deleting.value.sessions if other != name)
+            expect = {keys.DELETING: deleting.version, keys.session(name): session.version}
+            if left:
+                with suppress(Conflict):
                     await self._records.commit(
-                        partition,
-                        marker=keys.DELETING,
-                        expect={keys.DELETING: deleting.version},
-                        put={keys.DELETING: Deleting(left)},
+                        partition, marker=keys.DELETING, expect=expect, put={keys.DELETING: Deleting(left)}
                     )
-            except (Conflict, Unknown):
-                continue
-            return
+            else:
+                await self._records.delete_if(partition, expect, keys.DELETING)
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
         for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
@@ -160,29 +155,41 @@ class Eraser:
                     request_id=head.running.request_id,
                 )
 
-    async def erase_session(self, partition: str, session: Session) -> None:
-        """Removes the tasks of a session that is marked as erased, then the session."""
-        for task_id in await self._names(partition, f"session-tasks/{session.session_id}/"):
+    async def erase_session(self, partition: str, session: Stored[Session]) -> None:
+        """Removes the tasks of a session that is marked as erased, then the session.
+
+        It may be finished by another process meanwhile, and the id be taken again: whatever could meet the
+        new session expects the mark of the old one.
+        """
+        session_id, key = session.value.session_id, keys.session(session.value.session_id)
+        marked = {key: session.version}
+        for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
             while found := await self._records.get(partition, keys.task(task_id), Head):
-                if found.value.erased or await self._bury(partition, found):
+                if found.value.erased or await self._bury(partition, found, marked):
                     await self.erase(partition, found.value)
                     break
-        await self._unmark_deleted(partition, session.session_id)
+                if await self._finished(partition, session):
+                    return
+        await self._unmark_deleted(partition, session)
+        await self._records.delete(partition, [_note(session.value)])
         # before the session's record goes: from then on another session may have the id
-        await self._release(session.session_id, session.owner)
-        await self._records.delete(
-            partition,
-            [
-                keys.session_by_creation(session.created_at, session.session_id),
-                keys.session(session.session_id),
-            ],
+        await self._release(
+            session_id, session.value.owner, unless=partial(self._finished, partition, session)
         )
-        await self._records.delete(keys.erasing(self._records.agent), [keys.session(session.session_id)])
+        await self._records.delete_if(partition, marked, key)
+        await self._records.delete(keys.erasing(self._records.agent), [_note(session.value)])
 
-    async def _release(self, identifier: str, owner: User) -> None:
+    async def _finished(self, partition: str, session: Stored[Session]) -> bool:
+        """Whether a session that was marked as erased is gone."""
+        found = await self._records.get(partition, keys.session(session.value.session_id), Session)
+        return found is None or found.version != session.version
+
+    async def _release(
+        self, identifier: str, owner: User, *, unless: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
         """Forgets whose an id was that was not made here."""
         if ids.tag_of(identifier) != ids.owner_tag(owner.key):
-            await self._tasks.directory.release(identifier, owner)
+            await self._tasks.directory.release(identifier, owner, unless=unless)
 
     async def _names(self, partition: str, prefix: str) -> list[str]:
         names: list[str] = []
@@ -192,8 +199,13 @@ class Eraser:
             after = found[-1][0]
         return names
 
-    async def _bury(self, partition: str, stored: Stored[Head]) -> bool:
-        """Puts the tombstone, first where it is found again after a crash. False if the head has changed."""
+    async def _bury(
+        self, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
+    ) -> bool:
+        """Puts the tombstone, first where it is found again after a crash.
+
+        False if the head has changed, or what is expected besides.
+        """
         head = stored.value
         grave = keys.erasing(self._records.agent)
         note = Tombstone(head.owner, head.task_id, await self._records.store.now())
@@ -203,7 +215,7 @@ class Eraser:
             await self._records.commit(
                 partition,
                 marker=key,
-                expect={key: stored.version},
+                expect={key: stored.version, **(expect or {})},
                 put={key: replace(head, erased=True, running=None, pending=None, queue=(), metadata={})},
                 delete=[
                     keys.task_by_creation(head.created_at, head.task_id),
@@ -326,10 +338,10 @@ class Eraser:
         if note.begun_at > before:
             return False
         partition = self._records.partition(note.owner)
-        session = await self._records.get(partition, key, Session)
-        if session is None or not session.value.erased:
+        session = await self._records.get(partition, keys.session(note.session_id), Session)
+        if session is None or not session.value.erased or _note(session.value) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=session is None)
-        await self.erase_session(partition, session.value)
+        await self.erase_session(partition, session)
         return True
 
     async def _drop(self, grave: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:
@@ -337,3 +349,8 @@ class Eraser:
         if gone or begun_at < before - FORGOTTEN_AFTER_SECONDS:
             await self._records.delete(grave, [key])
         return False
+
+
+def _note(session: Session) -> str:
+    """The key under which the session is listed, and the note is found that its deletion has begun."""
+    return keys.session_by_creation(session.created_at, session.session_id)

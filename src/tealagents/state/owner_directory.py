@@ -7,7 +7,7 @@ believed only where the record really exists in their partition.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
@@ -97,12 +97,18 @@ class Directory:
                 continue
             return
 
-    async def release(self, identifier: str, user: User) -> None:
-        """Forgets that an id is `user`'s; what it named is gone."""
+    async def release(
+        self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
+        """Forgets that an id is `user`'s; what it named is gone.
+
+        `unless` is asked once it has been read whose the id is: whether it may name something else by now.
+        """
         partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
         found = await self._records.get(partition, key, Locator)
-        if found is not None and found.value.owner == user:
-            await self._records.delete(partition, [key])
+        if found is None or found.value.owner != user or (unless is not None and await unless()):
+            return
+        await self._records.delete_if(partition, {key: found.version}, key)
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:
