@@ -428,15 +428,15 @@ def drop(database: Path, name: str) -> None:
 async def bury(url: str, task_id: str) -> None:
     """What a process that died in the middle of a deletion leaves behind."""
     owner, key = User("mock", "ada"), keys.task(task_id)
-    partition, grave = keys.user("Tester", owner.key), keys.erasing("Tester")
+    partition, grave, noted = keys.user("Tester", owner.key), keys.erasing("Tester"), f"{key}/"
     async with open_store(url) as store:
         [record] = await store.read(partition, [key])
         assert record is not None
         head = codec.unseal(partition, key, record.value, Head)
         erased = codec.seal(partition, key, {**json.loads(codec.encode_json(head)), "erased": True})
-        note = codec.seal(grave, key, Tombstone(owner, task_id, 0.0))
-        for place, value in ((grave, note), (partition, erased)):
-            await store.commit(place, Commit(operation=ids.operation_id(), put={key: Put(value)}))
+        note = codec.seal(grave, noted, Tombstone(owner, task_id, 0.0))
+        for place, name, value in ((grave, noted, note), (partition, key, erased)):
+            await store.commit(place, Commit(operation=ids.operation_id(), put={name: Put(value)}))
 
 
 # --- whose an id is -----------------------------------------------------------------------------------

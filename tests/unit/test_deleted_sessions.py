@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-from engine_setup import EVE, Faulty, Process, Scripted, calls, names, noting, process, says
+from engine_setup import ADA, EVE, Faulty, Process, Scripted, calls, names, noting, process, says
 
 from tealagents.bootstrap import background
 from tealagents.domain.errors import NotFound, NotOwner
@@ -17,6 +17,7 @@ from tealagents.domain.ids import random_id
 from tealagents.domain.models import RequestRecord, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record, Store
 from tealagents.state import erasing, keys
+from tealagents.state.exporting import export
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 
@@ -328,6 +329,42 @@ async def taken_again_while_a_deletion_stands_still(at: int) -> bool:
             with pytest.raises(NotOwner):
                 await here.beside.ask("mine", session_id=session.session_id, caller=EVE)
         return bool(taken)
+
+
+async def test_a_deletion_that_wakes_up_leaves_the_task_alone_that_was_imported_by_then() -> None:
+    """Another process has finished the deletion meanwhile, and the task was imported. covers: STATE-2"""
+    at = 1
+    while await imported_while_a_deletion_stands_still(at):
+        at += 1
+    assert at > 10
+
+
+async def imported_while_a_deletion_stands_still(at: int) -> bool:
+    """The deletion of a task stands still at its await `at`. False where it has fewer."""
+    async with world() as here:
+        beside, partition = here.beside, here.partition
+        task_id = (await beside.ask("one")).task_id
+        first = await export(beside.tasks, partition, task_id)
+        await beside.eraser.delete_task(partition, task_id)
+        await beside.importer.import_(ADA, first)
+        again = await export(beside.tasks, partition, task_id)
+        begun: list[bool] = []
+
+        async def stand_still(point: int) -> None:
+            if point == at:
+                begun.append(not await found(beside.tasks.head(partition, task_id)))
+                with suppress(NotFound):
+                    await beside.eraser.delete_task(partition, task_id)
+                await beside.importer.import_(ADA, first)
+
+        here.watched.points, here.watched.there = 0, stand_still
+        with suppress(NotFound):
+            await here.deleting.eraser.delete_task(partition, task_id)
+        if begun == [True]:  # before that it deletes what is there then
+            assert await export(beside.tasks, partition, task_id) == again
+            assert (await beside.ask("again", task_id)).status == "Completed"
+            assert task_id in await listed_tasks(beside, None)
+        return bool(begun)
 
 
 async def test_a_list_that_is_read_while_a_session_is_deleted_has_all_of_its_tasks_or_none() -> None:

@@ -109,14 +109,15 @@ async def test_what_is_damaged_is_erased_too(kind: str) -> None:
     async with process(None, model, noting([], governed=True)) as here:
         paused = await here.ask()
         head = await here.tasks.head(here.partition(), paused.task_id)
-        assert await here.eraser._bury(here.partition(), head)
+        buried = await here.eraser._bury(here.partition(), head)
+        assert buried is not None
         damaged = {
             "request": keys.request(paused.request_id),
             "approval": keys.approval(paused.approvals[0]),
             "log": keys.log(paused.task_id, 2),
         }
         await damage(here.store, here.partition(), damaged[kind])
-        await here.eraser.erase(here.partition(), head.value)
+        await here.eraser.erase(here.partition(), buried)
         left = [key for key in await remains(here) if not key.startswith("session")]
         assert [key for key in left if not key.startswith("approvals/")] == []
 

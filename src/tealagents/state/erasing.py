@@ -6,14 +6,13 @@ damaged is erased like everything else.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids
 from tealagents.domain.errors import (
     Conflict,
     CorruptState,
@@ -21,17 +20,14 @@ from tealagents.domain.errors import (
     PersistenceUnavailable,
     TaskBusy,
 )
-from tealagents.domain.models import Approval, Batch, Deleting, Head, RequestRecord, Session, User
-from tealagents.state import keys, memories
+from tealagents.domain.models import Deleting, Head, Session, User
+from tealagents.state import keys
 from tealagents.state.codec import unseal
 from tealagents.state.records import RecordStore, Stored
+from tealagents.state.removal import Removal
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
-
-#: records deleted in one commit
-PAGE = 10
-
 
 #: seconds between two looks for deletions that were cut short, how old those are at least, and for how long a
 #: deletion is remembered that never came to its mark
@@ -39,7 +35,7 @@ SWEEP_SECONDS, RESUMED_AFTER_SECONDS, FORGOTTEN_AFTER_SECONDS = 15.0, 5.0, 60.0
 
 
 class Tombstone(Struct, frozen=True):
-    """`task/{id}` in the partition of deletions that have begun."""
+    """`task/{id}/{log_id}` in the partition of deletions that have begun: a task may be imported again."""
 
     owner: User
     task_id: str
@@ -66,7 +62,7 @@ class Eraser:
         """Erases a task with all it holds, or continues to. `TaskBusy` while it runs."""
         begun = await self._records.get(partition, keys.task(task_id), Head)
         if begun is not None and begun.value.erased:
-            await self.erase(partition, begun.value)
+            await self.erase(partition, begun)
             return
         while True:
             stored = await self._tasks.head(partition, task_id)
@@ -77,15 +73,15 @@ class Eraser:
                     session_id=stored.value.session_id,
                     request_id=stored.value.running.request_id,
                 )
-            if await self._bury(partition, stored):
-                await self.erase(partition, stored.value)
+            if await self.remove(partition, stored):
                 return
 
     async def remove(self, partition: str, stored: Stored[Head]) -> bool:
         """Erases a task as it was read, whatever it does; False where it has changed since."""
-        if not await self._bury(partition, stored):
+        buried = await self._bury(partition, stored)
+        if buried is None:
             return False
-        await self.erase(partition, stored.value)
+        await self.erase(partition, buried)
         return True
 
     async def delete_session(self, partition: str, session_id: str) -> None:
@@ -96,7 +92,7 @@ class Eraser:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         if not session.value.erased:
             await self._refuse_busy(partition, session_id)
-            grave, noted = keys.erasing(self._records.agent), _note(session.value)
+            grave, noted = keys.erasing(self._records.agent), _session_note(session.value)
             note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
             await self._records.commit(grave, marker=noted, put={noted: note})
             session = await self._mark_deleted(partition, session)
@@ -117,7 +113,7 @@ class Eraser:
                 )
             except Conflict:
                 again = await self._records.get(partition, key, Session)
-                if again is None or again.value.erased or _note(again.value) != _note(gone):
+                if again is None or again.value.erased or _session_note(again.value) != _session_note(gone):
                     raise NotFound(
                         f"There is no session {gone.session_id}.", session_id=gone.session_id
                     ) from None
@@ -133,13 +129,12 @@ class Eraser:
                 return
             left = tuple(other for other in deleting.value.sessions if other != name)
             expect = {keys.DELETING: deleting.version, keys.session(name): session.version}
-            if left:
-                with suppress(Conflict):
-                    await self._records.commit(
-                        partition, marker=keys.DELETING, expect=expect, put={keys.DELETING: Deleting(left)}
-                    )
-            else:
-                await self._records.delete_if(partition, expect, keys.DELETING)
+            with suppress(Conflict):
+                if left:
+                    put = {keys.DELETING: Deleting(left)}
+                    await self._records.commit(partition, marker=keys.DELETING, expect=expect, put=put)
+                else:
+                    await self._records.delete(partition, [keys.DELETING], expect=expect)
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
         for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
@@ -165,31 +160,25 @@ class Eraser:
         marked = {key: session.version}
         for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
             while found := await self._records.get(partition, keys.task(task_id), Head):
-                if found.value.erased or await self._bury(partition, found, marked):
-                    await self.erase(partition, found.value)
+                buried = found if found.value.erased else await self._bury(partition, found, marked)
+                if buried is not None:
+                    await self.erase(partition, buried)
                     break
                 if await self._finished(partition, session):
                     return
         await self._unmark_deleted(partition, session)
-        await self._records.delete(partition, [_note(session.value)])
+        await self._records.delete(partition, [_session_note(session.value)])
         # before the session's record goes: from then on another session may have the id
-        await self._release(
-            session_id, session.value.owner, unless=partial(self._finished, partition, session)
-        )
-        await self._records.delete_if(partition, marked, key)
-        await self._records.delete(keys.erasing(self._records.agent), [_note(session.value)])
+        finished = partial(self._finished, partition, session)
+        await self._tasks.directory.release(session_id, session.value.owner, unless=finished)
+        with suppress(Conflict):
+            await self._records.delete(partition, [key], expect=marked)
+        await self._records.delete(keys.erasing(self._records.agent), [_session_note(session.value)])
 
     async def _finished(self, partition: str, session: Stored[Session]) -> bool:
         """Whether a session that was marked as erased is gone."""
         found = await self._records.get(partition, keys.session(session.value.session_id), Session)
         return found is None or found.version != session.version
-
-    async def _release(
-        self, identifier: str, owner: User, *, unless: Callable[[], Awaitable[bool]] | None = None
-    ) -> None:
-        """Forgets whose an id was that was not made here."""
-        if ids.tag_of(identifier) != ids.owner_tag(owner.key):
-            await self._tasks.directory.release(identifier, owner, unless=unless)
 
     async def _names(self, partition: str, prefix: str) -> list[str]:
         names: list[str] = []
@@ -201,98 +190,36 @@ class Eraser:
 
     async def _bury(
         self, partition: str, stored: Stored[Head], expect: Mapping[str, str] | None = None
-    ) -> bool:
+    ) -> Stored[Head] | None:
         """Puts the tombstone, first where it is found again after a crash.
 
-        False if the head has changed, or what is expected besides.
+        None if the head has changed, or what is expected besides.
         """
-        head = stored.value
-        grave = keys.erasing(self._records.agent)
+        head, key = stored.value, keys.task(stored.value.task_id)
+        grave, noted = keys.erasing(self._records.agent), _task_note(head)
         note = Tombstone(head.owner, head.task_id, await self._records.store.now())
-        await self._records.commit(grave, marker=keys.task(head.task_id), put={keys.task(head.task_id): note})
-        key = keys.task(head.task_id)
+        await self._records.commit(grave, marker=noted, put={noted: note})
+        buried = replace(head, erased=True, running=None, pending=None, queue=(), metadata={})
         try:
-            await self._records.commit(
+            version = await self._records.commit(
                 partition,
                 marker=key,
                 expect={key: stored.version, **(expect or {})},
-                put={key: replace(head, erased=True, running=None, pending=None, queue=(), metadata={})},
+                put={key: buried},
                 delete=[
                     keys.task_by_creation(head.created_at, head.task_id),
                     keys.task_by_session(head.session_id, head.created_at, head.task_id),
                 ],
             )
         except Conflict:
-            return False
-        return True
+            return None
+        return Stored(buried, version)
 
-    async def erase(self, partition: str, head: Head) -> None:
+    async def erase(self, partition: str, buried: Stored[Head]) -> None:
         """Removes what a buried task held, and then its head. May be repeated after a crash."""
-        task_id = head.task_id
-        while found := await self._records.store.scan(partition, keys.logs(task_id), limit=PAGE):
-            requests: set[str] = set()
-            for key, record in found:
-                requests |= await self._erase_approvals(partition, key, record.value)
-            for request_id in requests:
-                await self._erase_request(partition, request_id)
-                await self._release(request_id, head.owner)
-            await self._records.delete(partition, [key for key, _ in found])
-        await self._delete_under(partition, keys.blobs(task_id))
-        await self._forget(partition, task_id)
-        await self._release(task_id, head.owner)
-        await self._records.delete(
-            partition,
-            [
-                keys.task_by_creation(head.created_at, task_id),
-                keys.task_by_session(head.session_id, head.created_at, task_id),
-                keys.task(task_id),
-            ],
-        )
-        await self._records.delete(keys.erasing(self._records.agent), [keys.task(task_id)])
-
-    async def _forget(self, partition: str, task_id: str) -> None:
-        try:
-            await memories.forget_task(self._records, partition, task_id)
-        except CorruptState as error:
-            log.error("what was learned in task %s may still be remembered: %s", task_id, error)
-
-    async def _erase_approvals(self, partition: str, key: str, stored: bytes) -> set[str]:
-        """Removes the pauses a batch speaks of; returns its requests. Of a damaged one nothing is known."""
-        try:
-            batch = unseal(partition, key, stored, Batch)
-        except CorruptState:
-            return set()
-        for entry in batch.entries:
-            if "approval_id" in entry.details:
-                await self._erase_approval(partition, str(entry.details["approval_id"]))
-        return {entry.request_id for entry in batch.entries if entry.request_id}
-
-    async def _erase_request(self, partition: str, request_id: str) -> None:
-        key = keys.request(request_id)
-        try:
-            found = await self._records.get(partition, key, RequestRecord)
-        except CorruptState:
-            found = None
-        for approval_id in found.value.approvals if found else ():
-            await self._erase_approval(partition, approval_id)
-        await self._delete_under(partition, keys.streams(request_id))
-        await self._delete_under(partition, keys.stream_parts(request_id))
-        await self._records.delete(partition, [key], notify=[key])  # who follows it learns that it is gone
-
-    async def _erase_approval(self, partition: str, approval_id: str) -> None:
-        key = keys.approval(approval_id)
-        names = [key]
-        try:
-            found = await self._records.get(partition, key, Approval)
-        except CorruptState:
-            found = None
-        if found is not None:
-            names.append(keys.approval_by_creation(found.value.created_at, approval_id))
-        await self._records.delete(partition, names)
-
-    async def _delete_under(self, partition: str, prefix: str) -> None:
-        while found := await self._records.store.scan(partition, prefix, limit=PAGE):
-            await self._records.delete(partition, [key for key, _ in found])
+        with suppress(Conflict):  # another process has finished it
+            await Removal(self._records, self._tasks.directory, partition, buried).run()
+        await self._records.delete(keys.erasing(self._records.agent), [_task_note(buried.value)])
 
     async def sweep(self) -> None:
         """Finishes deletions that a crash or an outage has cut short, for as long as the service runs."""
@@ -328,10 +255,10 @@ class Eraser:
         if note.begun_at > before:
             return False
         partition = self._records.partition(note.owner)
-        head = await self._records.get(partition, key, Head)
-        if head is None or not head.value.erased:
+        head = await self._records.get(partition, keys.task(note.task_id), Head)
+        if head is None or not head.value.erased or _task_note(head.value) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=head is None)
-        await self.erase(partition, head.value)
+        await self.erase(partition, head)
         return True
 
     async def _resume_session(self, grave: str, key: str, note: SessionTombstone, before: float) -> bool:
@@ -339,7 +266,7 @@ class Eraser:
             return False
         partition = self._records.partition(note.owner)
         session = await self._records.get(partition, keys.session(note.session_id), Session)
-        if session is None or not session.value.erased or _note(session.value) != key:
+        if session is None or not session.value.erased or _session_note(session.value) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=session is None)
         await self.erase_session(partition, session)
         return True
@@ -351,6 +278,11 @@ class Eraser:
         return False
 
 
-def _note(session: Session) -> str:
+def _task_note(head: Head) -> str:
+    """The key of the note that a task's deletion has begun."""
+    return f"{keys.task(head.task_id)}/{head.log_id}"
+
+
+def _session_note(session: Session) -> str:
     """The key under which the session is listed, and the note is found that its deletion has begun."""
     return keys.session_by_creation(session.created_at, session.session_id)

@@ -4,6 +4,7 @@ Reads heads as they are stored: nothing is settled, nothing is written. What is 
 stands in the way of the rest.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -70,9 +71,11 @@ class Inventory:
         means no other key; leases, which pass by themselves, do not count.
         """
         leases = [] if keyed else [keys.workers(self._records.agent)]
-        opened, refused = False, None
-        for partition in (*leases, *self.index_partitions()):
-            for key, record in await self._records.store.scan(partition, "", limit=LOOKED_AT):
+        places = [*leases, *self.index_partitions()]
+        store, opened, refused = self._records.store, False, None
+        pages = await asyncio.gather(*(store.scan(place, "", limit=LOOKED_AT) for place in places))
+        for partition, page in zip(places, pages, strict=True):
+            for key, record in page:
                 if record.value.startswith(SEALED):
                     refused = partition, key
                 else:

@@ -59,7 +59,7 @@ def inbox(agent: str, tid: str) -> str:
 
 
 def erasing(agent: str) -> str:
-    """The partition of deletions that have begun: `task/{id}`, `sessions/{created}/{id}`."""
+    """The partition of deletions that have begun: `task/{id}/{log_id}`, `sessions/{created}/{id}`."""
     return f"{plain(agent)}/erasing"
 
 

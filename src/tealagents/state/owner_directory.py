@@ -8,6 +8,7 @@ believed only where the record really exists in their partition.
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -100,15 +101,18 @@ class Directory:
     async def release(
         self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]] | None = None
     ) -> None:
-        """Forgets that an id is `user`'s; what it named is gone.
+        """Forgets that an id is `user`'s, if it was not made here; what it named is gone.
 
         `unless` is asked once it has been read whose the id is: whether it may name something else by now.
         """
+        if ids.tag_of(identifier) == ids.owner_tag(user.key):
+            return
         partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
         found = await self._records.get(partition, key, Locator)
         if found is None or found.value.owner != user or (unless is not None and await unless()):
             return
-        await self._records.delete_if(partition, {key: found.version}, key)
+        with suppress(Conflict):
+            await self._records.delete(partition, [key], expect={key: found.version})
 
     async def _lapsed(self, locator: Locator, identifier: str, now: float) -> bool:
         if now - locator.claimed_at < CLAIM_SECONDS:

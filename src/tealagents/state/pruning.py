@@ -9,10 +9,10 @@ from tealagents.domain.errors import CorruptState, NotFound
 from tealagents.domain.models import Head, Session, User, Worker
 from tealagents.state import keys
 from tealagents.state.codec import unseal
-from tealagents.state.erasing import PAGE, Eraser
+from tealagents.state.erasing import Eraser
 from tealagents.state.inventory import Found, Inventory, is_alive
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, Stored
+from tealagents.state.records import MOST_RECORDS, RecordStore, Stored
 
 #: hears how many users are done, of how many
 Progress = Callable[[int, int], None]
@@ -137,7 +137,7 @@ class Departure:
         async for found in self._inventory.tasks(self._user):
             await self._erase_task(found.task_id)
         wiped = 0
-        while page := await self._records.store.scan(self._partition, "", limit=PAGE):
+        while page := await self._records.store.scan(self._partition, "", limit=MOST_RECORDS):
             await self._records.delete(self._partition, [key for key, _ in page])
             wiped += len(page)
             report(wiped)

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
@@ -180,19 +179,21 @@ class RecordStore:
         ref = await self.put_blob(partition, record.task_id, codec.encode_json(record))
         return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
-    async def delete(self, partition: str, names: Collection[str], *, notify: Collection[str] = ()) -> None:
-        """Deletes up to ten records, whatever they hold now."""
-        await self._delete(
-            partition, Commit(operation=ids.operation_id(), delete=tuple(names), notify=notify)
-        )
+    async def delete(
+        self,
+        partition: str,
+        names: Collection[str],
+        *,
+        expect: Mapping[str, str] | None = None,
+        notify: Collection[str] = (),
+    ) -> None:
+        """Deletes records, whatever they hold now; `Conflict` where what is expected has changed.
 
-    async def delete_if(self, partition: str, expect: Mapping[str, str], *names: str) -> None:
-        """Deletes records, unless what is expected has changed since it was read."""
-        with suppress(Conflict):
-            await self._delete(partition, Commit(operation=ids.operation_id(), expect=expect, delete=names))
+        At most ten, with those that are expected.
 
-    async def _delete(self, partition: str, commit: Commit) -> None:
-        """Deleting twice is harmless, so where a reply is lost it is done again until one comes."""
+        Deleting twice is harmless, so where a reply is lost it is done again until one comes.
+        """
+        commit = Commit(operation=ids.operation_id(), expect=expect or {}, delete=tuple(names), notify=notify)
         deadline = self.clock.monotonic() + RESOLVE_SECONDS
         pause = 0.05
         while True:

@@ -10,7 +10,8 @@ with ``client: tealagents.testing.killing:KillingModel`` in the config's agent.
 
 A point is named by what has just been awaited and how often that has been by now: `model done 2` is the
 moment when the second answer of the model was whole. A tool passes points of its own by calling `passed`.
-What a process does besides (its lease, its probes, deletions that others have left) has no points.
+What a process does besides (its lease, its probes, its look at the store's key, deletions that others have left)
+has no points.
 """
 
 import asyncio
@@ -93,6 +94,8 @@ class KillingStore(BaseStore):
         if _kind(partition) == "erasing":
             return []  # deletions that others have left: their points would be counted with its own
         found = await self.store.scan(partition, prefix, after=after, limit=limit, reverse=reverse)
+        if _kind(partition) in ("owners", "locators"):
+            return found  # only a process that starts scans these
         _passed("scan", partition, [prefix])
         return found
 

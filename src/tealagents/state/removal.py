@@ -1,0 +1,110 @@
+"""What a deleted task held, removed page by page, its head last.
+
+Another process may finish it meanwhile, and the same task be imported again, so every commit expects the
+tombstone.
+"""
+
+import logging
+from collections.abc import Collection
+
+from tealagents.domain.errors import CorruptState
+from tealagents.domain.models import Approval, Batch, Head, RequestRecord
+from tealagents.state import keys, memories
+from tealagents.state.codec import unseal
+from tealagents.state.owner_directory import Directory
+from tealagents.state.records import MOST_RECORDS, RecordStore, Stored
+
+log = logging.getLogger(__name__)
+
+#: records deleted in one commit, which expects the tombstone besides
+_PAGE = MOST_RECORDS - 1
+
+
+class Removal:
+    """Removes one task."""
+
+    def __init__(
+        self, records: RecordStore, directory: Directory, partition: str, buried: Stored[Head]
+    ) -> None:
+        self._records = records
+        self._directory = directory
+        self._partition = partition
+        self._head = buried.value
+        self._tombstone = {keys.task(buried.value.task_id): buried.version}
+
+    async def run(self) -> None:
+        """Removes all there is; `Conflict` where the tombstone is gone. May be repeated after a crash."""
+        head, task_id = self._head, self._head.task_id
+        while found := await self._records.store.scan(self._partition, keys.logs(task_id), limit=_PAGE):
+            requests: set[str] = set()
+            for key, record in found:
+                requests |= await self._approvals_of(key, record.value)
+            for request_id in requests:
+                await self._request(request_id)
+                await self._release(request_id)
+            await self._delete([key for key, _ in found])
+        await self._delete_under(keys.blobs(task_id))
+        await self._forget()
+        await self._release(task_id)
+        await self._delete(
+            [
+                keys.task_by_creation(head.created_at, task_id),
+                keys.task_by_session(head.session_id, head.created_at, task_id),
+                keys.task(task_id),
+            ]
+        )
+
+    async def _delete(self, names: Collection[str], *, notify: Collection[str] = ()) -> None:
+        await self._records.delete(self._partition, names, expect=self._tombstone, notify=notify)
+
+    async def _delete_under(self, prefix: str) -> None:
+        while found := await self._records.store.scan(self._partition, prefix, limit=_PAGE):
+            await self._delete([key for key, _ in found])
+
+    async def _release(self, identifier: str) -> None:
+        await self._directory.release(identifier, self._head.owner, unless=self._finished)
+
+    async def _finished(self) -> bool:
+        ((key, version),) = self._tombstone.items()
+        (record,) = await self._records.store.read(self._partition, [key])
+        return record is None or record.version != version
+
+    async def _forget(self) -> None:
+        try:
+            await memories.forget_task(self._records, self._partition, self._head.task_id)
+        except CorruptState as error:
+            log.error("what was learned in task %s may still be remembered: %s", self._head.task_id, error)
+
+    async def _approvals_of(self, key: str, stored: bytes) -> set[str]:
+        """Removes the pauses a batch speaks of; returns its requests. Of a damaged one nothing is known."""
+        try:
+            batch = unseal(self._partition, key, stored, Batch)
+        except CorruptState:
+            return set()
+        for entry in batch.entries:
+            if "approval_id" in entry.details:
+                await self._approval(str(entry.details["approval_id"]))
+        return {entry.request_id for entry in batch.entries if entry.request_id}
+
+    async def _request(self, request_id: str) -> None:
+        key = keys.request(request_id)
+        try:
+            found = await self._records.get(self._partition, key, RequestRecord)
+        except CorruptState:
+            found = None
+        for approval_id in found.value.approvals if found else ():
+            await self._approval(approval_id)
+        await self._delete_under(keys.streams(request_id))
+        await self._delete_under(keys.stream_parts(request_id))
+        await self._delete([key], notify=[key])  # who follows it learns that it is gone
+
+    async def _approval(self, approval_id: str) -> None:
+        key = keys.approval(approval_id)
+        names = [key]
+        try:
+            found = await self._records.get(self._partition, key, Approval)
+        except CorruptState:
+            found = None
+        if found is not None:
+            names.append(keys.approval_by_creation(found.value.created_at, approval_id))
+        await self._delete(names)
