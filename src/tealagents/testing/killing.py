@@ -10,8 +10,8 @@ with ``client: tealagents.testing.killing:KillingModel`` in the config's agent.
 
 A point is named by what has just been awaited and how often that has been by now: `model done 2` is the
 moment when the second answer of the model was whole. A tool passes points of its own by calling `passed`.
-What a process does besides (its lease, its probes, its look at the store's key, deletions that others have left)
-has no points.
+What a process does besides (its lease, its probes, its look at the store's key, deletions that others
+have left) has no points.
 """
 
 import asyncio
