@@ -1,7 +1,7 @@
 """What the tests of state and engine share: processes on one store, a store that fails, a small model."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
 
@@ -104,6 +104,41 @@ class Faulty:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.store.__aexit__(*exc)
+
+
+class Watched(Faulty):
+    """Asks `there` after each of its calls: others get their turn, or the process dies."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.points = 0
+        self.there: Callable[[int], Awaitable[None]] = nothing
+
+    async def _passed(self) -> None:
+        self.points += 1
+        await self.there(self.points)
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        records = await super().read(partition, keys)
+        await self._passed()
+        return records
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        found = await super().scan(partition, prefix, **page)
+        await self._passed()
+        return found
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        await self._passed()
+
+    async def now(self) -> float:
+        time = await super().now()
+        await self._passed()
+        return time
+
+
+async def nothing(point: int) -> None: ...
 
 
 class Scripted:

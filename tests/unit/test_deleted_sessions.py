@@ -2,20 +2,20 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from engine_setup import ADA, EVE, Faulty, Process, Scripted, calls, names, noting, process, says
+from engine_setup import ADA, EVE, Process, Scripted, Watched, calls, names, nothing, noting, process, says
 
 from tealagents.bootstrap import background
 from tealagents.domain.errors import NotFound, NotOwner
 from tealagents.domain.events import ModelEvent
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import RequestRecord, ToolCall
-from tealagents.domain.ports import Commit, ModelCall, Record, Store
+from tealagents.domain.ports import ModelCall
 from tealagents.state import erasing, keys
 from tealagents.state.exporting import export
 from tealagents.stores.memory import MemoryStore
@@ -27,41 +27,6 @@ STRIDE = 1 if os.environ.get("THOROUGH") == "1" else 7
 
 class Killed(BaseException):
     """The process is gone: no handler of its own runs to any effect."""
-
-
-class Watched(Faulty):
-    """Asks `there` after each of its calls: others get their turn, or the process dies."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.points = 0
-        self.there: Callable[[int], Awaitable[None]] = nothing
-
-    async def _passed(self) -> None:
-        self.points += 1
-        await self.there(self.points)
-
-    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
-        records = await super().read(partition, keys)
-        await self._passed()
-        return records
-
-    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
-        found = await super().scan(partition, prefix, **page)
-        await self._passed()
-        return found
-
-    async def commit(self, partition: str, commit: Commit) -> None:
-        await super().commit(partition, commit)
-        await self._passed()
-
-    async def now(self) -> float:
-        time = await super().now()
-        await self._passed()
-        return time
-
-
-async def nothing(point: int) -> None: ...
 
 
 class Doomed(NamedTuple):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from engine_setup import ADA, EVE, Faulty, Scripted, calls, fails, names, noting, process, says
+from engine_setup import ADA, EVE, Faulty, Scripted, Watched, calls, fails, names, noting, process, says
 from msgspec import to_builtins
 
 from tealagents.domain import lifecycle
@@ -190,6 +190,39 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
         assert await store.scan(here.partition(), "importing/") == []
         assert await export(other.tasks, here.partition(), request.task_id)
         assert (await other.ask("on", request.task_id)).status == "Completed"
+
+
+async def test_a_failed_import_that_wakes_up_leaves_the_one_alone_that_was_made_by_then() -> None:
+    """Its process was taken for dead while it removed what it had written. covers: TASK-5, STATE-2"""
+    at = 1
+    while await imported_while_a_failed_import_stands_still(at):
+        at += 1
+    assert at > 10
+
+
+async def imported_while_a_failed_import_stands_still(at: int) -> bool:
+    """It stands still at its await `at`. False where it has fewer."""
+    store = MemoryStore()
+    watched = Watched(store)
+    async with process(watched) as here, process(store) as other:
+        hers = await other.ask("mine", caller=EVE)
+        request = await other.ask("one")
+        document = await export(other.tasks, other.partition(), request.task_id)
+        await other.eraser.delete_task(other.partition(), request.task_id)
+        wrong = json.loads(json.dumps(document).replace(request.session_id, hers.session_id))
+        made: list[Head] = []
+
+        async def stand_still(point: int) -> None:
+            if point == at:
+                await here.lease._retire()
+                made.append(await other.importer.import_(ADA, document))
+
+        watched.points, watched.there = 0, stand_still
+        with pytest.raises((NotOwner, AlreadyExists)):
+            await here.importer.import_(ADA, wrong)
+        if made:  # a task whose log has a hole takes no message
+            assert (await other.ask("on", request.task_id)).status == "Completed"
+        return bool(made)
 
 
 async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:

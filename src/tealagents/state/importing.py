@@ -99,16 +99,17 @@ class TaskImporter:
                 partition, marker=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
             )
             if not await self._is_there(partition, document):
-                await self._clear(partition, document)
+                await self._clear(partition, document, {key: version})
             await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # another process has continued it, or will, once this worker is gone
             log.info("the import of task %s was not cleared away: %s", document.task.task_id, error)
 
-    async def _clear(self, partition: str, document: ExportedTask) -> None:
-        await self._records.erase_log(partition, document.task.task_id)
+    async def _clear(self, partition: str, document: ExportedTask, guard: Mapping[str, str]) -> None:
+        """Removes what is there of a task that no one can see; `Conflict` where the guard is another's."""
+        await self._records.erase_log(partition, document.task.task_id, expect=guard)
         for request in document.requests:
-            await self._records.delete(partition, [keys.request(request.request_id)])
+            await self._records.delete(partition, [keys.request(request.request_id)], expect=guard)
 
     async def _written(
         self,
@@ -159,7 +160,7 @@ class TaskImporter:
             put={key: Importing(lease.worker_id)},
         )
         if found is not None:
-            await self._clear(partition, document)
+            await self._clear(partition, document, {key: version})
         return {key: version}
 
     async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:

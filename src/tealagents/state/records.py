@@ -278,11 +278,13 @@ class RecordStore:
             kept.append(body)
         return kept
 
-    async def erase_log(self, partition: str, task_id: str) -> None:
-        """Removes the entries and bodies of a task that no one can see."""
+    async def erase_log(
+        self, partition: str, task_id: str, *, expect: Mapping[str, str] | None = None
+    ) -> None:
+        """Removes the entries and bodies of a task that no one can see; `Conflict` as `delete`."""
         for prefix in (keys.logs(task_id), keys.blobs(task_id)):
-            while left := await self.store.scan(partition, prefix, limit=MOST_RECORDS):
-                await self.delete(partition, [name for name, _ in left])
+            while left := await self.store.scan(partition, prefix, limit=MOST_RECORDS - len(expect or ())):
+                await self.delete(partition, [name for name, _ in left], expect=expect)
 
     async def put_blob(self, partition: str, task_id: str, data: bytes) -> BlobRef:
         """Stores `data` in pieces named by its digest. Storing it twice is harmless."""
