@@ -46,8 +46,9 @@ class SecretStore:
     async def take(self, user_key: str, server: str) -> str | None:
         return self.secrets.pop((user_key, server), None)
 
-    async def delete(self, user_key: str, server: str) -> None:
-        self.secrets.pop((user_key, server), None)
+    async def delete(self, user_key: str, server: str, secret: str) -> None:
+        if self.secrets.get((user_key, server)) == secret:
+            del self.secrets[user_key, server]
 
 
 class Provider(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, AccessToken]):

@@ -298,29 +298,45 @@ async def test_a_renewal_that_failed_for_now_costs_no_consent(monkeypatch: pytes
     assert provider.granted == ["code", "refresh"]
 
 
+class Late(SecretStore):
+    """Gives what it had before, as often as there is any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: list[str] = []
+
+    async def get(self, user_key: str, server: str) -> str | None:
+        return self.before.pop() if self.before else await super().get(user_key, server)
+
+
 async def test_a_grant_that_another_replica_renewed_is_taken_up() -> None:
     """A refresh token that was good for one use is refused; the newer stored one is kept."""
-
-    class Late(SecretStore):
-        """Gives what it had before, once."""
-
-        before: str | None = None
-
-        async def get(self, user_key: str, server: str) -> str | None:
-            before, self.before = self.before, None
-            return before or await super().get(user_key, server)
-
     provider, secrets, now = Provider(), Late(), [1000.0]
     one, other = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(2))
     with protected(provider) as url:
         async with opened(url, one) as first, opened(url, other) as second:
             await agreed(provider, one, "Alice", await asked_by(first, Context()))
             now[0] += 3590
-            stale = await secrets.get(*next(iter(secrets.secrets)))
+            stale = next(iter(secrets.secrets.values()))
             assert await call(first, Context()) == "Alice"
-            secrets.before = stale
+            secrets.before = [stale]
             assert await call(second, Context()) == "Alice"
     assert provider.granted == ["code", "refresh", "refresh"]
+
+
+async def test_a_grant_that_another_replica_is_renewing_is_not_deleted() -> None:
+    """It stores the newer one just before this replica, which was refused, forgets the old one."""
+    provider, secrets, now = Provider(), Late(), [1000.0]
+    one, other, third = (Consents(CALLBACK, secrets=secrets, now=lambda: now[0]) for _ in range(3))
+    with protected(provider) as url:
+        async with opened(url, one) as first, opened(url, other) as second, opened(url, third) as last:
+            await agreed(provider, one, "Alice", await asked_by(first, Context()))
+            now[0] += 3590
+            stale = next(iter(secrets.secrets.values()))
+            assert await call(first, Context()) == "Alice"
+            secrets.before = [stale, stale]
+            await asked_by(second, Context())
+            assert await call(last, Context()) == "Alice"
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,14 @@
 """Secrets of users that must outlive the process; kept only where the store is encrypted."""
 
+from contextlib import suppress
+
 from tealagents.domain.errors import Conflict
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
 
 
 class SecretStore:
-    """One text for each user and server, in the user's partition. Fills `tools.oauth.SecretStore`."""
+    """One text for each user and server, in the user's partition. Fills `tools.oauth.Secrets`."""
 
     def __init__(self, records: RecordStore) -> None:
         self._records = records
@@ -32,8 +34,12 @@ class SecretStore:
             return None  # another was quicker
         return found.value
 
-    async def delete(self, user_key: str, server: str) -> None:
-        await self._records.delete(self._partition(user_key), (_key(server),))
+    async def delete(self, user_key: str, server: str, secret: str) -> None:
+        partition, key = self._partition(user_key), _key(server)
+        found = await self._records.get(partition, key, str)
+        if found is not None and found.value == secret:
+            with suppress(Conflict):
+                await self._records.delete(partition, (key,), expect={key: found.version})
 
     def _partition(self, user_key: str) -> str:
         return keys.user(self._records.agent, user_key)

@@ -75,7 +75,9 @@ class Secrets(Protocol):
         """What is there, and deletes it: of those who take it at once, only one gets it."""
         ...
 
-    async def delete(self, user_key: str, server: str) -> None: ...
+    async def delete(self, user_key: str, server: str, secret: str) -> None:
+        """Deletes this secret; one that has replaced it stays."""
+        ...
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
@@ -151,7 +153,7 @@ class Consents:
             access = self._access.get(key)
             if access and access.expires_at > self._now() + LEEWAY_SECONDS and _covers(access.scopes, server):
                 return access.token
-            grant = await self._grant(user_key, server)
+            grant = self._usable(await self._stored(user_key, server), server)
             return await self._renewed(user_key, server, grant) if grant else None
 
     async def refused(self, context: ToolContext, server: ProtectedServer, token: str) -> None:
@@ -161,8 +163,10 @@ class Consents:
         if access is not None and access.token == token:
             del self._access[key]
 
-    async def _grant(self, user_key: str, server: ProtectedServer) -> _Grant | None:
-        stored = await self._secrets.get(user_key, server.key) if self._secrets else None
+    async def _stored(self, user_key: str, server: ProtectedServer) -> str | None:
+        return await self._secrets.get(user_key, server.key) if self._secrets else None
+
+    def _usable(self, stored: str | None, server: ProtectedServer) -> _Grant | None:
         if stored is None:
             return None
         grant = msgspec.json.decode(stored, type=_Grant)
@@ -180,11 +184,12 @@ class Consents:
                 raise ToolFailed(
                     f"{grant.at.issuer} did not renew the user's authorization now. Try again later."
                 )
-            newer = await self._grant(user_key, server)
+            stored = await self._stored(user_key, server)
+            newer = self._usable(stored, server)
             if newer is not None and newer.refresh_token != grant.refresh_token:
                 return await self._renewed(user_key, server, newer)  # another replica was first
-            if self._secrets:
-                await self._secrets.delete(user_key, server.key)
+            if self._secrets and stored is not None:
+                await self._secrets.delete(user_key, server.key, stored)
             return None
         grant = _Grant(
             at=grant.at,
