@@ -44,6 +44,20 @@ class Clock(Plugin):
         "Tell the time."
         return "now"
 """
+SEQUENCE = """\
+apiVersion: skagents/v1
+kind: Sequential
+service_name: Pair
+version: 1
+input_type: BaseInput
+spec:
+  agents:
+    - {name: first, model: offline, system_prompt: Be brief.}
+    - {name: second, model: gone, system_prompt: Be brief.}
+  tasks:
+    - {name: greet, task_no: 1, instructions: hello, agent: first}
+    - {name: ask, task_no: 2, instructions: hello, agent: second}
+"""
 KEY, OTHER_KEY = "first-key-" * 5, "other-key-" * 5
 
 
@@ -209,6 +223,20 @@ def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], A
     code, found = patient.examined()
     assert code == 1, found
     assert said in found
+    assert found.count("✗") == 1, found
+
+
+def test_each_agent_of_a_sequence_is_asked(patient: Patient) -> None:
+    """The model of the second one does not exist, which the first one's does not show."""
+    error = {"error": {"status": 404, "message": "The model does not exist"}}
+    model = patient.stack.enter_context(
+        OfflineModel({"rules": [{"when": {"model": "gone"}, "reply": error}]})
+    )
+    patient.config.write_text(SEQUENCE)
+    patient.env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "any", "TA_AUTH": "gateway"}
+    code, found = patient.examined()
+    assert code == 1
+    assert "Correct spec.agents[1].model (gone)" in found
     assert found.count("✗") == 1, found
 
 

@@ -2,7 +2,7 @@
 
 It looks at the config, the store, the authority, the model service and the clocks as `serve` would use them,
 and at a running service from outside. It writes one record to the store, which it deletes again, and asks the
-model for one word.
+model of each agent for one word.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from rich.markup import escape
 from tealagents.cli.findings import find
 from tealagents.cli.loading import unusable
 from tealagents.config import ServiceConfig
+from tealagents.config.problems import KeyPath, key_text
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
 from tealagents.domain.ports import Commit, Put, Store
 
@@ -73,6 +74,8 @@ def doctor_command(
 
 
 async def _examined(url: str | None, path: Path | None, port: int | None) -> list[Ailment]:
+    from tealagents.app import wiring
+
     found = list[Ailment]()
     config: ServiceConfig | None = None
     if url is None or path is not None or os.environ.get("TA_SERVICE_CONFIG"):
@@ -82,7 +85,9 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         found += [Ailment(each) for each in (*said.wrong, *said.needed)]
     if config is not None and not found:
         found += [each async for each in _store(config)]
-        found += [each async for each in _model(config)]
+        for key, agent in wiring(config).agents(config):
+            # of agents that share a model service the first one says what is wrong with it
+            found += [each async for each in _model(agent, key) if each not in found]
         found += [each async for each in _authority(config)]
     if port is not None:
         found += _port(port)
@@ -193,7 +198,8 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
 # --- the model service and the authority ------------------------------------------------------------
 
 
-async def _model(config: ServiceConfig) -> AsyncIterator[Ailment]:
+async def _model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Ailment]:
+    """The model of the config's agent, which stands at `place` in the file."""
     from tealagents.bootstrap import START_ERRORS, credential_of, model_of
     from tealagents.domain.models import Item, Message
     from tealagents.domain.ports import ModelCall
@@ -213,16 +219,17 @@ async def _model(config: ServiceConfig) -> AsyncIterator[Ailment]:
                 async for _ in events:
                     pass
     except START_ERRORS as error:
-        yield Ailment(f"the model service does not answer: {error}", _remedy_of_model(config, str(error)))
+        yield Ailment(
+            f"the model service does not answer: {error}", _remedy_of_model(config, place, str(error))
+        )
 
 
-def _remedy_of_model(config: ServiceConfig, said: str) -> str:
+def _remedy_of_model(config: ServiceConfig, place: KeyPath, said: str) -> str:
     if "401" in said or "403" in said:
         return "The service refuses the key: set TA_API_KEY to one that is valid for it."
     if "404" in said:
-        return (
-            f"Correct spec.agent.model ({config.agent.model}) or TA_BASE_URL: the service has no such model."
-        )
+        key, model = key_text((*place, "model")), config.agent.model
+        return f"Correct {key} ({model}) or TA_BASE_URL: the service has no such model."
     return "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
 
 
