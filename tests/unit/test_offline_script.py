@@ -159,6 +159,14 @@ def test_every_mistake_is_reported() -> None:
     assert len(str(raised.value).splitlines()) == 2
 
 
+def test_a_file_that_is_no_text_is_a_mistake(tmp_path: Path) -> None:
+    """A binary file that was named by accident is reported with its name."""
+    path = tmp_path / "script.yaml"
+    path.write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(ScriptError, match=r"script\.yaml: is not UTF-8 text"):
+        Script.from_yaml(path)
+
+
 def test_a_script_comes_from_wherever(tmp_path: Path) -> None:
     """Text, a path, the name of a file, a mapping and nothing all make a script."""
     text = "rules:\n  - reply: hi\n"

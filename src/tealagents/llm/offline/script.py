@@ -201,7 +201,11 @@ class Script(_Part):
         if isinstance(text_or_path, str) and not _names_a_file(text_or_path):
             return cls.from_text(text_or_path)
         path = Path(text_or_path)
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ScriptError(f"{path}: is not UTF-8 text") from None
+        return _parse(text, str(path))
 
     @classmethod
     def from_text(cls, text: str) -> "Script":
