@@ -17,21 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
-from tealagents.domain.errors import InvalidRequest, NotFound, Refusal, TealError
+from tealagents.api.http import WrongMethod
+from tealagents.domain.errors import InvalidRequest, NotFound, TealError
 from tealagents.domain.models import Caller, Json
 
 #: where a scope holds its call
 SCOPE = "tealagents.call"
-
-
-class WrongMethod(Refusal):
-    """The library serves the path, for the methods `allow`."""
-
-    code = "method_not_allowed"
-
-    def __init__(self, allow: str) -> None:
-        super().__init__(f"The method is not possible here: use {allow}.")
-        self.allow = allow
 
 
 class Replied(BaseException):

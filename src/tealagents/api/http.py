@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
-from tealagents.domain.errors import InvalidRequest, Overloaded, TealError
+from tealagents.domain.errors import InvalidRequest, Overloaded, Refusal, TealError
 
 #: code → status
 STATUSES: Mapping[str, int] = {
@@ -54,6 +54,17 @@ RETRY_AFTER: Mapping[str, int] = {
     "auth_unavailable": 5,
     "interrupted": 1,
 }
+
+
+class WrongMethod(Refusal):
+    """The path is served, for the methods `allow`."""
+
+    code = "method_not_allowed"
+
+    def __init__(self, allow: str) -> None:
+        super().__init__(f"The method is not possible here: use {allow}.")
+        self.allow = allow
+
 
 _encode = msgspec.json.Encoder().encode
 

@@ -271,6 +271,20 @@ def test_input_that_cannot_be_meant(chat: tuple[ServiceThread, OfflineModel], bo
     assert model.requests == []
 
 
+def test_what_is_not_there_is_a_problem_document(chat: tuple[ServiceThread, OfflineModel]) -> None:
+    """A path that is not served, and a method that a path does not have, which names those it has."""
+    service, _ = chat
+    for method, path, status, code in (
+        ("GET", "/nothing", 404, "not_found"),
+        ("DELETE", "", 405, "method_not_allowed"),
+    ):
+        answer = httpx.request(method, service.url + path)
+        assert answer.status_code == answer.json()["status"] == status
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["code"] == code
+    assert answer.headers["allow"] == "POST"
+
+
 def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
     """A model that cannot answer by type, or answers otherwise, is a 502 that says so."""
     service, model = reporter

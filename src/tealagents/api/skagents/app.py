@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
 from tealagents.api import bodies, local, sse
-from tealagents.api.http import json_response, status_of
+from tealagents.api.http import WrongMethod, json_response, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
@@ -241,10 +241,10 @@ class StatelessApp:
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return documents.refusal(WrongMethod((error.headers or {}).get("Allow", "")), "")
         where = bodies.short(request.scope["path"])
-        document = documents.problem(NotFound(f"There is nothing at {where} for {request.method}."))
-        status = error.status_code
-        return json_response({**document, "status": status}, status=status, headers=error.headers)
+        return documents.refusal(NotFound(f"There is nothing at {where}."), "")
 
     async def _fault(self, _: Request, error: Exception) -> Response:
         return documents.refusal(InternalError(_FAULT), self._front.challenge)

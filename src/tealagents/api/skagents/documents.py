@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tealagents.api import sse
-from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.api.http import WrongMethod, json_response, retry_after, status_of
 from tealagents.domain.errors import InsufficientScope, TealError, Unauthenticated
 from tealagents.domain.models import Json, TokenUsage
 
@@ -63,6 +63,8 @@ def refusal(error: TealError, challenge: str) -> Response:
     headers = {}
     if isinstance(error, Unauthenticated | InsufficientScope):
         headers["www-authenticate"] = challenge
+    if isinstance(error, WrongMethod):
+        headers["allow"] = error.allow
     if (seconds := retry_after(error)) is not None:
         headers["retry-after"] = seconds
     return json_response(
