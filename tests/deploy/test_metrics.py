@@ -116,6 +116,18 @@ def test_nothing_is_exported_that_anyone_could_make_up(service: MonitoredService
     assert service.value("tealagents_tool_duration_seconds_count", outcome="error") >= 1
 
 
+def test_a_route_is_what_the_service_declares(service: MonitoredService) -> None:
+    """Also where an id repeats the beginning of a path, or a part of it."""
+    declared = f"{service.prefix}/tasks/{{task_id}}"
+    before = service.value("http_server_request_duration_seconds_count", http_route=declared)
+    repeated = ("W", "Watched", "t", "task", "tasks")
+    with service.client(USER) as client:
+        for name in repeated:
+            assert client.get(f"/tasks/{name}").status_code == 422
+    count = service.value("http_server_request_duration_seconds_count", http_route=declared)
+    assert count == before + len(repeated)
+
+
 def test_the_public_port_has_no_metrics(service: MonitoredService) -> None:
     """They are at their own address only, where there is nothing else, and only to be read."""
     with service.client(USER) as client:

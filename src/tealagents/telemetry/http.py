@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tealagents.telemetry.requests import route_of
+from tealagents.telemetry.requests import method_of, route_of, status_in
 
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 #: seconds; as the conventions advise
@@ -20,7 +20,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0
 
 
 class HttpRequests:
-    """ASGI middleware: observes every request except probes, whatever the protocol."""
+    """ASGI middleware: observes every request except probes, whatever the protocol. A WebSocket is one."""
 
     def __init__(self, app: ASGIApp, *, probes: str, traced: bool) -> None:
         self._app = app
@@ -39,10 +39,10 @@ class HttpRequests:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(self._probes):
+        if scope["type"] == "lifespan" or scope["path"].startswith(self._probes):
             await self._app(scope, receive, send)
             return
-        method = scope["method"] if scope["method"] in _METHODS else "_OTHER"
+        method = method_of(scope) if method_of(scope) in _METHODS else "_OTHER"
         about: dict[str, str | int] = {
             "http.request.method": method,
             "url.scheme": scope.get("scheme", "http"),
@@ -51,8 +51,7 @@ class HttpRequests:
 
         def noting(message: Message) -> Any:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            status = status or status_in(message)
             return send(message)
 
         span, token = self._begun(scope, about)

@@ -31,7 +31,8 @@ class _Call:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.began = time.perf_counter()
-        self.status = 500
+        #: 0 until it is answered
+        self.status = 0
         self.code: str | None = None
         #: the request that it began or resumed
         self.request_id: str | None = None
@@ -40,7 +41,27 @@ class _Call:
 
     @property
     def route(self) -> str:
-        return f"{self.scope['method']} {route_of(self.scope) or '(no route)'}"
+        return f"{method_of(self.scope)} {route_of(self.scope) or '(no route)'}"
+
+
+def method_of(scope: Scope) -> str:
+    """The method; a WebSocket begins as a GET."""
+    return str(scope.get("method", "GET"))
+
+
+def status_in(message: Message) -> int:
+    """The HTTP status that a message answers with; 0 where it is none that begins an answer.
+
+    A WebSocket that is closed before it was accepted is answered with 403 by the server.
+    """
+    match message["type"]:
+        case "http.response.start" | "websocket.http.response.start":
+            return int(message["status"])
+        case "websocket.accept":
+            return 101
+        case "websocket.close":
+            return 403
+    return 0
 
 
 def route_of(scope: Scope) -> str | None:
@@ -48,10 +69,21 @@ def route_of(scope: Scope) -> str | None:
     if "endpoint" not in scope:
         return None
     path: str = scope["path"]
-    for name, given in scope.get("path_params", {}).items():
+    for name, given in reversed(scope.get("path_params", {}).items()):
         if value := str(given):
-            path = path.replace(value if value[0] == "/" else f"/{value}", f"/{{{name}}}", 1)
+            path = _named(path, value if value[0] == "/" else f"/{value}", name)
     return path.rstrip("/")
+
+
+def _named(path: str, value: str, name: str) -> str:
+    """A path whose last parts of this value are named; an id may repeat parts that come before it."""
+    at = path.rfind(value)
+    while at >= 0:
+        rest = path[at + len(value) :]
+        if rest[:1] in ("", "/", ":"):  # and not the beginning of a part
+            return f"{path[:at]}/{{{name}}}{rest}"
+        at = path.rfind(value, 0, at + len(value) - 1)
+    return path
 
 
 _call: ContextVar[_Call | None] = ContextVar("call", default=None)
@@ -109,15 +141,14 @@ class RequestLog:
         self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         call = _Call(scope)
         token = _call.set(call)
 
         def noting(message: Message) -> Any:
-            if message["type"] == "http.response.start":
-                call.status = message["status"]
+            call.status = call.status or status_in(message)
             return send(message)
 
         try:
@@ -126,7 +157,7 @@ class RequestLog:
             _call.reset(token)
             if call.request_id is None or call.status == _ACCEPTED:
                 level = logging.DEBUG if scope["path"].startswith(self._probes) else logging.INFO
-                _write(level, call.route, call.status, call.code, call.began, **call.ids)
+                _write(level, call.route, call.status or 500, call.code, call.began, **call.ids)
 
 
 def _write(
