@@ -19,6 +19,7 @@ from tealagents.api.host import Host, Wrap
 from tealagents.api.settings import ApiSettings
 from tealagents.auth import AuthConfigError, open_auth
 from tealagents.config import ServiceConfig
+from tealagents.config.models import AgentConfig
 from tealagents.config.problems import KeyPath
 from tealagents.domain.errors import CorruptState, TealError, ToolFailed
 from tealagents.domain.models import Json
@@ -169,18 +170,21 @@ def _measured(store: Store) -> Store:
     return MeasuredStore(store)
 
 
-def observer_of(config: ServiceConfig) -> Observer:
-    """What observes requests, model calls and tool calls."""
+def observer_of(config: ServiceConfig, agents: Sequence[AgentConfig]) -> Observer:
+    """What observes requests, and the model calls and tool calls of these agents."""
     if not config.telemetry.metered:
         return LoggedRequests()
     from tealagents.telemetry.observing import OpenTelemetryObserver
 
-    agent = config.agent
-    plugins = (*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers))
+    plugins = [
+        plugin_of(name)
+        for agent in agents
+        for name in (*agent.plugins, *agent.remote_plugins, *(server.name for server in agent.mcp_servers))
+    ]
     return OpenTelemetryObserver(
         config.name,
         config.version,
-        plugins=map(plugin_of, plugins),
+        plugins=plugins,
         content=config.telemetry.log_content,
     )
 
@@ -283,7 +287,7 @@ class ServiceWiring:
             on_disconnect=config.on_disconnect,
             delegation=self.tooling.delegation,
             forward_headers=config.forward_headers,
-            observer=observer_of(config),
+            observer=observer_of(config, [config.agent]),
         )
 
     def _settings(self) -> ApiSettings:

@@ -152,12 +152,13 @@ class _Wiring:
         self.auth = None
         if config.auth.provider != GATEWAY:
             self.auth = open_auth(config.auth.provider, config.auth.options, clock)
-        self.observer: Observer = observer_of(config)
+        self.observer: Observer = observer_of(config, config.agents)
         self.input_type, self.output_type = types_of(config)
         each = [one for _, one in agents(config)]
         # of two with one name the first counts
         self.agents = {one.agent.name: _AgentWiring(one, self, clock) for one in reversed(each)}
         self.turns = Turns(self._plan(), clock)
+        self.observer.loaded(self.turns.load)
 
     def app(self) -> StatelessApp:
         config = self.config

@@ -23,6 +23,7 @@ from tealagents.domain.ports import Clock, Model
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
+from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.texts import storable
 from tealagents.engine.toolbox import CallContext
@@ -120,6 +121,8 @@ class Turns:
         )
         #: the deadlines of calls under way
         self._running: set[asyncio.Timeout] = set()
+        #: how many of them are streamed
+        self._streams = 0
         self._interrupted = False
 
     async def events(
@@ -132,6 +135,7 @@ class Turns:
         with self.admission.admitted(caller.user.key), observer.request(call.record) as watch:
             deadline = asyncio.timeout(limits.request_timeout_seconds)
             self._running.add(deadline)
+            self._streams += streamed
             try:
                 async with deadline, aclosing(call.events(streamed=streamed)) as events:
                     async for event in events:
@@ -144,7 +148,18 @@ class Turns:
                 raise reported from None
             finally:
                 self._running.discard(deadline)
+                self._streams -= streamed
             watch.ended(call.ended(None))
+
+    def load(self) -> Load:
+        """How busy this process is. No call waits for another, and there is no lease to lose."""
+        return Load(
+            in_flight=self.admission.in_flight,
+            queued=0,
+            followers=self._streams,
+            lease_used=0.0,
+            leases_lost=0,
+        )
 
     def _as_ended(self, error: BaseException) -> BaseException:
         """What the end of a call's time is to its client."""

@@ -1,0 +1,146 @@
+"""What operators see of agents without state: metrics, lines of the log, traces."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from collecting import Collector
+from earlier_agents import write
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.service import free_port
+
+CONFIG = """
+apiVersion: skagents/v1
+kind: Sequential
+service_name: Pair
+version: 1.0
+input_type: BaseInput
+spec:
+  agents:
+    - {name: first, model: gpt-4o, system_prompt: You greet.}
+    - {name: second, model: gpt-4o, system_prompt: You know the weather., plugins: [WeatherPlugin]}
+  tasks:
+    - {name: greet, task_no: 1, instructions: hello, agent: first}
+    - {name: ask, task_no: 2, instructions: "{{ chat_history[0].content }}", agent: second}
+"""
+PLUGINS = """
+from semantic_kernel.functions.kernel_function_decorator import kernel_function
+from sk_agents.ska_types import BasePlugin
+
+
+class WeatherPlugin(BasePlugin):
+    @kernel_function(description="The weather in a city.")
+    def weather(self, city: str) -> str:
+        return f"It rains in {city}."
+"""
+SILENCE = {"rules": [{"when": {"text": "think"}, "reply": {"fault": "silence"}}]}
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+class Watched(NamedTuple):
+    """A service, its offline model, and where it is observed."""
+
+    service: ForkedService
+    model: OfflineModel
+    collector: Collector
+    port: int
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The sum of the samples of this name that have these labels; None where there are none."""
+        page = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text
+        samples = [each for family in text_string_to_metric_families(page) for each in family.samples]
+        named = [each for each in samples if each.name == name]
+        found = [each.value for each in named if labels.items() <= each.labels.items()]
+        return sum(found) if found else None
+
+    def lines(self) -> list[dict[str, object]]:
+        """What is logged of requests."""
+        lines = [json.loads(line) for line in self.service.log().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["logger"] == "tealagents.telemetry.requests"]
+
+    @property
+    def stream(self) -> str:
+        return self.service.url.replace("http", "ws") + "/stream"
+
+
+@pytest.fixture
+def watched(nursery: Nursery, tmp_path: Path) -> Iterator[Watched]:
+    with ExitStack() as stack:
+        model, collector = stack.enter_context(OfflineModel(SILENCE)), stack.enter_context(Collector())
+        port = free_port()
+        env = {
+            "TA_AUTH": "gateway",
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": "offline-key",
+            "TA_METRICS_PORT": str(port),
+            "TA_OTEL_ENDPOINT": collector.url,
+        }
+        file = write(tmp_path, CONFIG, custom_plugins=PLUGINS)
+        yield Watched(stack.enter_context(nursery.service(file, env)), model, collector, port)
+
+
+def said(text: str) -> dict[str, object]:
+    return {"chat_history": [{"role": "user", "content": text}]}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what comes by itself."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_tools_are_counted_by_plugin_whichever_agent_has_it(watched: Watched) -> None:
+    """Not only those of the first agent."""
+    asked = said('call WeatherPlugin-weather {"city": "Oslo"}')
+    httpx.post(watched.service.url, json=asked, timeout=60).raise_for_status()
+    counted = "tealagents_tool_duration_seconds_count"
+    assert watched.value(counted, tealagents_plugin="WeatherPlugin", outcome="done") == 1
+
+
+def test_calls_under_way_are_reported(watched: Watched) -> None:
+    """Calls in flight and open streams, as for agents with state; and when they are over."""
+
+    def seen() -> tuple[float | None, ...]:
+        return tuple(map(watched.value, ("tealagents_requests_in_flight", "tealagents_followers")))
+
+    assert seen() == (0, 0)
+    with connect(watched.stream) as socket:
+        socket.send(json.dumps(said("think")))
+        until(lambda: seen() == (1, 1))
+    until(lambda: seen() == (0, 0))
+
+
+def test_a_websocket_is_observed_as_any_request(watched: Watched) -> None:
+    """It continues the caller's trace, is measured by its route, and is one line of the log."""
+    with connect(
+        watched.stream, additional_headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    ) as socket:
+        socket.send(json.dumps(said("hello")))
+        assert "".join(map(str, socket))
+    assert {each["headers"]["traceparent"].split("-")[1] for each in watched.model.requests} == {TRACE}
+    with connect(watched.stream) as socket:
+        socket.send("no JSON")
+        with pytest.raises(ConnectionClosedError):
+            socket.recv()
+    until(lambda: len(watched.lines()) == 2)
+    answered, refused = watched.lines()
+    assert (answered["route"], answered["status"]) == ("GET /Pair/1.0/stream", "Completed")
+    assert (refused["route"], refused["status"], refused["code"]) == (
+        "GET /Pair/1.0/stream",
+        101,
+        "invalid_request",
+    )
+    labels = {"http_route": "/Pair/1.0/stream", "http_response_status_code": "101"}
+    assert watched.value("http_server_request_duration_seconds_count", **labels) == 2
