@@ -102,6 +102,15 @@ def test_one_agent(tmp_path: Path, text: str) -> None:
     assert config.agent.system_prompt.startswith("You")
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """One sentence, and no traceback."""
+    file = write(tmp_path, CHAT)
+    target = tmp_path / "nowhere" / "config.yaml"
+    code, said = upgrade(file, "--output", target)
+    assert code == 2
+    assert f"{target}: cannot be written: no such file or directory" in said.replace("\n", "")
+
+
 def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     """Several agents, templates that loop, and files of ours are refused, and nothing is written."""
     sequence = write(tmp_path, SEQUENTIAL, custom_types=TYPES)

@@ -54,11 +54,14 @@ def upgrade_command(
             raise fail(f"{file} is of {config.api_version} already")
         before = file.read_text(encoding="utf-8-sig")
         after = upgraded(before, config)
+        target.write_text(after, encoding="utf-8")
     except ConfigError as error:
         raise fail(*map(str, error.problems)) from None
     except NotUpgraded as error:
         raise fail(f"{file}: {error}") from None
-    target.write_text(after, encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise fail(f"{target}: cannot be written: {reason}") from None
     _show(
         difflib.unified_diff(
             before.splitlines(), after.splitlines(), str(file), str(target), lineterm="", n=1
