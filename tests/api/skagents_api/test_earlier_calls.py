@@ -242,6 +242,19 @@ def test_document_says_what_the_agent_is(chat: tuple[ServiceThread, OfflineModel
             assert client.get(service.url + page).status_code == 200
 
 
+def test_document_of_an_output_type_of_any_name(tmp_path: Path) -> None:
+    """The config's own types keep theirs, also one that is called Answer."""
+    types = "from pydantic import BaseModel\n\nclass Answer(BaseModel):\n    city: str\n"
+    file = write(tmp_path, CHAT.replace("spec:", "output_type: Answer\nspec:"), custom_types=types)
+    with served(file) as (service, _):
+        document = httpx.get(service.url + "/openapi.json").json()
+    assert list(document["components"]["schemas"]["Answer"]["properties"]) == ["city"]
+    call = document["paths"]["/WeatherBot/0.1"]["post"]
+    answered = call["responses"]["200"]["content"]["application/json"]["schema"]["properties"]
+    assert answered["output_pydantic"] == {"$ref": "#/components/schemas/Answer"}
+    assert answered["output_raw"] == {"type": "string"}
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -27,9 +27,9 @@ def document(
     """The document of one agent."""
     schemas: dict[str, Any] = {}
     typed = _schema(output_type, schemas) if output_type is not None else {"type": "null"}
-    schemas["Answer"] = _answer(typed)
     body = {"required": True, "content": {"application/json": {"schema": _schema(input_type, schemas)}}}
-    answer = {"application/json": {"schema": {"$ref": f"{_COMPONENTS}Answer"}}}
+    # described in its place: a name of ours could be that of one of the config's types
+    answer = {"application/json": {"schema": _answer(typed)}}
     errors: Json = {"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}}
 
     def call(summary: str, operation: str, answered: Json) -> Json:
