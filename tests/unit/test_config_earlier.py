@@ -71,6 +71,14 @@ def test_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
     assert complaints(tmp_path, text)[0].startswith(complaint)
 
 
+def test_a_mistake_in_an_agent_is_one_problem(tmp_path: Path) -> None:
+    """And not a second one, that there are no agents."""
+    text = SEQUENTIAL.replace("system_prompt:", "prompt:")
+    found = complaints(tmp_path, text)
+    keys = [each.partition(":")[0] for each in found]
+    assert keys == ["spec.agents[0].system_prompt", "spec.agents[1].system_prompt"], found
+
+
 def test_variables_of_the_earlier_platform(tmp_path: Path) -> None:
     """A2A is refused; other variables that change meaning are named, with what takes their place."""
     assert complaints(tmp_path, CHAT, TA_A2A_ENABLED="true")[0].startswith(

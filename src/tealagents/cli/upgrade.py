@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from tealagents.cli.loading import fail, stderr
 from tealagents.config import API_VERSIONS, ConfigError, load
+from tealagents.config.problems import reason
 from tealagents.config.skagents import EarlierConfig
 from tealagents.tools.input_types import INPUTS
 
@@ -60,8 +61,7 @@ def upgrade_command(
     except NotUpgraded as error:
         raise fail(f"{file}: {error}") from None
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise fail(f"{target}: cannot be written: {reason}") from None
+        raise fail(f"{target}: cannot be written: {reason(error)}") from None
     _show(
         difflib.unified_diff(
             before.splitlines(), after.splitlines(), str(file), str(target), lineterm="", n=1

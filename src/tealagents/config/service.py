@@ -219,17 +219,23 @@ class Loading:
         try:
             return structure.model_validate(document.data)
         except ValidationError as error:
-            found = [each for each in error.errors() if each["loc"] not in document.unset]
+            own = [each for each in error.errors() if not _is_short_of_valid_items(each)]
+            found = [each for each in own if each["loc"] not in document.unset]
             self.problems += (_problem(document, each, structure) for each in found)
             if found:
                 return None
-            for each in error.errors():  # `${NAME}` of which the value is not known, where a number is wanted
+            for each in own:  # `${NAME}` of which the value is not known, where a number is wanted
                 document.remove(each["loc"])
             return structure.model_validate(document.data)
 
     def refused(self) -> ConfigError:
         """Everything that is wrong."""
         return ConfigError(_ordered(self.problems))
+
+
+def _is_short_of_valid_items(error: ErrorDetails) -> bool:
+    """Whether a list is called too short only because what is in it is wrong, which is reported by itself."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
 def _is_of_this_version(document: Document, problems: list[ConfigProblem]) -> bool:
