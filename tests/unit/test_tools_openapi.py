@@ -241,6 +241,13 @@ async def test_header_cannot_be_broken_out_of(tmp_path: Path, server: str) -> No
             await sent(tools, "search", q="x", **{"X-Trace-Id": "a\r\nX-Admin: yes"})
 
 
+async def test_header_takes_latin_letters(tmp_path: Path, server: str) -> None:
+    """A header's value can hold the letters of Latin-1, from the model and from the plugin's entry."""
+    async with opened(tmp_path, library.document(), server, headers={"X-City": "Köln"}) as tools:
+        seen = await sent(tools, "search", q="x", **{"X-Trace-Id": "Zürich"})
+    assert (seen["headers"]["x-trace-id"], seen["headers"]["x-city"]) == ("Zürich", "Köln")
+
+
 async def test_headers_of_the_client_are_not_arguments(tmp_path: Path, server: str) -> None:
     """`Authorization` and the like are no arguments, whatever the document declares."""
     async with opened(tmp_path, library.document(), server) as tools:

@@ -167,7 +167,7 @@ class RemoteApi:
         return {"authorization": f"Bearer {token}"}
 
     async def _sent(
-        self, method: str, url: httpx2.URL, headers: dict[str, str], request: ApiRequest, place: str
+        self, method: str, url: httpx2.URL, headers: httpx2.Headers, request: ApiRequest, place: str
     ) -> str:
         for _ in range(MAX_REDIRECTS):
             answer = await fetch(self._client, method, url, cut=True, headers=headers, **request.body)
@@ -187,9 +187,10 @@ class RemoteApi:
         return f"{place}: {reason}. Whether it was carried out is unknown; find out before it is repeated."
 
 
-def _one_of_each(*sources: Mapping[str, str]) -> dict[str, str]:
+def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
     """The headers of all sources; of one that several give, the last."""
-    return {name.lower(): value for source in sources for name, value in source.items()}
+    headers = {name.lower(): value for source in sources for name, value in source.items()}
+    return httpx2.Headers(headers, encoding="latin-1")  # by itself it takes ASCII only
 
 
 def _is_redirect(answer: Fetched) -> bool:
