@@ -36,6 +36,14 @@ def leaves(_: Json) -> str:
     sys.exit(3)
 
 
+class Panic(BaseException):
+    """As extensions that are written in Rust raise it."""
+
+
+async def panics(_: Json) -> str:
+    raise Panic("index out of bounds")
+
+
 def loses_itself(_: Json) -> str:
     return loses_itself(_)
 
@@ -47,6 +55,7 @@ def loses_itself(_: Json) -> str:
         (canceled_below, "canceled from within"),
         (leaves, "tried to end the process"),
         (loses_itself, "RecursionError"),
+        (panics, "Panic: index out of bounds"),
     ],
 )
 async def test_a_tool_that_ends_oddly_is_an_error_reported_to_the_model(does: object, words: str) -> None:

@@ -337,7 +337,7 @@ class Toolbox:
         try:
             async with deadline:
                 return _text(call.tool, await tool.call(context, arguments))
-        except (ToolFailed, NeedsAuthorization, NeedsOwner):
+        except (ToolFailed, NeedsAuthorization, NeedsOwner, GeneratorExit, KeyboardInterrupt):
             raise
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
@@ -347,7 +347,8 @@ class Toolbox:
             ) from None
         except SystemExit as error:
             raise ToolFailed(f"it tried to end the process (exit {error.code}).", unknown=True) from None
-        except Exception as error:  # a tool is code of others: whatever it raises is a result for the model
+        # a tool is code of others: whatever it raises, a panic of Rust code too, is a result for the model
+        except BaseException as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise ToolFailed(
                     f"it gave no result within {seconds:g} seconds; whether it took effect is unknown.",
@@ -357,7 +358,7 @@ class Toolbox:
             raise ToolFailed(_described(error)) from error
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 — its text is a plugin's code, too
