@@ -43,6 +43,11 @@ class Ids(logging.Filter):
         return True
 
 
+def _no_handshake(record: logging.LogRecord) -> bool:
+    """Drops uvicorn's lines about WebSockets: a request has one of ours, and their query may hold a token."""
+    return not (isinstance(record.msg, str) and '"WebSocket %s"' in record.msg)
+
+
 class _Lines(logging.Formatter):
     """Unless `content` is allowed, an exception is logged by its type and where it was raised: its text may
     quote a message, or an argument of a tool."""
@@ -137,6 +142,7 @@ def configure_logs(level: str, *, content: bool) -> None:
         handler.addFilter(Ids())
         root.addHandler(handler)
     root.setLevel(level)
+    logging.getLogger("uvicorn.error").addFilter(_no_handshake)
     if not content:
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

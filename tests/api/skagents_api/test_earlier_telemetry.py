@@ -135,7 +135,13 @@ def test_a_websocket_is_observed_as_any_request(watched: Watched) -> None:
         with pytest.raises(ConnectionClosedError):
             socket.recv()
     until(lambda: len(watched.lines()) == 2)
-    answered, refused = watched.lines()
+    with connect(f"{watched.stream}?access_token=canary") as socket:
+        socket.send("no JSON")
+        with pytest.raises(ConnectionClosedError):
+            socket.recv()
+    until(lambda: len(watched.lines()) == 3)
+    assert "canary" not in watched.service.log()  # pages cannot set headers, and write tokens there
+    answered, refused, _ = watched.lines()
     assert (answered["route"], answered["status"]) == ("GET /Pair/1.0/stream", "Completed")
     assert (refused["route"], refused["status"], refused["code"]) == (
         "GET /Pair/1.0/stream",
@@ -143,4 +149,4 @@ def test_a_websocket_is_observed_as_any_request(watched: Watched) -> None:
         "invalid_request",
     )
     labels = {"http_route": "/Pair/1.0/stream", "http_response_status_code": "101"}
-    assert watched.value("http_server_request_duration_seconds_count", **labels) == 2
+    assert watched.value("http_server_request_duration_seconds_count", **labels) == 3
