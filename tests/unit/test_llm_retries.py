@@ -1,5 +1,7 @@
 """When a call is tried again: rules without a wire."""
 
+import time
+
 import pytest
 
 from tealagents.llm.retries import Retries, RetryBudget, can_help, seconds_of
@@ -76,6 +78,17 @@ def test_what_the_service_asks_for_is_understood(
 ) -> None:
     """Milliseconds, seconds, or a date; nonsense asks for nothing."""
     assert seconds_of(milliseconds, seconds, NOW) == expected
+
+
+def test_a_date_without_a_zone_is_in_universal_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the service runs (RFC 9110, 5.6.7: the form of `asctime`)."""
+    try:
+        with monkeypatch.context() as here:
+            here.setenv("TZ", "America/New_York")
+            time.tzset()
+            assert seconds_of(None, "Tue Nov 14 22:13:30 2023", NOW) == 10.0
+    finally:
+        time.tzset()
 
 
 @pytest.mark.parametrize(

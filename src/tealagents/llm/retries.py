@@ -6,6 +6,7 @@ grows by a fraction of a retry with each call.
 """
 
 import random
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
@@ -84,7 +85,10 @@ def seconds_of(retry_after_ms: str | None, retry_after: str | None, now: float) 
     if retry_after is None:
         return None
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - now)
+        asked = parsedate_to_datetime(retry_after)
+        # the oldest of the three forms of a date names no zone
+        asked = asked if asked.tzinfo is not None else asked.replace(tzinfo=UTC)
+        return max(0.0, asked.timestamp() - now)
     except (ValueError, OverflowError):
         return None
 
