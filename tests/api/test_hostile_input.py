@@ -470,6 +470,32 @@ def test_unknown_paths_and_methods_are_refused_as_problems(ada: httpx.Client) ->
         assert answer.headers["allow"]
 
 
+@pytest.mark.parametrize("limit", ["1_0", "1.0", " 1", "+1", "1e1", "١", ""])
+def test_a_limit_is_a_plain_decimal_number(ada: httpx.Client, limit: str) -> None:
+    """What only some languages read as a number is refused."""
+    problem(ada.get("/tasks", params={"limit": limit}), 422, "invalid_request", "limit")
+    assert ada.get("/tasks?limit=10").status_code == 200
+
+
+@pytest.mark.parametrize("number", [-(2**63), 2**63 - 1])
+def test_an_integer_that_just_fits_into_64_bits_is_kept(ada: httpx.Client, number: int) -> None:
+    """The next one is refused."""
+    beyond = number - 1 if number < 0 else number + 1
+    refused = ada.post("", json={**text("hello"), "metadata": {"n": beyond}})
+    problem(refused, 422, "invalid_request", "metadata.n")
+    sent = ada.post("", json={**text("hello"), "metadata": {"n": number}})
+    assert sent.status_code == 200
+    assert ada.get(f"/tasks/{sent.json()['task_id']}").json()["metadata"] == {"n": number}
+
+
+def test_a_look_at_a_stream_promises_no_length(ada: httpx.Client) -> None:
+    """HEAD of events has the headers of GET, which knows no length."""
+    request_id = ada.post("", json=text("hello")).json()["request_id"]
+    looked = ada.head(f"/requests/{request_id}/events")
+    assert (looked.status_code, looked.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert "content-length" not in looked.headers
+
+
 def test_a_bad_query_without_a_token_is_unauthenticated(service: ServiceThread) -> None:
     """A caller without access is not shown what is wrong with a call. covers: AUTH-1"""
     with service.client(None) as stranger:

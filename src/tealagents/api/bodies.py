@@ -31,8 +31,8 @@ DISCARD_SECONDS = 5.0
 BODIES_PER_USER, BODIES_PER_PROCESS = 4, 16
 #: bytes of each body that are not counted
 FREE = 64 * 1024
-#: integers beyond this lose digits in other people's JSON
-LARGEST_INTEGER = 2**63 - 1
+#: integers beyond these lose digits in other people's JSON
+SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
@@ -199,7 +199,7 @@ def _look_through(value: Any, depth: int) -> None:
                 _look_through(inner, depth + 1)
             except _Unfit as unfit:
                 raise unfit.within(n) from None
-    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INTEGER:
+    elif isinstance(value, int) and not SMALLEST_INTEGER <= value <= LARGEST_INTEGER:
         raise _Unfit("is an integer beyond 64 bits")
 
 

@@ -49,7 +49,17 @@ def number(request: Request, name: str, default: int, *, lowest: int, highest: i
     given = once(request, name)
     if given is None:
         return default
-    value = int(given) if _INTEGER.fullmatch(given) else lowest - 1
+    try:
+        value = integer(given)
+    except ValueError:
+        value = lowest - 1
     if not lowest <= value <= highest:
         raise InvalidRequest(name, f"must be an integer from {lowest} to {highest}")
     return value
+
+
+def integer(text: str) -> int:
+    """A plain decimal number; `ValueError` for what `int` and pydantic take besides, as `1_0` and ` 1`."""
+    if not _INTEGER.fullmatch(text):
+        raise ValueError("must be an integer")
+    return int(text)

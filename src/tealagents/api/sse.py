@@ -79,7 +79,7 @@ class EventStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get(HEAD):
             await self._frames.aclose()
-            await Response(headers=dict(self.headers))(scope, receive, send)
+            await super().__call__(scope, receive, send)
             return
         left = False
 

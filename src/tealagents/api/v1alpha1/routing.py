@@ -9,12 +9,14 @@ from inspect import Parameter as Argument
 from inspect import Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+
+from tealagents.api import query
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -177,7 +179,8 @@ class _Arguments:
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     kind, parameter = hint.__origin__, hint.__metadata__[0]
-    return TypeAdapter(Annotated[kind, Field(**parameter.bounds)])  # type: ignore[arg-type]
+    reading = [BeforeValidator(query.integer)] if kind is int else []
+    return TypeAdapter(Annotated[kind, Field(**parameter.bounds), *reading])  # type: ignore[arg-type]
 
 
 def _described(path: str, endpoint: Endpoint) -> Endpoint:

@@ -20,7 +20,7 @@ from pydantic import (
     field_validator,
 )
 
-from tealagents.api.bodies import LARGEST_INTEGER
+from tealagents.api.bodies import LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.api.items import image_problem
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
@@ -138,7 +138,7 @@ JSON_VALUE: dict[str, Any] = {
     "description": "Any JSON; an integer that is written without exponent must fit into 64 bits",
     "anyOf": [
         {"type": ["null", "boolean"]},
-        {"type": "integer", "minimum": -LARGEST_INTEGER, "maximum": LARGEST_INTEGER},
+        {"type": "integer", "minimum": SMALLEST_INTEGER, "maximum": LARGEST_INTEGER},
         {"type": "number", "not": {"type": "integer"}},
         {"type": "string", "pattern": NO_NUL},
         {"type": "array", "items": {"$ref": "#/components/schemas/JsonValue"}},
