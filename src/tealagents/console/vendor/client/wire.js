@@ -146,7 +146,7 @@ async #headers({headers, body, anonymous}, refused) {
 const all = new Headers({Accept: "application/json", ...headers});
 if (body !== undefined) all.set("Content-Type", "application/json");
 const token = anonymous ? "" : await tokenOf(this.#token, refused);
-if (token) all.set("Authorization", `Bearer ${token}`);
+if (token) all.set("Authorization", bearer(token));
 return all;
 }
 }
@@ -158,6 +158,11 @@ return id;
 
 function tokenOf(token, refused) {
 return typeof token === "function" ? token({refused}) : token;
+}
+
+function bearer(token) {
+if (!/^[ -~]*$/.test(token.trim())) throw new TypeError("the token is not one line of printable ASCII characters");
+return `Bearer ${token.trim()}`;
 }
 
 function queryString(query = {}) {
