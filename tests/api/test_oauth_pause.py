@@ -144,8 +144,8 @@ def test_an_approver_does_not_spend_the_owners_authorization(provider: Provider)
 
 
 def test_only_the_owner_is_shown_the_link(service: ServiceThread, provider: Provider) -> None:
-    """An auditor reads the pause without it, as JSON and as an event: whoever visits it decides whose account
-    the owner's calls use. covers: HITL-4"""
+    """An auditor reads the pause without it, as JSON and as an event: the user who visits it decides
+    whose account the owner's calls use. covers: HITL-4"""
     with service.client("ada") as ada, service.client("clerk") as clerk, service.client("boss") as boss:
         paused = send(ada, "call secure-connect {}")
         (authorization,) = paused["content"]["authorizations"]

@@ -1,4 +1,5 @@
-"""A session's deletion at every await of it: what others see meanwhile, and what a crash there leaves."""
+"""Deletions at every await of them: what others see meanwhile, what a crash there leaves, and what a process
+that stood still there does when it wakes up."""
 
 import asyncio
 import os

@@ -3,7 +3,20 @@
 import json
 
 import pytest
-from engine_setup import ADA, EVE, Faulty, Scripted, Watched, calls, fails, names, noting, process, says
+from engine_setup import (
+    ADA,
+    EVE,
+    Faulty,
+    Process,
+    Scripted,
+    Watched,
+    calls,
+    fails,
+    names,
+    noting,
+    process,
+    says,
+)
 from msgspec import to_builtins
 
 from tealagents.domain import lifecycle
@@ -14,7 +27,7 @@ from tealagents.domain.errors import (
     NotOwner,
     PersistenceUnavailable,
 )
-from tealagents.domain.models import Caller, Head, RequestRecord, ToolCall, User
+from tealagents.domain.models import Caller, Head, Json, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
 from tealagents.state.copying import Copy
@@ -156,15 +169,20 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
         assert (await here.ask("on", forks[0].task_id)).status == "Completed"
 
 
+async def exported_and_deleted(here: Process) -> tuple[RequestRecord, Json, Json]:
+    """The last request of a task, its document, and the same document in another user's session."""
+    hers = await here.ask("mine", caller=EVE)
+    request = await here.ask("one")
+    document = await export(here.tasks, here.partition(), request.task_id)
+    await here.eraser.delete_task(here.partition(), request.task_id)
+    return request, document, json.loads(json.dumps(document).replace(request.session_id, hers.session_id))
+
+
 async def test_an_import_that_failed_can_be_made_by_another_process() -> None:
     """What is wrong with it is reported, and nothing of it is in the way of the right one. covers: TASK-5"""
     store = MemoryStore()
     async with process(store) as here, process(store) as other:
-        hers = await here.ask("mine", caller=EVE)
-        request = await here.ask("one")
-        document = await export(here.tasks, here.partition(), request.task_id)
-        await here.eraser.delete_task(here.partition(), request.task_id)
-        wrong = json.loads(json.dumps(document).replace(request.session_id, hers.session_id))
+        request, document, wrong = await exported_and_deleted(here)
         with pytest.raises(NotOwner):
             await here.importer.import_(ADA, wrong)
         assert await store.scan(here.partition(), "importing/") == []
@@ -205,11 +223,7 @@ async def imported_while_a_failed_import_stands_still(at: int) -> bool:
     store = MemoryStore()
     watched = Watched(store)
     async with process(watched) as here, process(store) as other:
-        hers = await other.ask("mine", caller=EVE)
-        request = await other.ask("one")
-        document = await export(other.tasks, other.partition(), request.task_id)
-        await other.eraser.delete_task(other.partition(), request.task_id)
-        wrong = json.loads(json.dumps(document).replace(request.session_id, hers.session_id))
+        request, document, wrong = await exported_and_deleted(other)
         made: list[Head] = []
 
         async def stand_still(point: int) -> None:

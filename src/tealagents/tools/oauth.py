@@ -390,7 +390,7 @@ class Consents:
         pending = self._pending.pop(state, None)
         if self._secrets:
             stored = await self._secrets.take(_PENDING_OWNER, _digest(state))
-            # where there is a secrets, it decides: another replica may have used the state
+            # what is stored decides: another replica may have used the state
             pending = msgspec.json.decode(stored, type=_Pending) if stored else None
         if pending is None or pending.expires_at <= self._now():
             raise InvalidRequest(

@@ -172,6 +172,8 @@ def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
         ):
             answer = post(service.url, json=HELLO, headers={"origin": origin})
             assert answer.status_code == status, origin
+        nameless = {"origin": "null", "host": ""}  # two that name nothing are not the same
+        assert post(service.url, json=HELLO, headers=nameless).status_code == 404
         assert post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
 
 

@@ -40,5 +40,6 @@ def check_origin(connection: HTTPConnection, allowed: frozenset[str]) -> None:
     origin = connection.headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:
         return
-    if origin.partition("://")[2] != connection.headers.get("host", ""):
+    host = origin.partition("://")[2]
+    if not host or host != connection.headers.get("host"):
         raise NotFound("Pages of this origin may not call; see spec.cors_origins.")
