@@ -35,3 +35,26 @@ def test_headers_that_a_success_carries_are_described() -> None:
         assert name in described.get("headers", {}), path
     assert "Idempotent-Replayed" not in first.headers
     assert not paths[service.prefix + "/tasks/{task_id}/fork"]["post"]["requestBody"]["required"]
+
+
+def test_a_replayed_failure_is_described_where_keys_are_taken() -> None:
+    """With the header that it carries; a decision takes no key and describes none."""
+    script = {"rules": [{"when": {"text": "break"}, "reply": {"error": {"status": 400, "message": "No."}}}]}
+    with offline_service(script) as (service, _), service.client() as ada:
+        paths = ada.get("/openapi.json").json()["paths"]
+        message, key = {"items": [{"content_type": "text", "content": "break"}]}, {"idempotency-key": "1"}
+        first, replayed = (ada.post("", json=message, headers=key) for _ in range(2))
+    assert "Idempotent-Replayed" not in first.headers
+    assert replayed.headers["Idempotent-Replayed"] == "true"
+    described = {
+        path.removeprefix(service.prefix): {
+            status
+            for status, response in path_item["post"]["responses"].items()
+            if "Idempotent-Replayed" in response.get("headers", {})
+        }
+        for path, path_item in paths.items()
+        if "post" in path_item
+    }
+    assert str(replayed.status_code) in described[""]
+    assert described.pop("") == described.pop("/sse")
+    assert not any(described.values()), described

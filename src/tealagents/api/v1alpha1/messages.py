@@ -107,13 +107,11 @@ _PREFER_PARAMETER = {
     "description": "`respond-async`: answer 202 at once; other preferences are ignored (RFC 7240)",
     "example": "respond-async",
 }
-_REPLAYED = {"Idempotent-Replayed": openapi.header("`true`: the first outcome under this Idempotency-Key")}
 _LINKS = openapi.links_of_answer()
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer, or the pause",
         "content": {"text/event-stream": openapi.event_content()},
-        "headers": _REPLAYED,
         "links": _LINKS,
     },
     202: {
@@ -126,6 +124,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
         "links": {"request": _LINKS["request"], "events": _LINKS["events"]},
     },
 }
+_REPLAYABLE_ANSWERS = {**_ANSWERS, 200: {**_ANSWERS[200], "headers": openapi.REPLAYED}}
 _RESUME_BODY = openapi.json_body(
     schemas.ResumeCommand,
     approve={"action": "approve"},
@@ -151,7 +150,7 @@ routes = Routes(tags=["messages"])
     summary="Send a message",
     description=SEND,
     response_model=schemas.Answer,
-    responses={**_ANSWERS, **openapi.problem_responses(*_SEND_CODES)},
+    responses={**_REPLAYABLE_ANSWERS, **openapi.problem_responses(*_SEND_CODES, keyed=True)},
     openapi_extra={
         **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),
         "parameters": [_KEY_PARAMETER, _PREFER_PARAMETER],
@@ -169,9 +168,9 @@ async def send_message(request: Request) -> Response:
     responses={
         200: {
             **openapi.event_stream("Events; the last is final-response, approval-required or error"),
-            "headers": _REPLAYED,
+            "headers": openapi.REPLAYED,
         },
-        **openapi.problem_responses(*_SEND_CODES),
+        **openapi.problem_responses(*_SEND_CODES, keyed=True),
     },
     openapi_extra={
         **openapi.json_body(schemas.UserMessage, **_MESSAGE_EXAMPLES),

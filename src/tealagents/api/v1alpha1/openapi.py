@@ -49,6 +49,23 @@ EVENTS: dict[str, type[BaseModel]] = {
     "error": schemas.Problem,
 }
 
+#: codes that a request may have ended with, which its key is then answered with again
+_OUTCOMES = frozenset(
+    {
+        "approval_expired",
+        "request_canceled",
+        "corrupt_state",
+        "internal_error",
+        "model_error",
+        "tool_rounds_exceeded",
+        "remote_thread_lost",
+        "persistence_unavailable",
+        "interrupted",
+        "model_timeout",
+        "request_timeout",
+    }
+)
+
 _COMPONENTS = "#/components/schemas/"
 
 
@@ -59,8 +76,11 @@ def ref(name: str) -> Json:
 # --- problems ------------------------------------------------------------------------------------
 
 
-def problem_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The error responses of an operation, by status, each with an example."""
+def problem_responses(*codes: str, keyed: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The error responses of an operation, by status, each with an example.
+
+    `keyed`: the operation takes idempotency keys.
+    """
     by_status: dict[int, list[str]] = {}
     for code in (*codes, *EVERYWHERE):
         statuses = {STATUSES[code]}
@@ -71,10 +91,10 @@ def problem_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
         for status in statuses:
             if code not in by_status.setdefault(status, []):
                 by_status[status].append(code)
-    return {status: _response(status, codes) for status, codes in sorted(by_status.items())}
+    return {status: _response(status, codes, keyed) for status, codes in sorted(by_status.items())}
 
 
-def _response(status: int, codes: list[str]) -> dict[str, Any]:
+def _response(status: int, codes: list[str], keyed: bool) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": ", ".join(f"`{code}`" for code in codes),
         "content": {
@@ -92,6 +112,8 @@ def _response(status: int, codes: list[str]) -> dict[str, Any]:
         headers["WWW-Authenticate"] = header("How to authenticate (RFC 6750)")
     if any(code in RETRY_AFTER for code in codes):
         headers["Retry-After"] = header("Seconds after which trying again can help")
+    if keyed and not _OUTCOMES.isdisjoint(codes):
+        headers |= REPLAYED
     if headers:
         response["headers"] = headers
     return response
@@ -99,6 +121,9 @@ def _response(status: int, codes: list[str]) -> dict[str, Any]:
 
 def header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
+
+
+REPLAYED = {"Idempotent-Replayed": header("`true`: the first outcome under this Idempotency-Key")}
 
 
 # --- bodies and streams --------------------------------------------------------------------------
