@@ -75,7 +75,14 @@ def seen(nursery: Nursery) -> Iterator[Seen]:
             request = newest["checkpoint_id"]
             ada.get(f"/openai/v1/responses/resp_{request}_1").raise_for_status()
             ada.get(f"/a2a/tasks/{request}", headers=VERSION).raise_for_status()
+            ada.head("/tasks").raise_for_status()
             anonymous.get(f"/openai/v1/responses/resp_{request}_1")
+            anonymous.get(f"/a2a/tasks/{request}", headers=VERSION)
+            anonymous.get("/mcp")
+            for path in ("/nothing", "/openai/v1/nothing", "/a2a/nothing"):
+                ada.get(path, headers=VERSION)
+            for path in ("/tasks", "/openai/v1/models", "/a2a/tasks"):
+                ada.put(path, headers=VERSION)
             metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
         service.terminate()
         lines = [json.loads(line) for line in service.log().splitlines() if line.startswith("{")]
@@ -114,6 +121,22 @@ def test_a_read_is_logged_with_the_id_of_what_is_read(seen: Seen) -> None:
         for status in {line["status"] for line in lines}:
             labels = {"http_route": PREFIX + route, "http_response_status_code": str(status)}
             assert seen.value("http_server_request_duration_seconds_count", **labels) == 1
-    refused = seen.of(f"GET {PREFIX}/openai/v1/responses/{{response_id}}")[-1]
-    assert (refused["status"], refused["code"]) == (401, "unauthenticated")
+    for route in ("/openai/v1/responses/{response_id}", "/a2a/tasks/{id}", "/mcp"):
+        refused = seen.of(f"GET {PREFIX}{route}")[-1]
+        assert (refused["status"], refused["code"]) == (401, "unauthenticated")
     assert seen.value("tealagents_requests_total", status="Completed") == len(MESSAGES) + IN_SESSION
+
+
+def test_head_is_logged_and_counted_with_the_route_that_answers_it(seen: Seen) -> None:
+    """Under its own method, though GET's route answers."""
+    assert [line["status"] for line in seen.of(f"HEAD {PREFIX}/tasks")] == [200]
+    labels = {"http_request_method": "HEAD", "http_route": f"{PREFIX}/tasks"}
+    assert seen.value("http_server_request_duration_seconds_count", **labels) == 1
+
+
+def test_what_is_not_served_is_counted_as_refused(seen: Seen) -> None:
+    """Paths and methods, over every protocol."""
+    for code, status in (("not_found", 404), ("method_not_allowed", 405)):
+        assert len([line for line in seen.lines if line["status"] == status]) == 3
+        assert len([line for line in seen.lines if line.get("code") == code]) == 3
+        assert seen.value("tealagents_refusals_total", error_type=code) == 3

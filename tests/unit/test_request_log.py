@@ -110,6 +110,20 @@ def test_a_request_in_the_background_is_logged_when_it_ends(service: Logged) -> 
     assert [line["status"] for line in logged if line is not ended] == [202, 200]
 
 
+def test_a_message_that_begins_nothing_is_logged_with_its_ids(service: Logged) -> None:
+    """Its acceptance, where it is answered later, and the earlier outcome under its key."""
+    key = {"Idempotency-Key": "1"}
+    accepted = service.client.post("", json=message(), headers={"Prefer": "respond-async", **key}).json()
+    service.client.get(f"/requests/{accepted['request_id']}/events").raise_for_status()
+    replayed = service.client.post("", json=message(), headers=key)
+    assert replayed.headers["idempotent-replayed"] == "true"
+    ids = {name: accepted[name] for name in ("session_id", "task_id", "request_id")}
+    sent = [line for line in service.lines() if line["route"] == "POST /Logged/1"]
+    assert sorted(str(line["status"]) for line in sent) == ["200", "202", "Completed"]
+    for line in sent:
+        assert line.items() >= ids.items()
+
+
 def test_both_forms_of_the_log_have_it() -> None:
     """Readable for a person, fields for a machine."""
     facts = {"route": "POST /A/1", "status": "Failed", "code": "model_error", "duration": 0.5}

@@ -13,6 +13,7 @@ from tealagents.api import bodies
 from tealagents.api.bearer import refusal_headers
 from tealagents.api.exchange import Exchange
 from tealagents.api.gate import with_cors
+from tealagents.api.http import WrongMethod
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound, NotOwner, TealError
 
@@ -89,8 +90,9 @@ def application(
         where = bodies.short(request.url.path)
         if error.status_code == 405:
             message = f"{request.method} is not possible at {where}."
-            allowed = {"allow": ", ".join(sorted(methods_at(request.url.path, routes)))}
-            return plain(405, "method_not_allowed", message, allowed)
+            allowed = ", ".join(sorted(methods_at(request.url.path, routes)))
+            exchange.refused(WrongMethod(allowed))
+            return plain(405, "method_not_allowed", message, {"allow": allowed})
         return await refused(request, NotFound(f"There is nothing at {where}."))
 
     async def fault(_: Request, error: Exception) -> Response:

@@ -213,6 +213,7 @@ class Exchange:
         """
         self.admit(message)
         sent = await self.service.send(caller, message, key, streamed=streamed)
+        self.agent.observer.named(**sent.request.ids)
         return RequestView(
             record=sent.request,
             partition=sent.partition,
@@ -259,6 +260,7 @@ class Exchange:
     ) -> RequestView:
         """Carries a decision on a pause out, once; see `Approvals.resume` for what it raises."""
         sent = await self._approvals.resume(caller, request_id, command, streamed=streamed)
+        self.agent.observer.named(**sent.request.ids)
         own = self._owns(caller, sent.partition)
         return RequestView(
             record=sent.request,

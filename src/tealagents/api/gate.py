@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tealagents.api import bodies
@@ -68,7 +69,7 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, exchange: Exchange, path: str, respond: Respond, *, holds: bool = True
+        self, app: Router, exchange: Exchange, path: str, respond: Respond, *, holds: bool = True
     ) -> None:
         self._app = app
         self._holds = holds
@@ -84,6 +85,7 @@ class Gate:
             body = await self._body(call)
         except TealError as error:
             call.refused = error
+            self._name_route(scope)
         else:
             replies = _Replies(call, send) if self._holds else send
             with suppress(Replied):
@@ -96,6 +98,14 @@ class Gate:
             call.response = self._respond(call, call.refused, headers)
         if call.response is not None:
             await call.response(scope, receive, send)
+
+    def _name_route(self, scope: Scope) -> None:
+        """Finds the route of a call that is not handed on: the log and the metrics name it."""
+        for route in self._app.routes:
+            match, found = route.matches(scope)
+            if match is not Match.NONE:
+                scope.update(found)
+                return
 
     async def _body(self, call: AdmittedCall) -> bytes:
         request = call.request

@@ -47,13 +47,20 @@ class Host:
             await local.refuse(reason, scope, receive, send)
             return
         sse.remember_connection(scope, send)
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            # where GET is there HEAD is; the server, whose own scope says HEAD, leaves out the body
-            scope = {**scope, "method": "GET", sse.HEAD: True}
         await self._app(scope, receive, send)
 
     def _answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            return self._answer_head(scope, receive, send)
         return self._owner(scope)(scope, receive, send)
+
+    async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Where GET is there HEAD is; the server, whose own scope says HEAD, leaves out the body."""
+        get = {**scope, "method": "GET", sse.HEAD: True}
+        try:
+            await self._owner(get)(get, receive, send)
+        finally:
+            scope.update({**get, "method": "HEAD"})  # what observes the call names its route
 
     @asynccontextmanager
     async def _opened(self, app: object) -> AsyncIterator[None]:

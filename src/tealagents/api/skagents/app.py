@@ -241,10 +241,12 @@ class StatelessApp:
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 405:
-            return documents.refusal(WrongMethod((error.headers or {}).get("Allow", "")), "")
         where = bodies.short(request.scope["path"])
-        return documents.refusal(NotFound(f"There is nothing at {where}."), "")
+        refused: TealError = NotFound(f"There is nothing at {where}.")
+        if error.status_code == 405:
+            refused = WrongMethod((error.headers or {}).get("Allow", ""))
+        self._note(refused)
+        return documents.refusal(refused, "")
 
     async def _fault(self, _: Request, error: Exception) -> Response:
         return documents.refusal(InternalError(_FAULT), self._front.challenge)

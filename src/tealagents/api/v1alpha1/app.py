@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from tealagents.api import bodies
 from tealagents.api.applications import methods_at
 from tealagents.api.exchange import Exchange
+from tealagents.api.http import WrongMethod
 from tealagents.api.protocols import Served
 from tealagents.api.v1alpha1 import (
     approvals,
@@ -113,7 +114,7 @@ class AppV3:
 
         async def http(request: Request, error: Exception) -> Response:
             assert isinstance(error, HTTPException)
-            return _no_route(request, error, app.routes, f"{exchange.prefix}/docs")
+            return refused(request, _no_route(request, error, app.routes, f"{exchange.prefix}/docs"))
 
         async def fault(_: Request, error: Exception) -> Response:
             detail = "Internal error. Retry the request; if it persists, contact the operator."
@@ -146,15 +147,12 @@ def _ids_of(request: Request) -> dict[str, str]:
     return named
 
 
-def _no_route(request: Request, error: HTTPException, routes: Sequence[BaseRoute], docs: str) -> Response:
+def _no_route(request: Request, error: HTTPException, routes: Sequence[BaseRoute], docs: str) -> TealError:
     path = request.scope["path"]
     if error.status_code == 404:
         where = bodies.short(path)
-        return problems.respond(NotFound(f"There is nothing at {where}. {docs} lists what there is."))
+        return NotFound(f"There is nothing at {where}. {docs} lists what there is.")
     if error.status_code == 405:
         named = (error.headers or {}).get("Allow", "GET").split(", ")
-        allowed = ", ".join(sorted(methods_at(path, routes) or named))
-        detail = f"{request.method} is not possible here: use {allowed}."
-        problem = problems.problem("method_not_allowed", detail)
-        return problems.problem_response(problem, headers={"Allow": allowed})
-    return problems.respond(InvalidRequest("", str(error.detail), malformed=True))
+        return WrongMethod(", ".join(sorted(methods_at(path, routes) or named)))
+    return InvalidRequest("", str(error.detail), malformed=True)

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tealagents.api.bearer import www_authenticate
-from tealagents.api.http import RETRY_AFTER, STATUSES, json_response, retry_after, status_of
+from tealagents.api.http import RETRY_AFTER, STATUSES, WrongMethod, json_response, retry_after, status_of
 from tealagents.domain.errors import (
     ApprovalPending,
     IdempotencyKeyReused,
@@ -108,6 +108,8 @@ def respond(error: TealError, *, challenge: str = "Bearer") -> Response:
         headers["www-authenticate"] = www_authenticate(error, challenge)
     if (seconds := retry_after(error)) is not None:
         headers["retry-after"] = seconds
+    if isinstance(error, WrongMethod):
+        headers["allow"] = error.allow
     return problem_response(body, headers=headers)
 
 
