@@ -1,6 +1,7 @@
 """What the clients make of an answer, without a wire."""
 
 import random
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
@@ -149,6 +150,25 @@ def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
         assert done.tool_calls == (ToolCall("a", "A-b", "{}"), ToolCall("b", "A-c", "{}"))
 
 
+def test_fragments_without_an_index_belong_to_the_call_with_their_id() -> None:
+    """Also where the fragments of several calls are interleaved, or each repeats the name."""
+    interleaved = [
+        fragment(None, "a", "A-b", '{"x":'),
+        fragment(None, "b", "A-c", '{"y":'),
+        fragment(None, "a", None, "1}"),
+        fragment(None, "b", None, "2}"),
+    ]
+    repeated = [
+        fragment(None, "a", "A-b", '{"x":'),
+        fragment(None, "a", "A-b", "1}"),
+        fragment(None, "b", "A-c", '{"y":'),
+        fragment(None, "b", "A-c", "2}"),
+    ]
+    for said in (interleaved, repeated):
+        done = ending(chat(*said, chunk(finish_reason="tool_calls")))
+        assert done.tool_calls == (ToolCall("a", "A-b", '{"x":1}'), ToolCall("b", "A-c", '{"y":2}'))
+
+
 def test_a_call_without_an_id_gets_one_that_only_this_answer_has() -> None:
     """The same answer gives the same id, another answer another, two calls two."""
     said = [fragment(0, None, "A-b", "{}"), fragment(1, None, "A-b", "{}"), chunk(finish_reason="tool_calls")]
@@ -228,6 +248,21 @@ def test_half_a_character_in_an_answer_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (ChatReading, rb'{"error":{"message":"cut \ud83d","code":"server_error"}}'),
+        (ChatReading, rb'{"object":"error","message":"cut \ud83d","code":"server_error"}'),
+        (ResponsesReading, rb'{"type":"error","message":"cut \ud83d","code":"server_error"}'),
+    ],
+)
+def test_half_a_character_in_an_error_midway_is_no_fault(reading: Callable[[], Reading], said: bytes) -> None:
+    """Services cut the text that they quote; the error is the service's still, and can pass."""
+    with pytest.raises(AttemptFailed, match=re.escape("(server_error): cut ?")) as failed:
+        list(reading().take(said))
+    assert failed.value.passing
+
+
+@pytest.mark.parametrize(
     ("said", "expected"),
     [
         ([chunk(content="so far")], "without a finish reason"),
@@ -295,6 +330,16 @@ def test_a_response_is_read_from_its_events() -> None:
             response_id="resp_1",
         ),
     ]
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_calls_that_share_an_id_stay_distinct(repeated: bool) -> None:
+    """A service that names two calls alike, or not at all, has made two; its end may repeat them."""
+    for ids in ({"call_id": "call_1"}, {}):
+        items = [{"type": "function_call", "name": name, "arguments": "{}", **ids} for name in ("A-b", "A-c")]
+        said = [{"type": "response.output_item.done", "item": item} for item in items]
+        done = ending(responses(*said, end(output=items if repeated else [])))
+        assert [call.tool for call in done.tool_calls] == ["A-b", "A-c"]
 
 
 def test_a_whole_response_gives_the_same() -> None:

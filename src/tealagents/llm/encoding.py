@@ -36,6 +36,10 @@ def reader(shape: type[Shape]) -> Callable[[bytes], Shape]:
     return read
 
 
+#: what a service says, of whatever shape
+parsed: Callable[[bytes], Any] = reader(Any)
+
+
 def compact(encoded: bytes) -> bytes:
     """The same bytes in as much memory as they need: `orjson` over-allocates, 8 KB for half of one."""
     return bytes(memoryview(encoded))

@@ -2,16 +2,15 @@
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
-import orjson
 from msgspec import Struct
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import arguments, compact, reader, to_json, user_text
+from tealagents.llm.encoding import Shape, arguments, compact, parsed, reader, to_json, user_text
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
@@ -233,12 +232,9 @@ class ChatReading:
         return self.take(body)
 
     def take(self, data: bytes) -> Sequence[TextDelta]:
-        try:
-            chunk = _read(data)
-        except ValueError:
-            raise unusable("what is no completion", data, self._secrets) from None
+        chunk = self._understood(_read, data)
         if chunk.error or chunk.object == "error":
-            raise failed_midway(complaint(orjson.loads(data)), self._secrets)
+            raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
         self._id = self._id or chunk.id
         self._model = self._model or chunk.model or ""
         if chunk.usage is not None:
@@ -284,7 +280,7 @@ class ChatReading:
 
         Some services number no calls, or all of them 0; a name under another id is another call.
         """
-        index = fragment.index if fragment.index is not None else self._next_index(fragment)
+        index = fragment.index if fragment.index is not None else self._index_of(fragment)
         names_another = fragment.function is not None and bool(fragment.function.name)
         for call in reversed(self._calls):
             if call.index == index:
@@ -296,10 +292,21 @@ class ChatReading:
         self._calls.append(_Assembled(index))
         return self._calls[-1]
 
-    def _next_index(self, fragment: _CallFragment) -> int:
+    def _index_of(self, fragment: _CallFragment) -> int:
+        """For a fragment without an index: that of the call with its id, of the last one, or the next."""
+        if fragment.id:
+            for call in self._calls:
+                if call.id == fragment.id:
+                    return call.index
         last = self._calls[-1].index if self._calls else -1
         names_one = fragment.function is not None and bool(fragment.function.name)
         return last + 1 if names_one or last < 0 else last
+
+    def _understood(self, read: Callable[[bytes], Shape], data: bytes) -> Shape:
+        try:
+            return read(data)
+        except ValueError:
+            raise unusable("what is no completion", data, self._secrets) from None
 
     def done(self) -> ModelDone:
         if self._finish is None:

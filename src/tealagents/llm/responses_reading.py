@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, Item, Json, Message, Role, TokenUsage, ToolCall
-from tealagents.llm.encoding import Shape, reader
+from tealagents.llm.encoding import Shape, parsed, reader
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable
 
 #: how the ids of conversations begin
@@ -91,8 +90,7 @@ class ResponsesReading:
         self._response: _StoredResponse | None = None
         self._said = False
         self._refused = False
-        #: in the order in which they came; the end of the answer repeats them
-        self._calls: dict[str, ToolCall] = {}
+        self._calls: list[ToolCall] = []
 
     @property
     def finished(self) -> bool:
@@ -109,9 +107,9 @@ class ResponsesReading:
                 yield TextDelta(event.delta, refusal=True)
             case "response.output_item.done" if event.item is not None:
                 self.begun = True
-                self._note(event.item)
+                self._calls += _calls_of([event.item])
             case "error":
-                raise failed_midway(complaint(orjson.loads(data)), self._secrets)
+                raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
             case kind if kind in _ENDS and event.response is not None:
                 yield from self._end(event.response)
             case kind if kind.endswith(".delta") or kind == "response.output_item.added":
@@ -127,7 +125,7 @@ class ResponsesReading:
         reason = self._finish_reason(response)
         return ModelDone(
             finish_reason=reason,
-            tool_calls=tuple(self._calls.values()) if reason == "tool_calls" else (),
+            tool_calls=tuple(self._calls) if reason == "tool_calls" else (),
             usage=_usage(response.usage),
             model=response.model or "",
             response_id=self._continued_by(response),
@@ -141,8 +139,9 @@ class ResponsesReading:
         self.begun = True
         self._response = response
         said = self._said
+        # the end of an answer repeats its calls
+        self._calls = _calls_of(response.output) or self._calls
         for item in response.output:
-            self._note(item)
             if not said and item.type == "message":
                 yield from self._texts(item)
 
@@ -153,12 +152,6 @@ class ResponsesReading:
                 yield TextDelta(str(part.get("refusal", "")), refusal=True)
             elif text := part.get("text"):
                 yield TextDelta(str(text))
-
-    def _note(self, item: StoredItem) -> None:
-        if item.type == "function_call":
-            # the service always sends a call_id; the item's own id stands in where one does not
-            call_id = item.call_id or item.id
-            self._calls[call_id] = ToolCall(call_id, item.name or "", item.arguments or "")
 
     def _finish_reason(self, response: _StoredResponse) -> FinishReason:
         """One of ours. A call that was cut short must not run: an incomplete answer has none."""
@@ -207,7 +200,7 @@ def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> l
             case "message" if item.role == "assistant":
                 add(item, "assistant", items=_contents(item.content))
             case "function_call":
-                call = ToolCall(item.call_id or item.id, item.name or "", item.arguments or "")
+                call = _call_of(item)
                 tools[call.id] = call.tool
                 if not messages or messages[-1].role != "assistant":
                     add(item, "assistant")
@@ -216,6 +209,15 @@ def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> l
                 contents = _contents(item.output)
                 add(item, "tool", items=contents, tool_call_id=item.call_id, tool=tools.get(item.call_id))
     return messages
+
+
+def _calls_of(items: Iterable[StoredItem]) -> list[ToolCall]:
+    return [_call_of(item) for item in items if item.type == "function_call"]
+
+
+def _call_of(item: StoredItem) -> ToolCall:
+    # the service always sends a call_id; the item's own id stands in where one does not
+    return ToolCall(item.call_id or item.id, item.name or "", item.arguments or "")
 
 
 def _contents(content: Any) -> tuple[Item, ...]:
