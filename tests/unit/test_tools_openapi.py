@@ -525,6 +525,53 @@ def test_flaws_are_reported_with_their_operation(operation: Json, reported: str)
         operations(one_operation(operation), "it")
 
 
+@pytest.mark.parametrize(
+    ("part", "reported"),
+    [
+        (
+            {"paths": {"/x": {"parameters": None, "get": {}}}},
+            "openapi.json: GET /x: parameters: Input should be",
+        ),
+        ({"paths": ["/x"]}, "json: paths: Input should be a valid dictionary"),
+        ({"servers": "http://127.0.0.1"}, "json: servers: Input should be a valid list"),
+        ({"servers": [{"url": "http://{h}", "variables": {"h": "x"}}]}, "json: servers.0.variables.h: Input"),
+    ],
+)
+async def test_flaws_of_the_documents_frame_are_reported_with_their_key(
+    tmp_path: Path, part: Json, reported: str
+) -> None:
+    """As what is wrong in an operation is, and not as a fault of the service."""
+    with pytest.raises(ToolsetError, match=reported):
+        async with opened(tmp_path, one_operation({}) | part, None):
+            pass
+
+
+def test_extensions_among_the_paths_are_passed_over() -> None:
+    """The specification lets a document hold `x-` anything there."""
+    document = one_operation({"operationId": "x"})
+    document["paths"] |= {"x-owner": "books", "x-groups": {"get": {}}}
+    assert [operation.function for operation in operations(document, "it")] == ["x"]
+
+
+def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:
+    """`required: true` beside a property is a common mistake; model services refuse a schema with one."""
+    field = {"type": "string", "required": True, "enum": "x", "anyOf": None}
+    schema = {"type": None, "required": "a", "properties": {"a": field, "b": {"properties": ["c"]}}}
+    body = {"content": {"application/json": {"schema": schema}}}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    assert operation.schema["properties"] == {"a": {"type": "string"}, "b": {}}
+    assert "required" not in operation.schema
+
+
+def test_a_reference_within_an_example_is_left_as_it_is() -> None:
+    """It is a value, and refers to nothing in the document."""
+    field = {"type": "object", "default": {"$ref": "#/nowhere"}}
+    body = {"content": {"application/json": {"schema": {"properties": {"a": field}}}}}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    assert operation.schema["properties"] == {"a": field}
+    assert "$defs" not in operation.schema
+
+
 def test_schemas_of_3_0_become_json_schema() -> None:
     """`nullable`, boolean bounds and examples of OpenAPI 3.0 are written as JSON Schema has them."""
     body = {

@@ -250,7 +250,7 @@ def _server(options: RemotePluginOptions, document: Json, where: str, *, secret:
     """Where requests go. A document that was fetched names its own origin; none chooses who gets secrets."""
     if options.server_url is not None:
         return options.server_url.rstrip("/")
-    named = server_of(document)
+    named = server_of(document, where)
     if named is None:
         raise ToolsetError(f"{where} names no absolute server URL. Set server_url.")
     if is_http_url(options.openapi_json_path):

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -97,6 +97,30 @@ class _DocumentPart(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+_Part = TypeVar("_Part", bound=_DocumentPart)
+
+
+class _Variable(_DocumentPart):
+    default: Any = ""
+
+
+class _Server(_DocumentPart):
+    url: str = ""
+    variables: dict[str, _Variable] | None = None
+
+
+class _Servers(_DocumentPart):
+    servers: list[_Server] | None = None
+
+
+class _Paths(_DocumentPart):
+    paths: dict[str, Any] | None = None
+
+
+class _PathItem(_DocumentPart):
+    parameters: list[Json] = []
+
+
 class _Media(_DocumentPart):
     schema_: Any = Field(default=True, alias="schema")
     encoding: dict[str, Json] = {}
@@ -130,12 +154,12 @@ class _Operation(_DocumentPart):
 # --- the document --------------------------------------------------------------------------------
 
 
-def server_of(document: Json) -> str | None:
+def server_of(document: Json, where: str) -> str | None:
     """The document's first server, its variables set to their defaults; None if it is no absolute URL."""
-    servers = document.get("servers") or [{}]
-    url = str(servers[0].get("url", ""))
-    for name, variable in (servers[0].get("variables") or {}).items():
-        url = url.replace("{" + name + "}", str(variable.get("default", "")))
+    server, *_ = _checked(_Servers, document, where).servers or [_Server()]
+    url = server.url
+    for name, variable in (server.variables or {}).items():
+        url = url.replace("{" + name + "}", str(variable.default))
     return url if url.startswith(("http://", "https://")) else None
 
 
@@ -143,7 +167,9 @@ def operations(document: Json, where: str) -> list[ApiOperation]:
     """All operations, in the document's order. `ToolsetError` names the one that cannot be read."""
     schemas = Schemas(document, where)
     found = []
-    for path, item in (document.get("paths") or {}).items():
+    for path, item in (_checked(_Paths, document, where).paths or {}).items():
+        if path.startswith("x-"):  # an extension of the specification, whatever it is
+            continue
         item = resolved(document, item, where)
         for method in _METHODS:
             if isinstance(item.get(method), dict):
@@ -151,6 +177,13 @@ def operations(document: Json, where: str) -> list[ApiOperation]:
                 _check_path(path, place)
                 found.append(_operation(document, schemas, path, method, item, place))
     return found
+
+
+def _checked(part: type[_Part], document: Json, where: str) -> _Part:
+    try:
+        return part.model_validate(document)
+    except ValidationError as error:
+        raise ToolsetError(f"{where}: {explained(error)}") from error
 
 
 def _check_path(path: str, where: str) -> None:
@@ -171,7 +204,7 @@ def _operation(
 ) -> ApiOperation:
     try:
         operation = _Operation.model_validate(item[method])
-        declared = [*item.get("parameters", []), *operation.parameters]
+        declared = [*_PathItem.model_validate(item).parameters, *operation.parameters]
         parameters = [_DocumentParameter.model_validate(resolved(document, one, where)) for one in declared]
         body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
     except ValidationError as error:

@@ -20,6 +20,12 @@ MAX_EXAMPLE = 200
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "dependentSchemas")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+#: what the value of a keyword is; one that is something else says nothing, and model services refuse it
+_SHAPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys((*_LISTS, "enum", "required"), list),
+    **dict.fromkeys(_MAPS, dict),
+    "type": (str, list),
+}
 _DROPPED = frozenset(
     {"xml", "externalDocs", "discriminator", "example", "nullable", "readOnly", "writeOnly", "$schema", "$id"}
 )
@@ -92,6 +98,7 @@ class Schemas:
             return {} if schema else {"not": {}}
         if not isinstance(schema, dict):
             raise ToolsetError(f"{self._where}: {schema!r:.80} is no schema.")
+        schema = _sound(schema)
         result: Json = {}
         for key, value in schema.items():
             if key in _DROPPED or key.startswith("x-"):
@@ -107,24 +114,19 @@ class Schemas:
     def _member(self, key: str, value: Any) -> Any:
         if key == "$ref":
             return f"#/$defs/{self._name(str(value))}"
-        if key in _LISTS and isinstance(value, list):
+        if key in _LISTS:
             return [self.converted(one) for one in value]
-        if key in _MAPS and isinstance(value, dict):
+        if key in _MAPS:
             return {name: self.converted(one) for name, one in value.items()}
         if key in _SINGLE:
             return value if isinstance(value, bool) else self.converted(value)
         return value
 
     def _leave_out_read_only(self, schema: Json, result: Json) -> None:
-        properties = schema.get("properties")
-        if not isinstance(properties, dict):
-            return
-        hidden = {
-            name for name, one in properties.items() if isinstance(one, dict) and one.get("readOnly") is True
-        }
+        hidden = {name for name, one in schema.get("properties", {}).items() if _is_read_only(one)}
         for name in hidden:
             del result["properties"][name]
-        if hidden and isinstance(result.get("required"), list):
+        if hidden and "required" in result:
             result["required"] = [name for name in result["required"] if name not in hidden]
 
     def definitions(self, schema: Any) -> Json:
@@ -134,7 +136,8 @@ class Schemas:
         waiting = deque(_references(schema))
         while waiting:
             name = waiting.popleft()
-            if name in found:
+            # an example may hold a `$ref` that is none of the schema's
+            if name in found or name not in self._references:
                 continue
             definition = self._definition(name)
             size += len(json.dumps(definition, default=str))
@@ -160,14 +163,15 @@ class Schemas:
                 return None
             target = pointed_at(self._document, reference, self._where)
             return self._fields(target, (*seen, reference))
+        schema = _sound(schema)
         kind = schema.get("type", "object")
         if any(key in schema for key in ("oneOf", "anyOf", "not", "if")) or "object" not in (
             [kind] if isinstance(kind, str) else kind
         ):
             return None
-        properties, required = dict(schema.get("properties") or {}), list(schema.get("required") or [])
+        properties, required = dict(schema.get("properties", {})), list(schema.get("required", []))
         is_open = bool(schema.get("additionalProperties", False))
-        for part in schema.get("allOf") or []:
+        for part in schema.get("allOf", []):
             fields = self._fields(part, seen)
             if fields is None:
                 return None
@@ -191,6 +195,11 @@ class Schemas:
             target = pointed_at(self._document, self._references[name], self._where)
             self._converted[name] = self.converted(target)
         return self._converted[name]
+
+
+def _sound(schema: Json) -> Json:
+    """The keywords whose values are of their shape."""
+    return {key: value for key, value in schema.items() if isinstance(value, _SHAPES.get(key, object))}
 
 
 def _is_read_only(schema: Any) -> bool:
@@ -219,7 +228,7 @@ def _without_booleans(schema: Json) -> None:
 def _nullable(schema: Json) -> Json:
     if isinstance(schema.get("type"), str):
         result = {**schema, "type": [schema["type"], "null"]}
-        if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+        if "enum" in schema and None not in schema["enum"]:
             result["enum"] = [*schema["enum"], None]
         return result
     return {"anyOf": [schema, {"type": "null"}]}
