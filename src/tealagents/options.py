@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from tealagents.outbound.addresses import is_loopback
 
@@ -127,10 +127,33 @@ def _tenant_id(text: str) -> str:
     return text.lower()
 
 
+#: RFC 9110, 5.1 and 5.5
+_HEADER_NAME = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_HEADER_VALUE = r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?"
+
+
 def _header_name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", text):
+    if not re.fullmatch(_HEADER_NAME, text):
         raise ValueError("must be the names of headers, separated by spaces")
     return text.lower()
+
+
+def _headers(headers: dict[str, str]) -> dict[str, str]:
+    for name, value in headers.items():
+        if not re.fullmatch(_HEADER_NAME, name):
+            raise ValueError(f"{name!r} cannot be the name of a header")
+        if not re.fullmatch(_HEADER_VALUE, value):
+            raise ValueError(
+                f"the value of {name} cannot be sent: a header has no line's end, no space at its "
+                "start or end, and no character beyond Latin-1"
+            )
+    return headers
+
+
+def _header_key(key: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[\x20-\x7e]*", key.get_secret_value()):
+        raise ValueError("cannot be sent: a key has no line's end, and no character beyond ASCII")
+    return key
 
 
 def _existing_file(path: Path) -> Path:
@@ -168,6 +191,10 @@ Words = Annotated[tuple[Text, ...], _SPLIT]
 Origins = Annotated[tuple[Annotated[str, AfterValidator(_origin)], ...], _SPLIT]
 Protocols = Annotated[tuple[Annotated[str, AfterValidator(_protocol)], ...], _SPLIT]
 TenantIds = Annotated[tuple[Annotated[str, AfterValidator(_tenant_id)], ...], _SPLIT]
+#: sent with requests; name → value
+Headers = Annotated[dict[str, str], AfterValidator(_headers)]
+#: sent in a header
+HeaderKey = Annotated[SecretStr, AfterValidator(_header_key)]
 HeaderNames = Annotated[tuple[Annotated[str, AfterValidator(_header_name)], ...], _SPLIT]
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]
 

@@ -230,6 +230,20 @@ def test_mcp_servers_need_what_their_transport_needs(tmp_path: Path) -> None:
     assert (server.transport, server.trust_level, server.verify_ssl) == ("http", "untrusted", True)
 
 
+def test_headers_that_cannot_be_sent_are_found_at_start(tmp_path: Path) -> None:
+    """And not by the first call; the value may be secret."""
+    text = """
+        mcp_servers:
+          - {name: a, url: "http://a.example.com", headers: {X-Key: "${KEY}"}}
+          - {name: b, url: "http://a.example.com", headers: {"X Key": y}}
+        """
+    assert complaints(tmp_path, with_agent(text), KEY="canary\u201d") == [
+        "9: spec.agent.mcp_servers[0].headers: the value of X-Key cannot be sent: a header has no line's "
+        "end, no space at its start or end, and no character beyond Latin-1",
+        "10: spec.agent.mcp_servers[1].headers: 'X Key' cannot be the name of a header",
+    ]
+
+
 def test_mcp_servers_have_names_of_their_own(tmp_path: Path) -> None:
     """Two servers of one name could not be distinguished."""
     [complaint] = complaints(

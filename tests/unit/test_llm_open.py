@@ -102,6 +102,9 @@ def test_an_unknown_name_is_an_error_that_helps(name: str, said: str) -> None:
         ({"api_key": None}, "TA_API_KEY"),
         ({"api_key": None, "base_url": "https://x.openai.azure.com"}, "TA_AZURE_CREDENTIAL"),
         ({"base_url": "http://model.example.com", "token_provider": None, "headers": KEY}, "headers"),
+        ({"api_key": f"{KEY}\u201d"}, "api_key: cannot be sent"),
+        ({"headers": {"x-team": f"{KEY}\n"}}, "headers: the value of x-team cannot be sent"),
+        ({"headers": {"x team": KEY}}, "headers: 'x team' cannot be the name of a header"),
     ],
 )
 def test_an_option_that_is_wrong_is_named_and_not_shown(options: dict[str, Any], said: str) -> None:

@@ -536,6 +536,21 @@ async def test_refused_credentials_are_reported_at_start() -> None:
     assert "s3cret" not in str(raised.value)
 
 
+async def test_header_takes_latin_letters() -> None:
+    """A configured header takes what HTTP does."""
+    seen: set[bytes] = set()
+
+    async def noting(request: Any) -> PlainTextResponse:
+        seen.update(value for name, value in request.scope["headers"] if name == b"x-name")
+        return PlainTextResponse("no", status_code=403)
+
+    app = Starlette(routes=[Route("/mcp", noting, methods=["POST"])])
+    with served(app) as url, pytest.raises(ToolsetError, match="403"):
+        async with opened("web", url=f"{url}/mcp", headers={"X-Name": "Zo\xeb"}):
+            pass
+    assert seen == {b"Zo\xeb"}
+
+
 async def test_delegated_token_is_passed_on() -> None:
     """A server with `on_behalf_of_scopes` is called with a token of the calling user's, each with his own."""
     seen: list[str] = []

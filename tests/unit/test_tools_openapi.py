@@ -664,6 +664,11 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
     assert other.openapi_json_path == "https://x.example/o.json"
     with pytest.raises(ToolsetError, match="the environment variable 'LIBRARY_KEY' is not set"):
         remote_plugins(file, ["Library"], {})
+    with pytest.raises(
+        ToolsetError, match=r"Library: headers: .* the value of X-Key cannot be sent"
+    ) as wrong:
+        remote_plugins(file, ["Library"], {"LIBRARY_KEY": "s3cret\u201d"})
+    assert "s3cret" not in str(wrong.value)
     with pytest.raises(ToolsetError, match=r"no remote plugin 'Libary'; found: Library, Other. Did you mean"):
         remote_plugins(file, ["Libary"], {})
 

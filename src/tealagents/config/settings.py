@@ -21,6 +21,7 @@ from tealagents.options import (
     Authority,
     ExistingFile,
     Flag,
+    HeaderKey,
     HeaderNames,
     HttpUrl,
     LogLevel,
@@ -44,7 +45,7 @@ class Settings(Options):
 
     service_config: Path | None = None
     """The config file, if the command line names none."""
-    api_key: SecretStr | None = None
+    api_key: HeaderKey | None = None
     """Key of the model service."""
     base_url: Annotated[HttpUrl | None, Field(repr=False)] = None
     """Address of an OpenAI-compatible model service, or of an Azure resource. Unset: OpenAI."""

@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tealagents.options import HeaderKey, Headers
 from tealagents.outbound.addresses import is_loopback
 
 #: gives a bearer token that is valid now; raises `ModelFailed`
@@ -37,7 +38,7 @@ class ModelOptions(BaseModel):
     #: the model's name, or the deployment's at Azure
     model: str = Field(min_length=1)
     #: sent as a bearer token, or as `api-key` to Azure; None where the service asks for none
-    api_key: SecretStr | None = None
+    api_key: HeaderKey | None = None
     #: the root of the API, with its `/v1`; at Azure the resource's endpoint alone is enough
     base_url: str = OPENAI_URL
     #: 0 is sent; None is not
@@ -76,7 +77,7 @@ class OpenAIOptions(ModelOptions):
     organization: str | None = None
     project: str | None = None
     #: sent with every call, besides those of the SDK
-    headers: dict[str, str] = {}
+    headers: Headers = {}
     #: Azure's dated API (`/openai/deployments/…?api-version=…`); without it Azure's `/openai/v1/` is used
     azure_api_version: str | None = None
     #: the deployment where it is not called like the model

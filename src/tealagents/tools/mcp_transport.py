@@ -78,7 +78,7 @@ class ReportingClient(BoundedClient):
             seconds=read,
             limit=MAX_ANSWER,
             streams=True,
-            headers=options.headers,
+            headers=httpx2.Headers(options.headers, encoding="latin-1"),  # by itself it takes ASCII only
             timeout=httpx2.Timeout(options.timeout, read=read),
             verify=options.verify_ssl,
         )

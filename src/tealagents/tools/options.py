@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tealagents.domain.ports import Governance
-from tealagents.options import Flag, HttpUrl, Options, Seconds, Text, Words
+from tealagents.options import Flag, Headers, HttpUrl, Options, Seconds, Text, Words
 from tealagents.outbound.addresses import is_http_url
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import suggestion
@@ -53,7 +53,7 @@ class MCPServerOptions(Options):
     """Folder that the program runs in, relative to this file. Left out, the folder of this file."""
     url: Annotated[HttpUrl | None, Field(repr=False)] = None
     """Address of the server (`http`)."""
-    headers: dict[str, str] = Field({}, repr=False)
+    headers: Headers = Field({}, repr=False)
     """Headers of every call (`http`). Credentials as `${NAME}`."""
     timeout: Seconds = 30
     """Seconds to start or connect, and until the server begins to answer one HTTP request."""
@@ -112,7 +112,7 @@ class MCPServerOptions(Options):
 class RemotePluginOptions(BaseModel):
     """One entry of `remote_plugins` in the file that `TA_REMOTE_PLUGIN_PATH` names."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     #: the plugin's name towards the model
     plugin_name: str = Field(min_length=1)
@@ -121,7 +121,7 @@ class RemotePluginOptions(BaseModel):
     #: where requests go; None: the first server of the document
     server_url: str | None = None
     #: sent with each request; `${NAME}` is replaced from the environment
-    headers: dict[str, str] = {}
+    headers: Headers = {}
     #: the caller's own token is passed on
     pass_user_token: bool = False
     #: a token to act for the caller is passed on (on-behalf-of)
@@ -177,7 +177,11 @@ def _resolved(entry: RemotePluginOptions, file: Path, environment: Mapping[str, 
         path = str(_located(Path(path), file))
     where = f"{file}: {entry.plugin_name}"
     headers = {name: expanded(value, environment, where) for name, value in entry.headers.items()}
-    return entry.model_copy(update={"openapi_json_path": path, "headers": headers})
+    resolved = entry.model_dump() | {"openapi_json_path": path, "headers": headers}
+    try:
+        return RemotePluginOptions.model_validate(resolved)
+    except ValidationError as error:
+        raise ToolsetError(f"{where}: {explained(error)}") from error
 
 
 def _located(path: Path, file: Path) -> Path:
