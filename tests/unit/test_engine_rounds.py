@@ -1,5 +1,6 @@
 """The results of a round stand in the order of its calls, whenever each of them was there."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -67,6 +68,21 @@ async def test_a_fault_of_the_service_is_reported_as_one(streamed: bool) -> None
         assert ended.error is not None
         assert (ended.status, ended.error.code) == ("Failed", "internal_error")
         assert "a fault" not in ended.error.detail
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, type("Panic", (BaseException,), {})])
+async def test_whatever_a_model_client_raises_fails_its_request_alone(kind: type[BaseException]) -> None:
+    """It ends no process, and the request does not say that one has ended. covers: STATE-5"""
+
+    async def broken(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        raise kind
+        yield ModelDone(finish_reason="stop")
+
+    async with process(None, Scripted(broken, says("hello"))) as here:
+        ended = await here.ask()
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("Failed", "internal_error")
+        assert (await here.ask(task_id=ended.task_id)).status == "Completed"
 
 
 async def test_a_reply_that_is_nested_too_deeply_is_the_models_fault() -> None:

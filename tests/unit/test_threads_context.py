@@ -1,6 +1,7 @@
 """Context providers: what the model is sent besides the conversation, and what learns from it."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -207,6 +208,10 @@ class Broken(ContextProvider):
             raise RuntimeError("no pencil")
         if self._where == "slow":
             await asyncio.sleep(60)
+        if self._where == "leaving":
+            sys.exit(3)
+        if self._where == "canceled":
+            raise asyncio.CancelledError("its helper")
         return None
 
     async def invoked(
@@ -222,6 +227,8 @@ class Broken(ContextProvider):
         ("invoking", "RuntimeError: no pencil"),
         ("invoked", "RuntimeError: no paper"),
         ("slow", "took longer than 0.01 seconds"),
+        ("leaving", "SystemExit: 3"),
+        ("canceled", "CancelledError: its helper"),
     ],
 )
 async def test_a_provider_that_fails_is_reported_and_skipped(

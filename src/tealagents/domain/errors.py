@@ -23,6 +23,7 @@
 `code` is the contract's word; the api's table turns it into a status. `detail` says what to do.
 """
 
+import asyncio
 from typing import ClassVar
 
 
@@ -330,3 +331,19 @@ class NeedsAuthorization(Exception):
 
 class NeedsOwner(Exception):
     """Raised by a tool that needs the owner's token while another user's request is running it."""
+
+
+# --- what code of others raises -------------------------------------------------------------------
+
+
+def ends_task(error: BaseException) -> bool:
+    """Whether what was raised within a tool, a provider or a model client is meant for the task that runs it:
+    the task is canceled, or the process interrupted.
+
+    Everything else is a failure of that code alone, whatever its class: `SystemExit`, the cancellation of
+    something it waited for, a panic of an extension.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, GeneratorExit | KeyboardInterrupt)

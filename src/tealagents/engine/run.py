@@ -21,6 +21,7 @@ from tealagents.domain.errors import (
     RequestCanceled,
     RequestTimeout,
     TealError,
+    ends_task,
 )
 from tealagents.domain.events import Started, TextDelta, ToolCalled
 from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
@@ -121,7 +122,10 @@ class Run:
             self._ended_elsewhere(fenced)
         except TealError as error:
             self._give_up(error)
-        except Exception as error:
+        # model clients and context providers are code of others, whatever they raise
+        except BaseException as error:
+            if ends_task(error):
+                raise
             log.exception("request %s failed inside the service", self.request.request_id)
             await self._fail_last(error)
         finally:
@@ -357,7 +361,7 @@ class Run:
         self._conversations.forget(self.request.task_id)
         self._tell(request)
 
-    async def _fail_last(self, error: Exception) -> None:
+    async def _fail_last(self, error: BaseException) -> None:
         """A fault of ours must not leave a request running for ever."""
         fault = InternalError(
             f"Internal error ({type(error).__name__}). Retry the request; if it persists, contact the "

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall, User
 from tealagents.domain.ports import (
     Checking,
@@ -290,7 +290,9 @@ class Toolbox:
             tool.check(arguments)
         except ToolFailed:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if ends_task(error):
+                raise
             log.exception("tool %s raised", name)
             raise ToolFailed(_described(error)) from error
 
@@ -337,18 +339,18 @@ class Toolbox:
         try:
             async with deadline:
                 return _text(call.tool, await tool.call(context, arguments))
-        except (ToolFailed, NeedsAuthorization, NeedsOwner, GeneratorExit, KeyboardInterrupt):
+        except (ToolFailed, NeedsAuthorization, NeedsOwner):
             raise
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            raise ToolFailed(
-                "it was canceled from within; whether it took effect is unknown.", unknown=True
-            ) from None
-        except SystemExit as error:
-            raise ToolFailed(f"it tried to end the process (exit {error.code}).", unknown=True) from None
         # a tool is code of others: whatever it raises, a panic of Rust code too, is a result for the model
         except BaseException as error:
+            if ends_task(error):
+                raise
+            if isinstance(error, asyncio.CancelledError):
+                raise ToolFailed(
+                    "it was canceled from within; whether it took effect is unknown.", unknown=True
+                ) from None
+            if isinstance(error, SystemExit):
+                raise ToolFailed(f"it tried to end the process (exit {error.code}).", unknown=True) from None
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise ToolFailed(
                     f"it gave no result within {seconds:g} seconds; whether it took effect is unknown.",

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.domain import ids
-from tealagents.domain.errors import ContextProviderFailed
+from tealagents.domain.errors import ContextProviderFailed, ends_task
 from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Model, Tool, ToolSpec
 from tealagents.state.codec import encode_json
@@ -305,7 +305,9 @@ async def _watched(
             result = await work()
     except TimeoutError:
         failed = f"took longer than {seconds:g} seconds"
-    except Exception as error:
+    except BaseException as error:
+        if ends_task(error):
+            raise
         log.warning("context provider %s failed in %s", provider.name, what, exc_info=error)
         failed = f"{type(error).__name__}: {error}"
     if failed and provider.options.required and earlier is None:

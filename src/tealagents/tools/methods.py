@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from tealagents.domain.errors import ToolFailed
+from tealagents.domain.errors import ToolFailed, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
@@ -29,11 +29,17 @@ async def run_method(
         result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
         return result if isinstance(result, str) else to_text(await result, nothing=nothing)
     except (SystemExit, KeyboardInterrupt) as error:
-        raise ToolFailed(f"The tool tried to end the process ({type(error).__name__}).") from error
+        raise ToolFailed(
+            f"The tool tried to end the process ({type(error).__name__}); whether it took effect is unknown.",
+            unknown=True,
+        ) from error
     except asyncio.CancelledError as error:
-        if _is_canceled():
+        if ends_task(error):
             raise
-        raise ToolFailed("The tool gave up: something it waited for was canceled.") from error
+        raise ToolFailed(
+            "The tool gave up: something it waited for was canceled. Whether it took effect is unknown.",
+            unknown=True,
+        ) from error
 
 
 def _text_or_awaitable(
@@ -42,11 +48,6 @@ def _text_or_awaitable(
     """A function that is not async can still return a coroutine; the loop has to await that."""
     result = method(**arguments)
     return result if inspect.isawaitable(result) else to_text(result, nothing=nothing)
-
-
-def _is_canceled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def check_method(method: Any, where: str) -> None:
