@@ -177,6 +177,22 @@ def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
         assert post(service.url, json=HELLO, headers={"origin": service.root}).status_code == 200
 
 
+def test_a_name_that_leads_here_makes_no_page_one_of_ours(tmp_path: Path) -> None:
+    """Anyone can make a name lead to any address (DNS rebinding): a page of the same name is believed where it
+    proves more than that, or where the config names it."""
+    config = CHAT + "  cors_origins: [http://app.example.com]\n"
+    with served(write(tmp_path, config)) as (service, _):
+        for host, status in (
+            *(("evil.example.com", 404), ("evil.example.com:8000", 404), ("localhost.example.com", 404)),
+            *(("localhost:8000", 200), ("[::1]:8000", 200), ("10.0.0.1", 200), ("app.example.com", 200)),
+        ):
+            same = {"origin": f"http://{host}", "host": host}
+            assert post(service.url, json=HELLO, headers=same).status_code == status, host
+    with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": "s3cret"}) as (service, _):
+        own = {"origin": "https://named.example.com", "host": "named.example.com", "taAgwKey": "s3cret"}
+        assert post(service.url, json=HELLO, headers=own).status_code == 200
+
+
 def test_an_answered_call_is_logged_as_completed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Over all ways: what is logged, and counted, is how the call ended."""
     caplog.set_level("INFO", "tealagents.telemetry.requests")

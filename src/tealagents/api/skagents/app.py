@@ -224,7 +224,7 @@ class StatelessApp:
         return inputs.read(self._front.input_type, body, self._front.settings.max_items)
 
     async def _identify(self, connection: HTTPConnection) -> Caller:
-        check_origin(connection, self._origins)
+        check_origin(connection, self._front.identity, self._origins)
         return await self._front.identity.caller(connection)
 
     # --- errors ----------------------------------------------------------------------------------

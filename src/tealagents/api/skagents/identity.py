@@ -1,6 +1,8 @@
 """Who calls: by the bearer token as everywhere, or as a gateway in front of the service has checked."""
 
 import hmac
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
@@ -20,6 +22,11 @@ class Gateway:
     def __init__(self, secret: str | None) -> None:
         self._secret = secret
 
+    @property
+    def believes_all(self) -> bool:
+        """Nothing shows that it is the gateway that calls."""
+        return self._secret is None
+
     async def caller(self, connection: HTTPConnection) -> Caller:
         """The one caller there is, or `Unauthenticated`."""
         if self._secret is not None:
@@ -35,11 +42,24 @@ class Gateway:
 Identity = Bearer | Gateway
 
 
-def check_origin(connection: HTTPConnection, allowed: frozenset[str]) -> None:
-    """`NotFound` for web pages of other origins: a gateway's word must not be lent to them by a browser."""
+def check_origin(connection: HTTPConnection, identity: Identity, allowed: frozenset[str]) -> None:
+    """`NotFound` for web pages of other origins: a gateway's word must not be lent to them by a browser.
+
+    A page can make its own name lead here (DNS rebinding). Where everyone is believed, no name is our own.
+    """
     origin = connection.headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:
         return
     host = origin.partition("://")[2]
-    if not host or host != connection.headers.get("host"):
+    own = bool(host) and host == connection.headers.get("host")
+    if not own or (isinstance(identity, Gateway) and identity.believes_all and not _is_address(host)):
         raise NotFound("Pages of this origin may not call; see spec.cors_origins.")
+
+
+def _is_address(host: str) -> bool:
+    """An address, or the one name that no DNS server is asked for; with or without a port."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
