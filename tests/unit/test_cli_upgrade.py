@@ -1,5 +1,8 @@
 """`tealagents upgrade`: earlier files become ours, with their comments."""
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,15 @@ def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     (tmp_path / "config.v1alpha1.yaml").write_text("mine")
     assert "exists; name another" in upgrade(write(tmp_path, CHAT))[1]
     assert (tmp_path / "config.v1alpha1.yaml").read_text() == "mine"
+
+
+def test_a_file_that_cannot_be_written_anew_stays_as_it_is(tmp_path: Path) -> None:
+    """As on a full disk, where --output names the file itself."""
+    file = write(tmp_path, CHAT)
+    before = file.read_text()
+    program = Path(sys.executable).with_name("tealagents")
+    command = f"ulimit -f 0; exec {shlex.quote(str(program))} upgrade {file} -o {file}"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (2, f"✗ {file}: cannot be written: file too large\n")
+    assert file.read_text() == before
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tealagents import __version__
+from tealagents.cli.output import checked_output
 
 #: name → where its function is, or its group of commands; in the order of the help
 COMMANDS: Mapping[str, str] = {
@@ -67,4 +68,5 @@ def common(
 def main() -> None:
     """The entry point."""
     called = [name for name in sys.argv[1:2] if name in COMMANDS]
-    command_line(*(called or COMMANDS))()
+    with checked_output():
+        command_line(*(called or COMMANDS))()

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from tealagents.cli.loading import fail, load_or_exit, unusable
+from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -89,8 +90,10 @@ def _when_ready(listener: socket.socket, announce: Callable[[], None]) -> None:
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection((reachable, port), timeout=1).close()
-                return announce()
+                break
             time.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(OutputLost):  # the service is there all the same
+            announce()
 
     threading.Thread(target=wait, name="announce", daemon=True).start()
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import httpx
 import typer
 
+from tealagents.cli.output import OutputLost
 from tealagents.testing.authority import APP_ID_URI, SCOPE, SERVICE_ID, TENANT, LocalAuthority
 
 __all__ = ["authority_command", "token_command"]
@@ -43,6 +44,8 @@ def authority_command(
                 typer.echo(f'export {name}="{value}"')
             typer.echo("Serving. Set these where `tealagents serve` and `tealagents token` run.", err=True)
             threading.Event().wait()
+    except OutputLost:
+        raise
     except OSError as error:
         typer.echo(f"Cannot listen on port {port}: {error.strerror}. Choose another with --port.", err=True)
         raise typer.Exit(1) from None

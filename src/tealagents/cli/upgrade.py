@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +56,7 @@ def upgrade_command(
             raise fail(f"{file} is of {config.api_version} already")
         before = file.read_text(encoding="utf-8-sig")
         after = upgraded(before, config)
-        target.write_text(after, encoding="utf-8")
+        _write(target, after)
     except ConfigError as error:
         raise fail(*map(str, error.problems)) from None
     except NotUpgraded as error:
@@ -70,6 +71,19 @@ def upgrade_command(
     for note in notes(config, target):
         stderr.print(f"[yellow]![/] {escape(note)}")
     print(f"\n{_CLIENTS}\n\nWritten: {target}")
+
+
+def _write(target: Path, text: str) -> None:
+    """Writes a file that appears once it is complete; one that it replaces stays as it is until then."""
+    target = target.resolve()
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        if target.exists():
+            shutil.copymode(target, partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _show(difference: Iterator[str]) -> None:

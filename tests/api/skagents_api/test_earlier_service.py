@@ -178,8 +178,10 @@ def test_pages_of_other_origins_may_not_call(tmp_path: Path) -> None:
 
 
 def test_a_name_that_leads_here_makes_no_page_one_of_ours(tmp_path: Path) -> None:
-    """Anyone can make a name lead to any address (DNS rebinding): a page of the same name is believed where it
-    proves more than that, or where the config names it."""
+    """Anyone can make a name lead to any address (DNS rebinding).
+
+    A page of the same name is believed where it proves more than that, or where the config names it.
+    """
     config = CHAT + "  cors_origins: [http://app.example.com]\n"
     with served(write(tmp_path, config)) as (service, _):
         for host, status in (

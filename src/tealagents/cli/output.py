@@ -1,0 +1,64 @@
+"""Standard output: a command whose output cannot be written says so and ends, whichever line it was."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+
+class OutputLost(OSError):
+    """Standard output cannot be written."""
+
+
+class _Output:
+    """A stream whose errors are told apart from those of other files; after one it is not tried again."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if self._lost is None:
+            self._trying(lambda: self._stream.write(text))
+        if self._lost is not None:
+            raise self._lost
+        return len(text)
+
+    def flush(self) -> None:
+        if self._lost is None:
+            self._trying(self._stream.flush)
+            if self._lost is not None:
+                raise self._lost
+
+    def _trying(self, what: Callable[[], object]) -> None:
+        try:
+            what()
+        except BrokenPipeError as error:  # its reader has enough: commands end silently
+            self._lost = error
+        except OSError as error:
+            self._lost = OutputLost(error.errno, error.strerror)
+
+
+@contextmanager
+def checked_output() -> Iterator[None]:
+    """Within, a failure of standard output ends the command with exit status 1."""
+    if sys.stdout is None:  # closed before the start: nothing is printed
+        yield
+        return
+    output = sys.stdout = cast(TextIO, _Output(sys.stdout))
+    try:
+        try:
+            yield
+        finally:
+            output.flush()
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+    except OutputLost as error:
+        from tealagents.cli.loading import fail
+        from tealagents.config.problems import reason
+
+        fail(f"standard output cannot be written: {reason(error)}; free some space, or send it elsewhere")
+        raise SystemExit(1) from None

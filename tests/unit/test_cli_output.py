@@ -1,0 +1,82 @@
+"""Standard output that cannot be written: a full disk, or a reader that has enough."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from earlier_agents import CHAT, write
+
+from tealagents.testing.service import offline_service
+
+PROGRAM = str(Path(sys.executable).with_name("tealagents"))
+HELLO = str(Path(__file__).parents[2] / "configs" / "hello.yaml")
+SENTENCE = (
+    "✗ standard output cannot be written: no space left on device; free some space, or send it elsewhere"
+)
+#: a device that is always full
+FULL = Path("/dev/full")
+COMMANDS = {
+    "help": ["--help"],
+    "version": ["--version"],
+    "check": ["check", HELLO],
+    "schema": ["schema"],
+    "doctor": ["doctor", "http://127.0.0.1:9"],
+    "authority": ["authority", "--port", "0"],
+}
+pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+
+
+def full(*command: str, input: str = "", unbuffered: str = "") -> tuple[int, list[str]]:
+    """The exit status of a command whose output goes to a full disk, and the lines of its errors."""
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with FULL.open("w") as output:
+        ended = subprocess.run(
+            [PROGRAM, *command],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            input=input,
+            env=env,
+            text=True,
+            timeout=60,
+        )
+    return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("!")]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_full_disk_ends_a_command_with_one_sentence(name: str, unbuffered: str) -> None:
+    """Exit status 1, and no traceback."""
+    status, lines = full(*COMMANDS[name], unbuffered=unbuffered)
+    assert status == 1
+    assert lines == [SENTENCE]
+
+
+def test_what_prints_after_its_work_reports_it_too(tmp_path: Path) -> None:
+    """The work is done."""
+    file = write(tmp_path, CHAT)
+    status, lines = full("upgrade", str(file))
+    assert (status, lines) == (1, [SENTENCE])
+    assert file.with_suffix(f".v1alpha1{file.suffix}").exists()
+
+
+def test_an_answer_that_cannot_be_printed_ends_the_chat() -> None:
+    """Piped, as a script does it."""
+    with offline_service() as (service, _):
+        assert full("chat", service.url, "--token", "ada", input="hello") == (1, [SENTENCE])
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_enough_ends_a_command_silently(unbuffered: str) -> None:
+    """As `| head -1` does, whether the output is short or long."""
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    for command in (["--version"], ["schema"], ["check", HELLO]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        ended = subprocess.run(
+            [PROGRAM, *command], stdout=writing, stderr=subprocess.PIPE, env=env, text=True, timeout=60
+        )
+        os.close(writing)
+        assert ended.returncode == 1
+        assert [line for line in ended.stderr.splitlines() if not line.startswith("!")] == []
