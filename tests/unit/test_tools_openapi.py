@@ -492,6 +492,23 @@ async def test_server_of_the_document_is_used_where_none_is_configured(tmp_path:
             pass
 
 
+@pytest.mark.parametrize("wrong", ["?key=s3cret", "#part", ":99999/", ":x/", ":0/"])
+async def test_servers_that_no_path_can_be_appended_to_are_refused_at_start(
+    tmp_path: Path, wrong: str
+) -> None:
+    """Configured, or named by the document; and not by the first call."""
+    url = f"http://127.0.0.1{wrong}"
+    file = tmp_path / "openapi.json"
+    file.write_text(json.dumps(library.document(url)))
+    for server_url in (url, None):
+        options = RemotePluginOptions(
+            plugin_name="Library", openapi_json_path=str(file), server_url=server_url
+        )
+        with pytest.raises(ToolsetError, match=r"cannot be a server's URL: .* Set server_url") as raised:
+            await OpenAPIPlugin(options).__aenter__()
+        assert "s3cret" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("content", "reported"),
     [

@@ -249,7 +249,7 @@ def _client(options: RemotePluginOptions, url: str) -> BoundedClient:
 def _server(options: RemotePluginOptions, document: Json, where: str, *, secret: bool) -> str:
     """Where requests go. A document that was fetched names its own origin; none chooses who gets secrets."""
     if options.server_url is not None:
-        return options.server_url.rstrip("/")
+        return _base(options.server_url)
     named = server_of(document, where)
     if named is None:
         raise ToolsetError(f"{where} names no absolute server URL. Set server_url.")
@@ -258,7 +258,22 @@ def _server(options: RemotePluginOptions, document: Json, where: str, *, secret:
             raise ToolsetError(f"{where} names a server elsewhere, {shown(named)}. Set server_url to use it.")
     elif secret:
         raise ToolsetError(f"{where} must not choose who is sent credentials. Set server_url.")
-    return named.rstrip("/")
+    return _base(named)
+
+
+def _base(url: str) -> str:
+    """The URL as paths are appended to it."""
+    try:
+        parts = httpx2.URL(url)
+        port_exists = parts.port is None or 0 < parts.port < 65_536
+        if parts.scheme in ("http", "https") and port_exists and not (parts.query or parts.fragment):
+            return url.rstrip("/")
+    except httpx2.InvalidURL:
+        pass
+    raise ToolsetError(
+        f"{shown(url)} cannot be a server's URL: it needs a port that exists, and no query or fragment. Set "
+        "server_url."
+    )
 
 
 def _chosen(found: list[ApiOperation], options: RemotePluginOptions, where: str) -> list[ApiOperation]:
