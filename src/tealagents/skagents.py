@@ -5,12 +5,15 @@ What `bootstrap` does for our own files; the parts that both need are made there
 
 import dataclasses
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from tealagents import telemetry
 from tealagents.api.bearer import Bearer
@@ -40,6 +43,9 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.input_types import INPUTS
 
 log = logging.getLogger(__name__)
+
+#: model services take letters, digits, `_` and `-`; the class of a generic type has more
+_FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 
 
 def application(config: EarlierConfig, *, clock: Clock | None = None) -> StatelessApp:
@@ -100,7 +106,10 @@ def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | 
             f"types are {', '.join(INPUTS)}"
         )
 
-    return named(config.input_type), named(config.output_type) if config.output_type else None
+    wanted = named(config.output_type) if config.output_type else None
+    if wanted is not None:
+        format_of(wanted)
+    return named(config.input_type), wanted
 
 
 def instructions_of(task: EarlierTask) -> Instructions:
@@ -112,22 +121,33 @@ def instructions_of(task: EarlierTask) -> Instructions:
 
 
 def format_of(kind: type[BaseModel]) -> ResponseFormat:
-    """A type as the model service is asked for it."""
-    schema = kind.model_json_schema()
-    closed: Json = kind.model_json_schema()
+    """A type as the model service is asked for it. `ToolsetError` where it cannot be asked for."""
+    try:
+        schema = kind.model_json_schema()
+    except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ToolsetError(f"the output_type {kind.__name__} has no JSON schema: {reason}") from error
+    closed: Json = deepcopy(schema)
     strict = _close(closed)
-    return ResponseFormat(name=kind.__name__[:64], schema=closed if strict else schema, strict=strict)
+    name = _FORBIDDEN_IN_NAME.sub("_", kind.__name__)[:64]
+    return ResponseFormat(name=name, schema=closed if strict else schema, strict=strict)
 
 
 def _close(node: Any) -> bool:
-    """Closes every object of a schema and requires all its keys; False where one has keys of any name."""
+    """Closes every object of a schema and requires all its keys; False where services hold no model to it: it
+    has keys of any name, a set or a tuple."""
     if isinstance(node, list):
         return all(map(_close, node))
     if not isinstance(node, dict):
         return True
     node.pop("default", None)
+    if "oneOf" in node:  # of a union with a discriminator, of which one fits at most
+        node["anyOf"] = node.pop("oneOf")
+        node.pop("discriminator", None)
     if "$ref" in node:
         node.pop("description", None)
+    if "uniqueItems" in node or "prefixItems" in node:
+        return False
     if node.get("type") == "object":
         if "properties" not in node:
             return False

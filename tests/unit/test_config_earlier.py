@@ -148,6 +148,7 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
         ),
         (("output_type: Report", "output_type: Nothing"), "there is no type Nothing"),
         (("output_type: Report", "output_type: TYPES"), "there is no type TYPES"),
+        (("output_type: Report", "output_type: Odd"), "the output_type Odd has no JSON schema: Cannot"),
         (
             ("model: gpt-4o\n", "model: gpt-4o\n      plugins: [Shell]\n"),
             "spec.agents[0].plugins: The plugins",
@@ -156,7 +157,8 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
 )
 def test_check_finds_what_is_wrong(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     """Templates, types and tools are made by `check`, which runs nothing."""
-    file = write(tmp_path, SEQUENTIAL.replace(*change), custom_types=TYPES + "\nTYPES = 1\n")
+    odd = "\nTYPES = 1\nimport collections.abc\nclass Odd(BaseModel):\n    does: collections.abc.Callable\n"
+    file = write(tmp_path, SEQUENTIAL.replace(*change), custom_types=TYPES + odd)
     env = {"TA_API_KEY": "x", "COLUMNS": "400"}
     ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
     assert ended.exit_code == 2

@@ -3,7 +3,7 @@
 import contextlib
 from datetime import datetime
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import jsonschema
 import pytest
@@ -70,11 +70,56 @@ def test_offline_model_answers_by_type(kind: type[BaseModel]) -> None:
     assert kind.model_validate(value)
 
 
-def test_keys_of_any_name_are_asked_for_loosely() -> None:
-    """No service can close what is open, so it is asked for as it is."""
-    wanted = format_of(Free)
+class Tags(BaseModel):
+    tags: set[str]
+
+
+class Place(BaseModel):
+    at: tuple[float, float]
+
+
+@pytest.mark.parametrize("kind", [Free, Tags, Place])
+def test_what_no_service_holds_a_model_to_is_asked_for_loosely(kind: type[BaseModel]) -> None:
+    """Keys of any name, which cannot be closed, sets and tuples: such a type is asked for as it is."""
+    wanted = format_of(kind)
     assert wanted.strict is False
-    assert wanted.schema == Free.model_json_schema()
+    assert wanted.schema == kind.model_json_schema()
+
+
+class Tea(BaseModel):
+    leaf: Literal["tea"]
+    minutes: int
+
+
+class Coffee(BaseModel):
+    leaf: Literal["coffee"]
+
+
+class Drink(BaseModel):
+    what: Tea | Coffee = Field(discriminator="leaf")
+
+
+def test_a_union_with_a_discriminator_is_asked_for_as_one_without() -> None:
+    """Services that hold a model to a schema take no `oneOf`."""
+    wanted = format_of(Drink)
+    assert wanted.strict
+    assert "oneOf" not in str(wanted.schema)
+    assert "discriminator" not in str(wanted.schema)
+    jsonschema.validate({"what": {"leaf": "coffee"}}, wanted.schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"what": {"leaf": "coffee", "minutes": 3}}, wanted.schema)
+
+
+Inner = TypeVar("Inner")
+
+
+class Page(BaseModel, Generic[Inner]):
+    entries: list[Inner]
+
+
+def test_the_name_of_a_type_is_one_that_services_take() -> None:
+    """A generic class has brackets in its name."""
+    assert format_of(Page[int]).name == "Page_int_"
 
 
 class Loose(BaseModel):
