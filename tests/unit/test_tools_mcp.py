@@ -215,6 +215,27 @@ async def test_changed_listing_is_taken_over(tmp_path: Path) -> None:
         assert server.tools() is not before
 
 
+async def test_a_listing_that_breaks_the_rules_ends_no_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last listing stays, and so does the session with its calls."""
+    async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
+        before = server.tools()
+        garbling = asyncio.create_task(call(server, "garble"))
+        await until(lambda: "MCP server odd" in caplog.text)
+        assert await call(server, "echo") == "{}"
+        assert await garbling == "done"
+        assert server.tools() is before
+    assert "its last listing stays: 1 validation error" in caplog.text
+    assert len(lines(tmp_path, "processes")) == 1
+
+
+async def test_nulls_are_left_out_of_a_schema(tmp_path: Path) -> None:
+    """Some servers write them for what is not there; a model service would refuse all tools with them."""
+    async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
+        assert by_name(server)["odd-nulls"].spec.parameters == {"type": "object", "properties": {}}
+
+
 async def test_modern_server_reports_changes_to_those_who_listen() -> None:
     """At the newest protocol version, where changes have to be asked for, a new listing is taken over."""
     sdk = counting([])
@@ -282,6 +303,14 @@ async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         with pytest.raises(ToolFailed, match="odd: no such thing"):
             await call(server, "raise")
+
+
+async def test_what_was_done_by_a_call_with_an_unreadable_answer_is_unknown(tmp_path: Path) -> None:
+    """The server took the call; what it says of it cannot be read."""
+    async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
+        with pytest.raises(ToolFailed, match="took the call, but its answer breaks the rules") as raised:
+            await call(server, "nonsense")
+    assert raised.value.unknown
 
 
 async def test_tool_that_is_gone_is_reported(tmp_path: Path) -> None:

@@ -156,7 +156,8 @@ class MCPServer:
         except (RuntimeError, ValidationError) as error:
             reason = bounded(described(error), 1_000)
             raise ToolFailed(
-                f"{self.options.name} took the call, but its answer breaks the rules of MCP: {reason}"
+                f"{self.options.name} took the call, but its answer breaks the rules of MCP: {reason}",
+                unknown=True,
             ) from error
         text = result_text(result)
         if result.is_error:

@@ -19,6 +19,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
 
 from tealagents import __version__
 from tealagents.domain.models import Json
@@ -217,6 +218,9 @@ class MCPConnection:
                 self._lose()
             else:
                 logger.warning("MCP server %s does not list its tools: %s", self._options.name, error)
+        except ValidationError as error:
+            name = self._options.name
+            logger.warning("MCP server %s breaks the rules of MCP; its last listing stays: %s", name, error)
 
     def _lose(self) -> None:
         """Makes `_watch` return. New calls wait for the next session from here on."""

@@ -180,6 +180,7 @@ def _governance(trust: TrustLevel, annotations: types.ToolAnnotations | None) ->
 
 
 def _parameters(schema: Json) -> Json:
-    """The server's schema as model services take it: an object with properties, without its dialect."""
-    parameters = {key: value for key, value in schema.items() if key != "$schema"}
+    """The server's schema as model services take it: an object with properties, without its dialect, and
+    without nulls, which some servers write for what they leave out."""
+    parameters = {key: value for key, value in schema.items() if key != "$schema" and value is not None}
     return {"type": "object", "properties": {}, **parameters}
