@@ -84,6 +84,22 @@ def test_arguments_are_always_sent_back_as_an_object(written: str, sent_back: ob
         assert orjson.loads(arguments) == sent_back
 
 
+@pytest.mark.parametrize(
+    ("made_up", "sent_back"),
+    [
+        ("Shell-delete", "Shell-delete"),
+        ("multi_tool_use.parallel", "multi_tool_use_parallel"),
+        ("", "_"),
+        ("L\u00f6schen " * 20, ("L_schen_" * 20)[:64]),
+    ],
+)
+def test_a_tool_that_the_model_made_up_is_sent_back_under_a_name(made_up: str, sent_back: str) -> None:
+    """No name that it calls can make a service refuse the conversation for ever."""
+    asked = called(ToolCall("call_1", made_up, "{}"))
+    assert encoded(chat(), asked)["tool_calls"][0]["function"]["name"] == sent_back
+    assert encoded(responses(), asked)["name"] == sent_back
+
+
 def test_half_a_character_does_not_stop_a_conversation() -> None:
     """A tool's output that is not valid Unicode is sent all the same."""
     assert encoded(chat(), result("call_1", "\ud83d!"))["content"] == "?!"

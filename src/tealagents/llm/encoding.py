@@ -1,6 +1,7 @@
 """JSON for a model service, written once to be kept, and JSON from it. No I/O."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,9 @@ from tealagents.domain.models import Json, Message, ToolCall
 
 Shape = TypeVar("Shape")
 
+#: characters of a tool's name, and those that services do not take in one
+MAX_NAME = 64
+_FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 #: parts of an answer that is read a second time, more slowly and into more memory
 MAX_PARTS = 100_000
 
@@ -70,6 +74,15 @@ def user_text(message: Message) -> str | None:
     if any(item.content_type != "text" for item in message.items):
         return None
     return "\n".join(item.content for item in message.items)
+
+
+def called_name(call: ToolCall) -> str:
+    """The tool of a call as services take it back.
+
+    What a model makes up (`multi_tool_use.parallel`) need be no name to the service, which would refuse the
+    conversation for ever.
+    """
+    return _FORBIDDEN_IN_NAME.sub("_", call.tool)[:MAX_NAME] or "_"
 
 
 def arguments(call: ToolCall) -> str:

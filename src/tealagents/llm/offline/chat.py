@@ -97,6 +97,10 @@ def _tool_name(given: Any, param: str, nested_in: str | None) -> str | None:
     if nested_in:
         param = f"{param}.{nested_in}"
         tool = required(tool.get(nested_in), dict, param)
+    return _checked_name(tool, param)
+
+
+def _checked_name(tool: dict[str, Any], param: str) -> str:
     name = required(tool.get("name"), str, f"{param}.name")
     if not _TOOL_NAME.match(name):
         raise invalid(
@@ -157,8 +161,8 @@ def _check_content(content: Any, param: str) -> None:
 def _call_id(given: Any, param: str) -> str:
     call = required(given, dict, param)
     function = required(call.get("function"), dict, f"{param}.function")
-    for field in ("name", "arguments"):
-        required(function.get(field), str, f"{param}.function.{field}")
+    _checked_name(function, f"{param}.function")
+    required(function.get("arguments"), str, f"{param}.function.arguments")
     return required(call.get("id"), str, f"{param}.id")
 
 
