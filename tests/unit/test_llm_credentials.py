@@ -12,8 +12,14 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+)
 from llm_setup import RawConnection, RawService, answer_whole, client, events
 
 from tealagents.domain.errors import ModelFailed
@@ -241,6 +247,25 @@ async def test_an_authority_that_is_not_there_is_an_error(tmp_path: Path) -> Non
     missing = {"TA_AZURE_CLIENT_CERTIFICATE": str(tmp_path / "no.pem")}
     async with AzureCredential(options("certificate", **missing)) as credential:
         with pytest.raises(ModelFailed, match="cannot be read"):
+            await credential()
+
+
+@pytest.mark.parametrize(
+    ("key", "cipher", "why"),
+    [
+        (rsa.generate_private_key(65537, 2048), BestAvailableEncryption(b"secret"), "key is encrypted"),
+        (ec.generate_private_key(ec.SECP256R1()), NoEncryption(), "is no RSA key"),
+    ],
+)
+async def test_a_key_that_cannot_sign_is_an_error(
+    tmp_path: Path, key: Any, cipher: KeySerializationEncryption, why: str
+) -> None:
+    """It wants a password, or is of another kind: the error says which, and is none of the service itself."""
+    pem = tmp_path / "service.pem"
+    pem.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, cipher))
+    settings = {"TA_AZURE_CLIENT_CERTIFICATE": str(pem)}
+    async with AzureCredential(options("certificate", **settings)) as credential:
+        with pytest.raises(ModelFailed, match=why):
             await credential()
 
 

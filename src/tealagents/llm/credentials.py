@@ -232,7 +232,7 @@ async def _client_credentials_token(options: AzureCredentialOptions) -> Token:
     }
     try:
         form.update(await asyncio.to_thread(_proof, options, endpoint))
-    except (OSError, ValueError) as failure:
+    except (OSError, ValueError, TypeError) as failure:  # a TypeError: the key wants a password
         raise TokenRefused(f"the credential cannot be read ({failure}).") from None
     try:
         async with BoundedClient(endpoint, seconds=TIMEOUT, limit=MAX_ANSWER) as client:
@@ -268,11 +268,14 @@ def _certificate_assertion(options: AzureCredentialOptions, endpoint: str) -> st
     (https://learn.microsoft.com/entra/identity-platform/certificate-credentials)."""
     import jwt
     from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
     assert options.certificate_path is not None
     pem = options.certificate_path.read_bytes()
-    key: Any = load_pem_private_key(pem, password=None)
+    key = load_pem_private_key(pem, password=None)
+    if not isinstance(key, RSAPrivateKey):
+        raise ValueError("its private key is no RSA key, and Entra ID takes no others")
     certificate = x509.load_pem_x509_certificate(pem)
     digest = hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
     now = int(time.time())
