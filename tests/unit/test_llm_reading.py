@@ -169,6 +169,20 @@ def test_fragments_without_an_index_belong_to_the_call_with_their_id() -> None:
         assert done.tool_calls == (ToolCall("a", "A-b", '{"x":1}'), ToolCall("b", "A-c", '{"y":2}'))
 
 
+def test_calls_of_one_id_stay_distinct() -> None:
+    """Each of a whole answer is a call of its own; of fragments without an index, one of another name is."""
+    same = [
+        {"id": "a", "function": {"name": "A-b", "arguments": arguments}}
+        for arguments in ('{"x":1}', '{"x":2}')
+    ]
+    whole = {"choices": [{"message": {"tool_calls": same}, "finish_reason": "tool_calls"}]}
+    done = ending(chat(whole))
+    assert [call.arguments for call in done.tool_calls] == ['{"x":1}', '{"x":2}']
+    said = [fragment(None, "a", "A-b", "{}"), fragment(None, "a", "A-c", "{}")]
+    done = ending(chat(*said, chunk(finish_reason="tool_calls")))
+    assert [call.tool for call in done.tool_calls] == ["A-b", "A-c"]
+
+
 def test_a_call_without_an_id_gets_one_that_only_this_answer_has() -> None:
     """The same answer gives the same id, another answer another, two calls two."""
     said = [fragment(0, None, "A-b", "{}"), fragment(1, None, "A-b", "{}"), chunk(finish_reason="tool_calls")]

@@ -262,7 +262,9 @@ class ChatReading:
             pieces.append(TextDelta(said.refusal, refusal=True))
         if said.tool_calls:
             self.begun = True
-            for fragment in said.tool_calls:
+            for place, fragment in enumerate(said.tool_calls):
+                if choice.delta is None and fragment.index is None:
+                    fragment.index = place  # a whole message has whole calls, whatever their ids
                 self._assemble(fragment)
         if said.reasoning_content or said.reasoning:
             self.begun = True
@@ -295,12 +297,13 @@ class ChatReading:
 
     def _index_of(self, fragment: _CallFragment) -> int:
         """For a fragment without an index: that of the call with its id, of the last one, or the next."""
+        name = (fragment.function and fragment.function.name) or ""
         if fragment.id:
             for call in self._calls:
-                if call.id == fragment.id:
+                if call.id == fragment.id and name in ("", call.name):
                     return call.index
         last = self._calls[-1].index if self._calls else -1
-        names_one = fragment.function is not None and bool(fragment.function.name)
+        names_one = bool(name)
         return last + 1 if names_one or last < 0 else last
 
     def _understood(self, read: Callable[[bytes], Shape], data: bytes) -> Shape:
