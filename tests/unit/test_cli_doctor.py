@@ -240,6 +240,15 @@ def test_each_agent_of_a_sequence_is_asked(patient: Patient) -> None:
     assert found.count("✗") == 1, found
 
 
+def test_of_an_agent_without_state_no_store_and_no_lease_is_examined(patient: Patient) -> None:
+    """Both are of agents that keep state."""
+    patient.config.write_text(SEQUENCE)
+    names = ("TA_BASE_URL", "TA_API_KEY")
+    patient.env = {name: patient.env[name] for name in names}
+    patient.env |= {"TA_AUTH": "gateway", "TA_GATEWAY_SECRET": "s3cret", "TA_LIMITS__LEASE_SECONDS": "1"}
+    assert patient.examined() == (0, "✓ nothing is wrong\n")
+
+
 def test_a_used_port_is_found(patient: Patient) -> None:
     """Where it is asked for."""
     with ServiceThread(patient.config, patient.env) as service:

@@ -84,7 +84,8 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         config = said.config
         found += [Ailment(each) for each in (*said.wrong, *said.needed)]
     if config is not None and not found:
-        found += [each async for each in _store(config)]
+        if not config.stateless:
+            found += [each async for each in _store(config)]
         for key, agent in wiring(config).agents(config):
             # of agents that share a model service the first one says what is wrong with it
             found += [each async for each in _model(agent, key) if each not in found]
