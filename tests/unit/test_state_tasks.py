@@ -2,11 +2,12 @@
 
 import asyncio
 from datetime import datetime, timedelta
+from uuid import uuid4
 
 import pytest
 from engine_setup import ADA, EVE, Faulty, Process, Scripted, damage, process, says, waits
 
-from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.errors import CorruptState, NotFound, NotOwner
 from tealagents.domain.ids import operation_id, owner_tag
 from tealagents.domain.models import Head
 from tealagents.domain.ports import Commit, Put
@@ -113,6 +114,16 @@ async def test_a_damaged_index_of_owners_locks_no_one_out() -> None:
         assert (await here.ask("again", first.task_id)).status == "Completed"
         with pytest.raises((CorruptState, NotFound)):
             await here.ask("mine?", first.task_id, caller=EVE)
+
+
+async def test_an_id_that_another_user_is_just_taking_is_named() -> None:
+    """Of two who bring one session id, the second is refused before the first one's session exists."""
+    session_id = str(uuid4())
+    async with process() as here:
+        await here.tasks.directory.claim(keys.session, session_id, ADA.user)
+        with pytest.raises(NotOwner, match=session_id) as refused:
+            await here.send(session_id=session_id, caller=EVE)
+    assert refused.value.ids == {"session_id": session_id}
 
 
 async def test_a_waiting_request_begins_although_the_reply_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:

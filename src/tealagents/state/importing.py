@@ -177,7 +177,7 @@ class TaskImporter:
                 owner = await directory.owner_of(identifier, kind(identifier))
                 if owner is not None:
                     raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.", task_id=task_id)
-                await directory.claim(identifier, caller.user)
+                await directory.claim(kind, identifier, caller.user)
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:
         """Whether a record exists; one that a broken import of the same task has left does not count."""
@@ -196,7 +196,7 @@ class TaskImporter:
             owner = await self._tasks.directory.owner_of(session_id, keys.session(session_id))
             if owner is not None and owner != caller.user:
                 raise NotOwner(f"The session {session_id} belongs to another user.", session_id=session_id)
-            await self._tasks.directory.claim(session_id, caller.user)
+            await self._tasks.directory.claim(keys.session, session_id, caller.user)
         elif found.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
         return found

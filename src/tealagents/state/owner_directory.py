@@ -13,7 +13,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from tealagents.domain import ids
-from tealagents.domain.errors import Conflict, CorruptState, NotFound, NotOwner
+from tealagents.domain.errors import Conflict, CorruptState, NotFound, NotOwner, TealError
 from tealagents.domain.models import Caller, User
 from tealagents.state import keys
 from tealagents.state.codec import unseal
@@ -77,7 +77,7 @@ class Directory:
             self._known[user.key] = now
             return
 
-    async def claim(self, identifier: str, user: User) -> None:
+    async def claim(self, kind: "Kind", identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
         partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
         while True:
@@ -86,7 +86,7 @@ class Directory:
             if found and found.value.owner == user:
                 return
             if found and not await self._lapsed(found.value, identifier, now):
-                raise NotOwner("This id belongs to another user. Leave it out, or bring one of your own.")
+                raise _anothers(kind, identifier)
             try:
                 await self._records.commit(
                     partition,
@@ -219,13 +219,19 @@ async def foreign(
 ) -> str:
     """As `locate`, for an id that is not in the caller's own partition."""
     owner = await directory.owner_of(identifier, kind(identifier))
-    word = _WORDS[kind]
-    known = {f"{word}_id": identifier}
     if owner is None or owner == caller.user:
+        word = _WORDS[kind]
         raise NotFound(
             f"There is no {word} {identifier}. Check the id; it may have been deleted or expired."
-        ).with_ids(**known)
+        ).with_ids(**{f"{word}_id": identifier})
     allowed = (reading and caller.auditor) or (deciding and caller.approver)
     if allowed and owner.tid == caller.user.tid:
         return records.partition(owner)
-    raise NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(**known)
+    raise _anothers(kind, identifier)
+
+
+def _anothers(kind: Kind, identifier: str) -> TealError:
+    word = _WORDS[kind]
+    return NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(
+        **{f"{word}_id": identifier}
+    )

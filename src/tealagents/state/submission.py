@@ -370,7 +370,7 @@ class _Attempt:
             word = "session" if kind is keys.session else "task"
             known = {f"{word}_id": identifier}
             raise NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(**known)
-        await directory.claim(identifier, user)
+        await directory.claim(kind, identifier, user)
 
     async def _follow_on(
         self, task_id: str, found: Stored[Head] | None
