@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import resource
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -105,6 +106,26 @@ async def test_deleting_a_thread_empties_its_store(stores: MessageStoreFactory) 
     await thread.on_new_messages(exchange("q", "a"))
     await thread.delete()
     assert await store.list_messages() == []
+
+
+async def test_the_names_of_a_new_file_and_its_folders_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines are of no use where a crash of the machine forgets the file."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def noting(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    store = FileMessages(tmp_path / "a" / "b")
+    await store.add_messages(exchange("hello", "hi"))
+    assert sorted(synced) == sorted(map(str, (tmp_path, tmp_path / "a", tmp_path / "a" / "b", store.path)))
+    synced.clear()
+    await store.add_messages(exchange("again", "hi"))
+    assert synced == [str(store.path)]
 
 
 async def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:

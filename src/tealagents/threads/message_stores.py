@@ -109,7 +109,7 @@ class FileMessages:
         await asyncio.to_thread(self.path.unlink, missing_ok=True)
 
     def _append(self, lines: bytes) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(self._folder)
         with self._turn, open(self.path, "ab+", buffering=0, opener=_for_owner) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             whole = _whole(file)
@@ -119,6 +119,8 @@ class FileMessages:
             except OSError:  # some of the lines may be there: of a round all or nothing is kept
                 file.truncate(whole)
                 raise
+            if whole == 0:  # the file's name is on the disk as well
+                _sync(self._folder)
 
     def _read(self) -> list[Message]:
         try:
@@ -130,6 +132,23 @@ class FileMessages:
             return [_decode(line) for line in lines]
         except msgspec.DecodeError as error:
             raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, whose names are on the disk then."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _for_owner(path: str, flags: int) -> int:
