@@ -410,6 +410,63 @@ def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -
     assert (error.value.status, len(service.calls)) == (307, 1)
 
 
+@pytest.mark.parametrize("url", ["", "localhost:8000/A/1", "ftp://host/A/1", "http://", "http://a\nb/A/1"])
+def test_a_url_that_is_none_is_refused_at_once(connect: Connect, url: str) -> None:
+    """A mistake in the program is said where it is made, and not after half a minute of attempts."""
+    with pytest.raises(ValueError, match="is not"):
+        connect(url)
+
+
+@pytest.mark.parametrize("key", ["né", "a\nb"])
+def test_a_key_that_no_header_can_hold_is_not_sent(service: ContractServer, client: Client, key: str) -> None:
+    """It is a mistake in the program, and the error names the key."""
+    with pytest.raises(ValueError, match="printable ASCII"):
+        client.send("hello", idempotency_key=key)
+    assert not service.calls
+
+
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Response(DEEP, 200),
+        Response(DEEP, 500),
+        Response(b"event: request\ndata: " + DEEP + b"\n\n", 200, media_type="text/event-stream"),
+        Response("{}", 429, headers={"Retry-After": "\u00b2"}),
+        Response('{"code": "request_in_progress", "request_id": "../me"}', 409),
+    ],
+    ids=["deep document", "deep problem", "deep event", "no number", "no id"],
+)
+def test_whatever_a_server_sends_is_a_client_error(
+    service: ContractServer, connect: Connect, answer: Response
+) -> None:
+    """Also what no JSON parser reads, a number that is none, and an id that would lead to another path."""
+    client = connect(service.url, retry=NO_RETRY)
+    service.faults.append(answer)
+    with pytest.raises(ClientError):
+        client.stream("hello").answer()
+    service.faults.append(answer)
+    with pytest.raises(ClientError):
+        client.send("hello")
+
+
+class _LosingTheConnection(httpx.BaseTransport):
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        raise httpx.LocalProtocolError("the connection was closed by the other side")
+
+
+def test_a_connection_in_a_state_that_allows_nothing_is_lost() -> None:
+    """httpx says so of HTTP/2 connections that the server has closed."""
+    with (
+        httpx.Client(transport=_LosingTheConnection()) as http,
+        Client("http://host/A/1", "ada", http=http, retry=NO_RETRY) as client,
+        pytest.raises(ConnectionLost),
+    ):
+        client.me()
+
+
 def test_given_http_client_is_left_open(service: ContractServer) -> None:
     """A client that was given is used, with its own settings, and not closed."""
     with httpx.Client(headers={"X-Trace": "1"}) as http:

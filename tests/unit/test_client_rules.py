@@ -526,7 +526,7 @@ def test_retry_after() -> None:
     assert seconds("7", None) == 7
     assert seconds("Wed, 21 Oct 2015 07:28:30 GMT", date) == 30
     assert seconds(date, None) == 0
-    assert [seconds(text, date) for text in (None, "", "soon", "-1")] == [None] * 4
+    assert [seconds(text, date) for text in (None, "", "soon", "-1", "²")] == [None] * 5
 
 
 @given(st.integers(0, 20), st.floats(0, 1), st.one_of(st.none(), st.floats(0, 60)))

@@ -48,6 +48,7 @@ from tealagents.client.wire import (
     build_request,
     is_event_stream,
     lost,
+    prefix,
 )
 
 T = TypeVar("T")
@@ -65,7 +66,9 @@ class AsyncClient:
         http: used instead of an HTTP client of its own, and left open.
 
     Use it in `async with`, or call `aclose`. One client can serve many callers at once, a stream only one.
-    Every failure is a `ClientError` (see `errors`). A call that could be executed twice is never repeated.
+    Every failure of the network or the service is a `ClientError` (see `errors`). A URL, id, key, token or
+    value that cannot be sent is a mistake in the program: a `ValueError` or `TypeError`, and nothing is sent.
+    A call that could be executed twice is never repeated.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class AsyncClient:
         retry: Retry | None = None,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = prefix(base_url)
         self._token = token
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)

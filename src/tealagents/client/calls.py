@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from tealagents.client.documents import Approval
 from tealagents.client.items import Action, Content, Decision, items_of
-from tealagents.client.wire import EVENT_STREAM, Call, segment
+from tealagents.client.wire import EVENT_STREAM, Call, printable, segment
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
@@ -57,7 +57,7 @@ def message(content: Content, options: MessageOptions) -> Call:
     return Call(
         method="POST",
         body=_present(body),
-        headers={IDEMPOTENCY_KEY: options.get("idempotency_key") or str(uuid.uuid4())},
+        headers={IDEMPOTENCY_KEY: printable(options.get("idempotency_key") or str(uuid.uuid4()))},
         deadlines="answer",
         repeatable=True,
     )

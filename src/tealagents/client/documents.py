@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from tealagents.client.errors import ProblemError, UnexpectedAnswer, problem_from_document
+from tealagents.client.errors import ProblemError, UnexpectedAnswer, is_id, problem_from_document
 
 #: any JSON object
 Json = Mapping[str, Any]
@@ -487,8 +487,9 @@ class Health:
 
 
 def three_ids(document: Json) -> dict[str, str]:
-    """The ids that everything belonging to a request carries."""
-    return {name: text(document, name) for name in ("session_id", "task_id", "request_id")}
+    """The ids that everything belonging to a request carries; what cannot be one is empty."""
+    ids = {name: text(document, name) for name in ("session_id", "task_id", "request_id")}
+    return {name: id if is_id(id) else "" for name, id in ids.items()}
 
 
 def text(document: Json, name: str) -> str:

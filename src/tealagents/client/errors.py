@@ -21,12 +21,15 @@ An unknown code is a plain `ProblemError`. So is an error of a gateway in betwee
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
+
 
 class ClientError(Exception):
-    """Base of all errors."""
+    """Base of all errors that come from the network or the service."""
 
 
 class ConnectionLost(ClientError):
@@ -230,10 +233,10 @@ def problem_from_document(
         code=code,
         title=title,
         retry_after=retry_after,
-        session_id=_text(document, "session_id"),
-        task_id=_text(document, "task_id"),
-        request_id=_text(document, "request_id"),
-        approval_id=_text(document, "approval_id"),
+        session_id=_id(document, "session_id"),
+        task_id=_id(document, "task_id"),
+        request_id=_id(document, "request_id"),
+        approval_id=_id(document, "approval_id"),
         replayed=replayed,
         raw=document,
     )
@@ -244,7 +247,7 @@ def problem_from_body(
 ) -> ProblemError:
     """The error of a 3xx, 4xx or 5xx answer, with any body."""
     try:
-        document = json.loads(body)
+        document = decoded(body)
     except ValueError:
         document = None
     if isinstance(document, dict):
@@ -254,6 +257,24 @@ def problem_from_body(
     return ProblemError(detail, status=status, retry_after=retry_after, replayed=replayed)
 
 
+def decoded(text: str | bytes) -> Any:
+    """What JSON says. `ValueError` where it is none, or nested more deeply than Python can read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def is_id(text: str) -> bool:
+    """Whether it can be an id of the service, and so one segment of a path."""
+    return _ID.fullmatch(text) is not None
+
+
 def _text(document: Mapping[str, Any], name: str) -> str | None:
     value = document.get(name)
     return value if isinstance(value, str) else None
+
+
+def _id(document: Mapping[str, Any], name: str) -> str | None:
+    value = _text(document, name)
+    return value if value is not None and is_id(value) else None

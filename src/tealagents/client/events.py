@@ -5,13 +5,12 @@ A stream is `Request`, then any of `Piece`, `ToolCall` and `ToolResult`, then ex
 where the end was not read from the stream but from the request itself, after the log was gone.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tealagents.client.documents import Answer, Approval, Json, json_text, text, three_ids
-from tealagents.client.errors import ProblemError, UnexpectedAnswer, problem_from_document
+from tealagents.client.errors import ProblemError, UnexpectedAnswer, decoded, problem_from_document
 from tealagents.client.sse import ServerSentEvent
 
 
@@ -100,7 +99,7 @@ def parse_event(message: ServerSentEvent) -> StreamEvent | None:
     if read is None:
         return None
     try:
-        document = json.loads(message.data)
+        document = decoded(message.data)
     except ValueError as error:
         raise UnexpectedAnswer(f"the data of a `{message.name}` event is not JSON") from error
     if not isinstance(document, dict):

@@ -50,6 +50,7 @@ from tealagents.client.wire import (
     build_request,
     is_event_stream,
     lost,
+    prefix,
 )
 
 T = TypeVar("T")
@@ -67,7 +68,9 @@ class Client:
         http: used instead of an HTTP client of its own, and left open.
 
     Use it in `with`, or call `close`. One client can serve many callers at once, a stream only one.
-    Every failure is a `ClientError` (see `errors`). A call that could be executed twice is never repeated.
+    Every failure of the network or the service is a `ClientError` (see `errors`). A URL, id, key, token or
+    value that cannot be sent is a mistake in the program: a `ValueError` or `TypeError`, and nothing is sent.
+    A call that could be executed twice is never repeated.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Client:
         retry: Retry | None = None,
         http: httpx.Client | None = None,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = prefix(base_url)
         self._token = token
         self._timeouts = timeouts or Timeouts()
         self._does = Operations(retry=retry or Retry(), timeouts=self._timeouts)

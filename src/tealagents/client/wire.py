@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import httpx
 
-from tealagents.client.errors import ProblemError, UnexpectedAnswer, problem_from_body
+from tealagents.client.errors import ProblemError, UnexpectedAnswer, decoded, is_id, problem_from_body
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -35,8 +35,8 @@ EVENT_STREAM = "text/event-stream"
 #: seconds, as many do, can do so during a call
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 
-_ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
-_TOKEN = re.compile(r"[ -~]*")
+_PRINTABLE = re.compile(r"[ -~]*")
+_SECONDS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Reply:
     def document(self) -> dict[str, Any]:
         """The JSON object of a 2xx answer."""
         try:
-            document = json.loads(self.body)
+            document = decoded(self.body)
         except ValueError as error:
             raise UnexpectedAnswer(f"HTTP {self.status} with a body that is not JSON") from error
         if not isinstance(document, dict):
@@ -213,15 +213,13 @@ def build_request(
 
 def _bearer(token: str) -> str:
     """`ValueError` here, because the errors of httpx would show the token."""
-    if not _TOKEN.fullmatch(token.strip()):
+    if not _PRINTABLE.fullmatch(token.strip()):
         raise ValueError("the token is not one line of printable ASCII characters")
     return f"Bearer {token.strip()}"
 
 
 def lost(error: httpx.RequestError) -> Lost:
-    """The meaning of a failed exchange. Raised again where the caller is at fault, not the network."""
-    if isinstance(error, httpx.LocalProtocolError | httpx.UnsupportedProtocol | httpx.TooManyRedirects):
-        raise error
+    """The meaning of a failed exchange."""
     unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     return Lost(error, sent=not unsent)
 
@@ -234,7 +232,7 @@ def seconds(retry_after: str | None, date: str | None) -> float | None:
     """A `Retry-After` in seconds: it is a number, or a time, relative to the answer's `Date`."""
     if not retry_after:
         return None
-    if retry_after.strip().isdigit():
+    if _SECONDS.fullmatch(retry_after.strip()):
         return float(retry_after)
     try:
         then = parsedate_to_datetime(retry_after)
@@ -244,8 +242,26 @@ def seconds(retry_after: str | None, date: str | None) -> float | None:
         return None
 
 
+def prefix(base_url: str) -> str:
+    """The agent's prefix, without a slash at its end. `ValueError` for anything but an absolute HTTP URL."""
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{base_url!r} is not a URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ValueError(f"{base_url!r} is not the URL of an agent: write http(s)://host/name/version")
+    return base_url.rstrip("/")
+
+
+def printable(text: str) -> str:
+    """The value of a header. `ValueError` for what no header can hold."""
+    if not _PRINTABLE.fullmatch(text):
+        raise ValueError(f"{text!r} is not one line of printable ASCII characters")
+    return text
+
+
 def segment(id: str) -> str:
     """`id` as one segment of a path. `ValueError` for anything that could be more than one."""
-    if not _ID.fullmatch(id):
+    if not is_id(id):
         raise ValueError(f"{id!r} is not an id of this service")
     return id
