@@ -1,6 +1,6 @@
 /** @import {Accepted, Answer, ClientOptions, Health, Reconnection, RequestDocument} from "./index.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {ConnectionLost, NotFound, ProblemError, RequestInProgress, problemError} from "./errors.js";
+import {ConnectionLost, NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {Budget, sleep} from "./retry.js";
 import {Lost, Wire, segment} from "./wire.js";
 
@@ -39,9 +39,27 @@ export class Calls {
    * @returns {Promise<any>}
    */
   async document(call, signal) {
+    return (await this.#answered(call, signal)).document();
+  }
+
+  /**
+   * The same as text: numbers that are beyond those of JavaScript stay what they are.
+   *
+   * @param {Call} call
+   * @param {AbortSignal} [signal]
+   */
+  async text(call, signal) {
+    return (await this.#answered(call, signal)).text();
+  }
+
+  /**
+   * @param {Call} call
+   * @param {AbortSignal} [signal]
+   */
+  async #answered(call, signal) {
     const reply = await this.#exchange(call, signal);
     if (!reply.ok) throw reply.problem();
-    return reply.document();
+    return reply;
   }
 
   /**
@@ -56,7 +74,7 @@ export class Calls {
     for (;;) {
       const reply = await this.#exchange(call, signal, budget);
       if (reply.ok) {
-        const answer = /** @type {any} */ (reply.document());
+        const answer = /** @type {any} */ (identified(reply.document()));
         return isGoingOn(answer) ? this.waited(answer.request_id, signal) : answer;
       }
       const problem = reply.problem();
@@ -75,7 +93,7 @@ export class Calls {
    */
   async accepted(call, signal) {
     const reply = await this.#exchange(call, signal);
-    if (reply.ok) return idsAndStatus(/** @type {any} */ (reply.document()));
+    if (reply.ok) return idsAndStatus(/** @type {any} */ (identified(reply.document())));
     const problem = reply.problem();
     if (!problem.requestId || !(problem.replayed || problem instanceof RequestInProgress)) throw problem;
     return idsAndStatus(await this.found(problem.requestId, signal));
@@ -200,6 +218,16 @@ export async function attempt(io) {
     if (error instanceof Lost) return error;
     throw error;
   }
+}
+
+/**
+ * @template {object} T
+ * @param {T} document
+ */
+export function identified(document) {
+  const {session_id, task_id, request_id} = /** @type {any} */ (document);
+  if ([session_id, task_id, request_id].every(isId)) return document;
+  throw new UnexpectedAnswer("an answer without the three ids: is this the URL of an agent?");
 }
 
 /** @param {{status: string}} document */

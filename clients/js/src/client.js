@@ -3,7 +3,7 @@
 import {Calls, IDEMPOTENCY_KEY} from "./calls.js";
 import {List} from "./list.js";
 import {EventStream} from "./stream.js";
-import {EVENT_STREAM, segment} from "./wire.js";
+import {EVENT_STREAM, printable, segment} from "./wire.js";
 
 export class Client {
   #calls;
@@ -13,7 +13,7 @@ export class Client {
    * @param {api.ClientOptions} [options]
    */
   constructor(url, options = {}) {
-    this.url = new URL(url).href.replace(/\/+$/, "");
+    this.url = prefix(new URL(url));
     this.#calls = new Calls(this.url, options);
   }
 
@@ -193,12 +193,12 @@ export class Client {
     return this.#calls.document(once(pathOf(task_id, "/fork"), point), signal);
   }
 
-  /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<api.JsonObject>} */
+  /** @param {string} task_id @param {api.CallOptions} [options] @returns {Promise<string>} */
   exportTask(task_id, {signal} = {}) {
-    return this.#calls.document(read(pathOf(task_id, "/export")), signal);
+    return this.#calls.text(read(pathOf(task_id, "/export")), signal);
   }
 
-  /** @param {api.JsonObject} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
+  /** @param {string} document @param {api.CallOptions} [options] @returns {Promise<api.Task>} */
   importTask(document, {signal} = {}) {
     return this.#calls.document(once("/tasks/import", document), signal);
   }
@@ -222,6 +222,18 @@ export class Client {
 }
 
 /**
+ * The agent's prefix, without a slash at its end. What is wrong is not quoted: it may hold a password.
+ *
+ * @param {URL} url
+ */
+function prefix({protocol, username, password, search, hash, href}) {
+  if (!/^https?:$/.test(protocol) || username || password || search || hash) {
+    throw new TypeError("the URL of an agent is http(s)://host/name/version, without a user, a query or a fragment");
+  }
+  return href.replace(/\/+$/, "");
+}
+
+/**
  * @param {api.Input} input
  * @param {api.MessageOptions} options
  * @returns {Call}
@@ -232,7 +244,7 @@ function message(input, {session_id, task_id, user_context, metadata, supersede,
     method: "POST",
     path: "",
     body: {items, session_id, task_id, user_context, metadata, supersede},
-    headers: {[IDEMPOTENCY_KEY]: idempotencyKey},
+    headers: {[IDEMPOTENCY_KEY]: printable(idempotencyKey, "the idempotency key")},
     patience: "answerMs",
     repeatable: true,
   };
@@ -291,7 +303,7 @@ function change(method, path, body) {
  * A change that would be made twice if its call came twice.
  *
  * @param {string} path
- * @param {object} body
+ * @param {object | string} body
  * @returns {Call}
  */
 function once(path, body) {

@@ -27,6 +27,21 @@ export class ConnectionLost extends ClientError {
 
 export class UnexpectedAnswer extends ClientError {}
 
+/**
+ * Whether it can be an id of the service, and so one segment of a path.
+ *
+ * @param {unknown} id
+ * @returns {id is string}
+ */
+export function isId(id) {
+  return typeof id === "string" && /^[\w-]{1,255}$/.test(id);
+}
+
+/** @param {unknown} id */
+function idOrNull(id) {
+  return isId(id) ? id : null;
+}
+
 export class ProblemError extends ClientError {
   /**
    * @param {Partial<Problem>} problem
@@ -39,10 +54,10 @@ export class ProblemError extends ClientError {
     this.code = problem.code ?? null;
     this.title = problem.title ?? null;
     this.retryAfter = retryAfter;
-    this.sessionId = problem.session_id ?? null;
-    this.taskId = problem.task_id ?? null;
-    this.requestId = problem.request_id ?? null;
-    this.approvalId = problem.approval_id ?? null;
+    this.sessionId = idOrNull(problem.session_id);
+    this.taskId = idOrNull(problem.task_id);
+    this.requestId = idOrNull(problem.request_id);
+    this.approvalId = idOrNull(problem.approval_id);
     this.field = problem.field ?? null;
     this.replayed = replayed;
     this.problem = problem;

@@ -251,10 +251,10 @@ export class Client {
     point?: {checkpoint_id?: string; message_id?: string},
     options?: CallOptions,
   ): Promise<Task>;
-  /** The whole task as one document. */
-  exportTask(task_id: string, options?: CallOptions): Promise<JsonObject>;
-  /** Take such a document back. */
-  importTask(document: JsonObject, options?: CallOptions): Promise<Task>;
+  /** The whole task as one document: JSON text, since `JSON.parse` would round its integers beyond 2^53. */
+  exportTask(task_id: string, options?: CallOptions): Promise<string>;
+  /** Take such a text back. */
+  importTask(document: string, options?: CallOptions): Promise<Task>;
 
   /** Who the service takes the caller for. */
   me(options?: CallOptions): Promise<Me>;

@@ -3,9 +3,9 @@
 /** @import {Calls} from "./calls.js" */
 /** @import {Budget} from "./retry.js" */
 /** @import {Call, Reply} from "./wire.js" */
-import {answerOf, attempt, isGoingOn, mayRepeat} from "./calls.js";
-import {NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, problemError} from "./errors.js";
-import {EVENT_STREAM, Lost, segment} from "./wire.js";
+import {answerOf, attempt, identified, isGoingOn, mayRepeat} from "./calls.js";
+import {NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
+import {EVENT_STREAM, Lost, parsed, segment} from "./wire.js";
 
 const ENDS = new Set(["approval-required", "final-response", "error"]);
 const KNOWN = new Set([...ENDS, "request", "partial-response", "tool-call", "tool-result"]);
@@ -116,7 +116,7 @@ export class EventStream {
   async *#withoutStream(call, reply) {
     if (reply.status === 204) return yield* this.#settle();
     if (reply.ok) {
-      const answer = /** @type {any} */ (reply.document());
+      const answer = /** @type {any} */ (identified(reply.document()));
       this.#locate(answer);
       if (!isGoingOn(answer)) yield this.#pass(ending(answer));
       return null;
@@ -171,9 +171,9 @@ export class EventStream {
 
   /** @param {Partial<Ids>} ids */
   #locate({session_id, task_id, request_id}) {
-    this.sessionId = session_id ?? this.sessionId;
-    this.taskId = task_id ?? this.taskId;
-    this.requestId = request_id ?? this.requestId;
+    this.sessionId = isId(session_id) ? session_id : this.sessionId;
+    this.taskId = isId(task_id) ? task_id : this.taskId;
+    this.requestId = isId(request_id) ? request_id : this.requestId;
     this.#located = this.requestId !== null;
   }
 
@@ -224,11 +224,9 @@ function numberOf({id}) {
 
 /** @param {EventSourceMessage} message */
 function dataOf({event, data}) {
-  try {
-    return JSON.parse(data);
-  } catch (cause) {
-    throw new UnexpectedAnswer(`the data of a \`${event}\` event is not JSON`, {cause});
-  }
+  const document = parsed(data);
+  if (document === null) throw new UnexpectedAnswer(`the data of a \`${event}\` event is no JSON object`);
+  return /** @type {any} */ (document);
 }
 
 /**

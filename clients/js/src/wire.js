@@ -1,5 +1,5 @@
 /** @import {ClientOptions, JsonObject, Timeouts, Token} from "./index.js" */
-import {UnexpectedAnswer, problemError} from "./errors.js";
+import {UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {readMessages} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
@@ -14,7 +14,7 @@ const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNE
  * @property {"GET" | "POST" | "PATCH" | "DELETE"} method
  * @property {string} path
  * @property {object} [query] values that are null or undefined are left out
- * @property {unknown} [body]
+ * @property {object | string} [body] a string is JSON already
  * @property {Record<string, string>} [headers]
  * @property {keyof Timeouts} [patience] which timeout bounds the wait for bytes; `callMs` if absent
  * @property {boolean} [repeatable] making it again does no harm even if the first one was carried out
@@ -118,6 +118,12 @@ export class Reply {
     return readMessages(this.#response, this.#watch);
   }
 
+  /** The JSON object of a 2xx answer, as it came. */
+  text() {
+    this.document();
+    return this.#text;
+  }
+
   /** The JSON object of a 2xx answer. */
   document() {
     const document = parsed(this.#text);
@@ -192,7 +198,7 @@ export class Wire {
       redirect: "manual",
       cache: "no-store",
     };
-    if (body !== undefined) init.body = JSON.stringify(body);
+    if (body !== undefined) init.body = typeof body === "string" ? body : JSON.stringify(body);
     const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), init));
     if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
       throw new UnexpectedAnswer(`${this.url}${path} redirects elsewhere; use the address it redirects to`);
@@ -219,7 +225,7 @@ export class Wire {
  * @param {string} id
  */
 export function segment(id) {
-  if (!/^[\w-]{1,255}$/.test(id)) throw new TypeError(`${JSON.stringify(id)} is not an id of this service`);
+  if (!isId(id)) throw new TypeError(`${JSON.stringify(id)} is not an id of this service`);
   return id;
 }
 
@@ -237,8 +243,16 @@ function tokenOf(token, refused) {
  * @param {string} token
  */
 function bearer(token) {
-  if (!/^[ -~]*$/.test(token.trim())) throw new TypeError("the token is not one line of printable ASCII characters");
-  return `Bearer ${token.trim()}`;
+  return `Bearer ${printable(token.trim(), "the token")}`;
+}
+
+/**
+ * @param {string} text
+ * @param {string} what
+ */
+export function printable(text, what) {
+  if (!/^[ -~]*$/.test(text)) throw new TypeError(`${what} is not one line of printable ASCII characters`);
+  return text;
 }
 
 /** @param {object} [query] */
@@ -265,7 +279,7 @@ function isStream({status, headers}) {
  * @param {string} text
  * @returns {JsonObject | null} null: it is not a JSON object
  */
-function parsed(text) {
+export function parsed(text) {
   try {
     const value = JSON.parse(text);
     return typeof value === "object" && !Array.isArray(value) ? value : null;

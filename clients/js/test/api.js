@@ -160,6 +160,14 @@ test("a task is changed, exported, deleted and imported", async () => {
   assert.equal((await ada.importTask(document)).task_id, task_id);
 });
 
+test("a task is exported and imported as it is, numbers included that JavaScript has not", async () => {
+  const {task_id} = await ada.send("hello", {metadata: {order: 1}});
+  const document = (await ada.exportTask(task_id)).replace(/"order": *1\b/, '"order":9007199254740993');
+  await ada.deleteTask(task_id);
+  await ada.importTask(document);
+  assert.match(await ada.exportTask(task_id), /"order": *9007199254740993\b/);
+});
+
 test("lists are read page by page", async () => {
   const cleo = agentOf("cleo");
   const {session_id} = await cleo.send("1");

@@ -248,8 +248,12 @@ def prefix(base_url: str) -> str:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
         raise ValueError(f"{base_url!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(f"{base_url!r} is not the URL of an agent: write http(s)://host/name/version")
+    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
+        # not quoted: it may hold a password
+        raise ValueError(
+            "this is not the URL of an agent, which is http(s)://host/name/version, "
+            "without a user, a query or a fragment"
+        )
     return base_url.rstrip("/")
 
 

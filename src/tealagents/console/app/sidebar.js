@@ -249,7 +249,9 @@ function ListMenu({reload}) {
     event.target.value = "";
     if (!file) return;
     try {
-      const task = await client.importTask(JSON.parse(await file.text()));
+      const document_ = await file.text();
+      JSON.parse(document_);
+      const task = await client.importTask(document_);
       reload();
       navigate("tasks", task.task_id);
     } catch (error) {

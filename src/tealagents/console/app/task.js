@@ -76,7 +76,7 @@ function Header({task, tab, foreign, reload}) {
 /** Writes a task's document into a file. */
 async function download(client, task) {
   const document_ = await client.exportTask(task.task_id);
-  const url = URL.createObjectURL(new Blob([JSON.stringify(document_)], {type: "application/json"}));
+  const url = URL.createObjectURL(new Blob([document_], {type: "application/json"}));
   const link = Object.assign(document.createElement("a"), {href: url, download: `task-${task.task_id}.json`});
   link.click();
   URL.revokeObjectURL(url);

@@ -1,4 +1,4 @@
-import {ConnectionLost, NotFound, ProblemError, RequestInProgress, problemError} from "./errors.js";
+import {ConnectionLost, NotFound, ProblemError, RequestInProgress, UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {Budget, sleep} from "./retry.js";
 import {Lost, Wire, segment} from "./wire.js";
 
@@ -23,9 +23,17 @@ return new Budget(this.#retry);
 }
 
 async document(call, signal) {
+return (await this.#answered(call, signal)).document();
+}
+
+async text(call, signal) {
+return (await this.#answered(call, signal)).text();
+}
+
+async #answered(call, signal) {
 const reply = await this.#exchange(call, signal);
 if (!reply.ok) throw reply.problem();
-return reply.document();
+return reply;
 }
 
 async answer(call, signal) {
@@ -33,7 +41,7 @@ const budget = this.budget();
 for (;;) {
 const reply = await this.#exchange(call, signal, budget);
 if (reply.ok) {
-const answer = /** @type {any} */ (reply.document());
+const answer = /** @type {any} */ (identified(reply.document()));
 return isGoingOn(answer) ? this.waited(answer.request_id, signal) : answer;
 }
 const problem = reply.problem();
@@ -45,7 +53,7 @@ await this.holdOn(problem, budget, call, {signal});
 
 async accepted(call, signal) {
 const reply = await this.#exchange(call, signal);
-if (reply.ok) return idsAndStatus(/** @type {any} */ (reply.document()));
+if (reply.ok) return idsAndStatus(/** @type {any} */ (identified(reply.document())));
 const problem = reply.problem();
 if (!problem.requestId || !(problem.replayed || problem instanceof RequestInProgress)) throw problem;
 return idsAndStatus(await this.found(problem.requestId, signal));
@@ -118,6 +126,12 @@ return await io();
 if (error instanceof Lost) return error;
 throw error;
 }
+}
+
+export function identified(document) {
+const {session_id, task_id, request_id} = /** @type {any} */ (document);
+if ([session_id, task_id, request_id].every(isId)) return document;
+throw new UnexpectedAnswer("an answer without the three ids: is this the URL of an agent?");
 }
 
 export function isGoingOn({status}) {

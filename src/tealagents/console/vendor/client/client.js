@@ -1,13 +1,13 @@
 import {Calls, IDEMPOTENCY_KEY} from "./calls.js";
 import {List} from "./list.js";
 import {EventStream} from "./stream.js";
-import {EVENT_STREAM, segment} from "./wire.js";
+import {EVENT_STREAM, printable, segment} from "./wire.js";
 
 export class Client {
 #calls;
 
 constructor(url, options = {}) {
-this.url = new URL(url).href.replace(/\/+$/, "");
+this.url = prefix(new URL(url));
 this.#calls = new Calls(this.url, options);
 }
 
@@ -117,7 +117,7 @@ return this.#calls.document(once(pathOf(task_id, "/fork"), point), signal);
 }
 
 exportTask(task_id, {signal} = {}) {
-return this.#calls.document(read(pathOf(task_id, "/export")), signal);
+return this.#calls.text(read(pathOf(task_id, "/export")), signal);
 }
 
 importTask(document, {signal} = {}) {
@@ -138,13 +138,20 @@ return this.#calls.health(signal);
 }
 }
 
+function prefix({protocol, username, password, search, hash, href}) {
+if (!/^https?:$/.test(protocol) || username || password || search || hash) {
+throw new TypeError("the URL of an agent is http(s)://host/name/version, without a user, a query or a fragment");
+}
+return href.replace(/\/+$/, "");
+}
+
 function message(input, {session_id, task_id, user_context, metadata, supersede, idempotencyKey = newKey()}) {
 const items = typeof input === "string" ? [{content_type: "text", content: input}] : input;
 return {
 method: "POST",
 path: "",
 body: {items, session_id, task_id, user_context, metadata, supersede},
-headers: {[IDEMPOTENCY_KEY]: idempotencyKey},
+headers: {[IDEMPOTENCY_KEY]: printable(idempotencyKey, "the idempotency key")},
 patience: "answerMs",
 repeatable: true,
 };

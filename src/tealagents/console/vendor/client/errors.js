@@ -15,6 +15,14 @@ this.idempotencyKey = idempotencyKey;
 
 export class UnexpectedAnswer extends ClientError {}
 
+export function isId(id) {
+return typeof id === "string" && /^[\w-]{1,255}$/.test(id);
+}
+
+function idOrNull(id) {
+return isId(id) ? id : null;
+}
+
 export class ProblemError extends ClientError {
 constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
 super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
@@ -23,10 +31,10 @@ this.status = status;
 this.code = problem.code ?? null;
 this.title = problem.title ?? null;
 this.retryAfter = retryAfter;
-this.sessionId = problem.session_id ?? null;
-this.taskId = problem.task_id ?? null;
-this.requestId = problem.request_id ?? null;
-this.approvalId = problem.approval_id ?? null;
+this.sessionId = idOrNull(problem.session_id);
+this.taskId = idOrNull(problem.task_id);
+this.requestId = idOrNull(problem.request_id);
+this.approvalId = idOrNull(problem.approval_id);
 this.field = problem.field ?? null;
 this.replayed = replayed;
 this.problem = problem;

@@ -14,7 +14,8 @@ maxBufferSize: LONGEST_EVENT,
 });
 const decoder = new TextDecoder();
 try {
-const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+if (response.body === null) return;
+const reader = response.body.getReader();
 for (;;) {
 const {done, value} = await watch.over(() => reader.read());
 if (done) return;

@@ -1,4 +1,4 @@
-import {UnexpectedAnswer, problemError} from "./errors.js";
+import {UnexpectedAnswer, isId, problemError} from "./errors.js";
 import {readMessages} from "./sse.js";
 
 export const EVENT_STREAM = "text/event-stream";
@@ -80,6 +80,11 @@ messages() {
 return readMessages(this.#response, this.#watch);
 }
 
+text() {
+this.document();
+return this.#text;
+}
+
 document() {
 const document = parsed(this.#text);
 if (document === null) throw new UnexpectedAnswer(`HTTP ${this.status} with a body that is no JSON object`);
@@ -134,7 +139,7 @@ signal: watch.signal,
 redirect: "manual",
 cache: "no-store",
 };
-if (body !== undefined) init.body = JSON.stringify(body);
+if (body !== undefined) init.body = typeof body === "string" ? body : JSON.stringify(body);
 const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), init));
 if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
 throw new UnexpectedAnswer(`${this.url}${path} redirects elsewhere; use the address it redirects to`);
@@ -152,7 +157,7 @@ return all;
 }
 
 export function segment(id) {
-if (!/^[\w-]{1,255}$/.test(id)) throw new TypeError(`${JSON.stringify(id)} is not an id of this service`);
+if (!isId(id)) throw new TypeError(`${JSON.stringify(id)} is not an id of this service`);
 return id;
 }
 
@@ -161,8 +166,12 @@ return typeof token === "function" ? token({refused}) : token;
 }
 
 function bearer(token) {
-if (!/^[ -~]*$/.test(token.trim())) throw new TypeError("the token is not one line of printable ASCII characters");
-return `Bearer ${token.trim()}`;
+return `Bearer ${printable(token.trim(), "the token")}`;
+}
+
+export function printable(text, what) {
+if (!/^[ -~]*$/.test(text)) throw new TypeError(`${what} is not one line of printable ASCII characters`);
+return text;
 }
 
 function queryString(query = {}) {
@@ -178,7 +187,7 @@ function isStream({status, headers}) {
 return status === 200 && headers.get("content-type")?.split(";")[0]?.trim().toLowerCase() === EVENT_STREAM;
 }
 
-function parsed(text) {
+export function parsed(text) {
 try {
 const value = JSON.parse(text);
 return typeof value === "object" && !Array.isArray(value) ? value : null;

@@ -1,0 +1,55 @@
+import assert from "node:assert/strict";
+import {test} from "node:test";
+import {Client, ClientError} from "../src/index.js";
+
+const URL_OF_AN_AGENT = "http://127.0.0.1:1/A/1";
+const IDS = {session_id: "s", task_id: "t", request_id: "r"};
+
+/**
+ * A client of a server that answers everything with this.
+ *
+ * @param {string | null} body
+ * @param {ResponseInit} [init]
+ */
+function answeredWith(body, init) {
+  return new Client(URL_OF_AN_AGENT, {retry: {attempts: 0}, fetch: async () => new Response(body, init)});
+}
+
+test("whatever a server sends is a ClientError", async () => {
+  const inProgress = JSON.stringify({...IDS, code: "request_in_progress", request_id: "../me"});
+  for (const [body, status] of /** @type {[string, number][]} */ ([
+    ["null", 200],
+    ["{}", 200],
+    [JSON.stringify({...IDS, status: "Running", request_id: "../me"}), 200],
+    ["null", 500],
+    [inProgress, 409],
+  ])) {
+    await assert.rejects(answeredWith(body, {status}).send("hello"), ClientError, body);
+    await assert.rejects(answeredWith(body, {status}).stream("hello").answer(), ClientError, body);
+  }
+});
+
+test("whatever a stream brings is an event or a ClientError", async () => {
+  const headers = {"Content-Type": "text/event-stream"};
+  for (const data of ["null", "3", "[]", "{", JSON.stringify({...IDS, request_id: "../me"})]) {
+    for (const event of ["request", "partial-response", "approval-required", "error"]) {
+      const client = answeredWith(`event: ${event}\ndata: ${data}\n\n`, {headers});
+      const wait = client.stream("hello").answer();
+      if (event !== "approval-required" || !data.startsWith('{"')) await assert.rejects(wait, ClientError, data);
+    }
+  }
+  await assert.rejects(answeredWith(null, {headers}).stream("hello").answer(), ClientError);
+});
+
+test("a mistake in the program is said before anything is sent", async () => {
+  for (const url of ["A/1", "ftp://host/A/1", "http://user:secret@host/A/1", "http://host/A/1?b=c"]) {
+    assert.throws(() => new Client(url), (error) => error instanceof TypeError && !error.message.includes("secret"), url);
+  }
+  const unsent = new Client(URL_OF_AN_AGENT, {fetch: () => assert.fail("it was sent")});
+  for (const idempotencyKey of ["n\u00e9", "a\nb"]) {
+    await assert.rejects(async () => unsent.send("hello", {idempotencyKey}), TypeError);
+  }
+  for (const id of [undefined, null, 5, "a/b"]) {
+    await assert.rejects(async () => unsent.task(/** @type {any} */ (id)), TypeError);
+  }
+});
