@@ -18,6 +18,7 @@ from tealagents.domain.errors import CorruptState, InvalidRequest, NotFound, Per
 from tealagents.domain.models import Message
 from tealagents.state import keys
 from tealagents.stores import open_store
+from tealagents.stores.encrypted import Cipher
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import RedisServer
 from tealagents.threads import (
@@ -29,7 +30,7 @@ from tealagents.threads import (
     ThreadStore,
     WorkflowThread,
 )
-from tealagents.threads.message_stores import MessageStoreFactory
+from tealagents.threads.message_stores import MessageStoreFactory, SealedMessages
 
 pytest_plugins = ["tealagents.testing.pytest_servers"]
 
@@ -503,6 +504,25 @@ async def test_the_last_of_two_savers_wins(url: str) -> None:
             assert texts(list(found.messages))[1:] in (["by 0"], ["by 1"])
         await threads.delete(found)
         assert await store.scan(keys.threads("Tester"), "", limit=1) == []
+
+
+async def test_a_sealed_message_opens_only_in_its_own_thread(stores: MessageStoreFactory) -> None:
+    """Who can write to the store cannot show one user what another has said. covers: THREAD-5"""
+    cipher, made = Cipher("correct horse battery"), []
+
+    def sealed() -> SealedMessages:
+        made.append(stores())
+        return SealedMessages(made[-1], cipher)
+
+    one, other = LocalThread(stores=sealed), LocalThread(stores=sealed)
+    await one.on_new_messages(exchange("swordfish", "a"))
+    await other.on_new_messages(exchange("q", "a"))
+    again = LocalThread.from_json(one.to_json(), stores=sealed)
+    await again.create()
+    assert texts(list(again.messages)) == ["swordfish", "a"]
+    await made[1].add_messages(await made[0].list_messages())
+    with pytest.raises(CorruptState, match="moved from another record"):
+        await other.create()
 
 
 @pytest.mark.parametrize("named", ["environment", "dotenv"])

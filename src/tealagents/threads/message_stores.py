@@ -20,15 +20,17 @@ from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message
 
-#: the partition that messages are sealed for
-SEALED_FOR = "messages"
-
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
 
 
 class MessageStore(Protocol):
     """The messages of one thread."""
+
+    @property
+    def key(self) -> str:
+        """The name of these messages among those of other threads; `serialize` keeps it."""
+        ...
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
         """Appends messages. When it returns they are as durable as the store can make them."""
@@ -59,6 +61,7 @@ class MemoryMessages:
     """Keeps messages in the process; a thread's JSON holds them all."""
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self.key = ids.random_id()
         self._messages = list(messages)
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
@@ -68,9 +71,10 @@ class MemoryMessages:
         return list(self._messages)
 
     def serialize(self) -> Json:
-        return {"messages": msgspec.to_builtins(self._messages)}
+        return {"key": self.key, "messages": msgspec.to_builtins(self._messages)}
 
     def update_from_state(self, state: Json) -> None:
+        self.key = _plain(state["key"])
         self._messages = msgspec.convert(state["messages"], list[Message])
 
     async def clear(self) -> None:
@@ -86,12 +90,12 @@ class FileMessages:
 
     def __init__(self, folder: str | Path, key: str | None = None) -> None:
         self._folder = Path(folder)
-        self._key = _new_key(key)
+        self.key = _new_key(key)
         self._turn = threading.Lock()
 
     @property
     def path(self) -> Path:
-        return self._folder / f"{self._key}.jsonl"
+        return self._folder / f"{self.key}.jsonl"
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
         await asyncio.to_thread(self._append, b"".join(_encode(each) + b"\n" for each in messages))
@@ -100,10 +104,10 @@ class FileMessages:
         return await asyncio.to_thread(self._read)
 
     def serialize(self) -> Json:
-        return {"folder": str(self._folder), "key": self._key}
+        return {"folder": str(self._folder), "key": self.key}
 
     def update_from_state(self, state: Json) -> None:
-        self._folder, self._key = Path(state["folder"]), _plain(state["key"])
+        self._folder, self.key = Path(state["folder"]), _plain(state["key"])
 
     async def clear(self) -> None:
         await asyncio.to_thread(self.path.unlink, missing_ok=True)
@@ -203,7 +207,11 @@ class Sealer(Protocol):
 
 
 class SealedMessages:
-    """Any message store, with the content sealed. Ids, roles and times stay readable."""
+    """Any message store, with the content sealed. Ids, roles and times stay readable.
+
+    A message opens only in the store of the thread that it was said in: moved to another one it is
+    `CorruptState`.
+    """
 
     def __init__(self, store: MessageStore, cipher: Sealer) -> None:
         self._store = store
@@ -212,6 +220,14 @@ class SealedMessages:
         self.update_from_state = store.update_from_state
         self.clear = store.clear
 
+    @property
+    def key(self) -> str:
+        return self._store.key
+
+    @property
+    def _partition(self) -> str:
+        return f"messages/{self.key}"
+
     async def add_messages(self, messages: Sequence[Message]) -> None:
         await self._store.add_messages([self._sealed(each) for each in messages])
 
@@ -219,7 +235,7 @@ class SealedMessages:
         return [self._opened(each) for each in await self._store.list_messages()]
 
     def _sealed(self, message: Message) -> Message:
-        sealed = self._cipher.seal(SEALED_FOR, message.message_id, _encode(message))
+        sealed = self._cipher.seal(self._partition, message.message_id, _encode(message))
         return Message(
             message_id=message.message_id,
             request_id=message.request_id,
@@ -233,7 +249,7 @@ class SealedMessages:
             sealed = b64decode(message.text, validate=True)
         except ValueError:
             sealed = b""
-        return _decode(self._cipher.open(SEALED_FOR, message.message_id, sealed))
+        return _decode(self._cipher.open(self._partition, message.message_id, sealed))
 
 
 #: Adds messages once, however often it is sent, and drops the oldest beyond the limit: a call with all its
@@ -271,14 +287,14 @@ class RedisMessages:
         if max_messages is not None and max_messages < 1:
             raise ValueError("max_messages must be at least 1")
         self._url = url
-        self._key = _new_key(key)
+        self.key = _new_key(key)
         self._prefix = prefix
         self._most = max_messages
         self._ttl = ttl_seconds
 
     @property
     def _list(self) -> str:
-        return f"{self._prefix}:{{{self._key}}}"
+        return f"{self._prefix}:{{{self.key}}}"
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
         if not messages:
@@ -297,14 +313,14 @@ class RedisMessages:
     def serialize(self) -> Json:
         """Key and limits; not the URL, which may hold a password: the factory gives it again."""
         return {
-            "key": self._key,
+            "key": self.key,
             "prefix": self._prefix,
             "max_messages": self._most,
             "ttl_seconds": self._ttl,
         }
 
     def update_from_state(self, state: Json) -> None:
-        self._key, self._prefix = _plain(state["key"]), state["prefix"]
+        self.key, self._prefix = _plain(state["key"]), state["prefix"]
         self._most, self._ttl = state["max_messages"], state["ttl_seconds"]
 
     async def clear(self) -> None:
