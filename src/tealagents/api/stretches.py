@@ -107,8 +107,6 @@ async def pause(exchange: Exchange, partition: str, approval_id: str) -> Approva
 async def cut(exchange: Exchange, view: RequestView, number: int | None = None) -> Stretch:
     """A stretch of a request; None: its last. `NotFound` where it has fewer."""
     approvals = view.record.approvals
-    if not approvals and number in (None, 1):  # most are whole
-        return Stretch(view=view, number=1, before=None, pause=None)
     wanted = len(approvals) + 1 if number is None else number
     around = [
         await pause(exchange, view.partition, approvals[n]) if 0 <= n < len(approvals) else None
