@@ -19,10 +19,11 @@ from recorded_stage import (
 )
 from recorded_store import TroubledStore
 from recorder import Recording
+from replicas import until
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
-from tealagents.testing.service import ServiceProcess, free_port
+from tealagents.testing.service import ServiceProcess, ServiceThread, free_port
 
 #: where clients look for the authority of a service (RFC 9728)
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
@@ -80,16 +81,28 @@ HANGING = {
 }
 
 
+LIMITS = ("piece_timeout_seconds", "model_timeout_seconds", "request_timeout_seconds")
+
+
 @scenario
 def timeouts() -> str:
     parts = []
-    for limit in ("piece_timeout_seconds", "model_timeout_seconds", "request_timeout_seconds"):
+    for limit in LIMITS:
         # which is the limit of an answer that is not streamed, too
-        whole = {"first_piece_timeout_seconds": 1} if limit == "piece_timeout_seconds" else {}
-        with exchange(HANGING, limits={limit: 1, **whole}) as (at, _):
+        whole = {"first_piece_timeout_seconds": 30} if limit == "piece_timeout_seconds" else {}
+        limits = {**dict.fromkeys(LIMITS, 3000), limit: 30, **whole}
+        with exchange(HANGING, wiring={"moved": True}, limits=limits) as (at, model):
+            assert isinstance(at.service, ServiceThread)
             at.note(limit)
-            waiting = [at.begin("POST", way, json=text("hang")) for way in ("", "/sse")]
+            waiting = [at.begin("POST", "", json=text("hang"))]
+            until(lambda: model.requests)
+            waiting.append(at.begin("POST", "/sse", json=text("hang")))
+            until(lambda: len(at.quiet("/tasks")["items"]) == 2)
+            [message, *_] = at.quiet(f"/tasks/{at.quiet('/tasks')['items'][0]['task_id']}/messages")["items"]
+            at.quietly_until(message["request_id"], "3")  # both pieces have come
             for each in waiting:
+                while not each.answered(0.01):  # a limit may begin to count after the model was asked
+                    at.service.advance(31)
                 each.result()
             parts.append(at.text)
     return "\n".join(parts)

@@ -141,6 +141,11 @@ class Pending:
     def _run(self, ask: Callable[[], httpx.Response]) -> None:
         self._answer = ask()
 
+    def answered(self, seconds: float) -> bool:
+        """Whether the answer has come; waits for it so long."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
     def result(self) -> httpx.Response:
         self._thread.join(PATIENCE)
         assert self._answer is not None, "no answer came"
@@ -225,6 +230,13 @@ class Recording:
         """The document at a path, without a trace in the recording."""
         headers = {"authorization": f"Bearer {user}"}
         return self._client.request(method, self.service.url + target, headers=headers).json()
+
+    def quietly_until(self, request_id: str, event: str) -> None:
+        """Follows a request until it has come to an event with this id."""
+        target = f"{self.service.url}/requests/{request_id}/events"
+        headers = {"authorization": "Bearer ada"}
+        with self._client.stream("GET", target, headers=headers) as stream:
+            next(line for line in stream.iter_lines() if line == f"id: {event}")
 
     def raw(self, sent: bytes, shown: str) -> None:
         """Sends bytes as they are and writes all that comes back until the connection ends."""
