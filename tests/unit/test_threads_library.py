@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,23 @@ async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -
         assert len(service.requests[-1]["body"]["messages"]) == 4
         assert len(thread.messages) == 8
         assert [step.kind for step in answer.steps] == ["reduction", "model"]
+
+
+async def test_what_others_add_is_not_taken_for_summarised(make: MakeAgent, service: OfflineModel) -> None:
+    """A thread of a shared store is continued elsewhere: what is not sent has been in a summary."""
+    folder = make().config.source.parent / "threads"
+    reducers = [{"name": "summarize", "max_messages": 4, "keep_messages": 2}]
+    stores = partial(FileMessages, folder, "shared")
+    async with make(thread={"reducers": reducers}, message_stores=stores) as agent:
+        thread = agent.new_thread()
+        for n in range(4):
+            await agent.run(f"turn {n}", thread)
+        await stores().add_messages([*exchange("another", "noted"), *exchange("one more", "noted")])
+        await agent.run("last", thread)
+        bodies = [json.dumps(request["body"]["messages"]) for request in service.requests]
+        read = [body for body in bodies[:-1] if "Summarise the conversation" in body] + bodies[-1:]
+        for text in ("turn 0", "turn 1", "turn 2", "turn 3", "another", "one more", "last"):
+            assert any(text in body for body in read), text
 
 
 # --- kinds ----------------------------------------------------------------------------------------

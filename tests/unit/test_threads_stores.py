@@ -159,6 +159,22 @@ async def test_what_others_have_added_is_at_the_end(tmp_path: Path) -> None:
     assert texts(list(again.messages)) == ["q0", "a0", "q1", "a1"]
 
 
+async def test_rounds_keep_their_numbers_when_others_add(tmp_path: Path) -> None:
+    """A summary says by the number of a round how far it reaches: no message falls behind it unread."""
+    thread = LocalThread(store=FileMessages(tmp_path, "shared"))
+    await thread.on_new_messages(exchange("q0", "a0"))
+    before = thread.parts()[0].turn
+    others = FileMessages(tmp_path, "shared")
+    await others.add_messages([*exchange("q1", "a1"), *exchange("q2", "a2")])
+    await thread.create()
+    assert [part.turn - before for part in thread.parts() if part.begins] == [0, 1, 2]
+    await others.add_messages(exchange("q3", "a3"))
+    await thread.on_new_messages(exchange("q4", "a4"))
+    again = LocalThread.from_json(thread.to_json(), stores=lambda: FileMessages(tmp_path))
+    await again.create()
+    assert [part.turn - before for part in again.parts() if part.begins] == [0, 1, 2, 3, 4]
+
+
 async def test_messages_in_a_store_can_be_edited(stores: MessageStoreFactory) -> None:
     """In any store: the edit is the thread's, which has it again from JSON. covers: THREAD-9"""
     thread = LocalThread(stores=stores)

@@ -166,7 +166,10 @@ class Answering(Struct, frozen=True, kw_only=True):
         await thread.on_new_messages(in_call_order(self.recorder.messages))
         if isinstance(thread, RemoteThread):
             thread.continued(last.remote_id)
+        counted = thread.context.get("turn", 0)  # with the rounds that others have added meanwhile
         thread.context = last.context or {}
+        if "turn" in thread.context:
+            thread.context["turn"] = max(counted, thread.context["turn"])
         thread.checkpoint()
 
     # --- approvals -------------------------------------------------------------------------------

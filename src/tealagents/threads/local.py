@@ -130,16 +130,23 @@ class LocalThread(AgentThread):
             if kept.unstored or not kept.read:
                 await self.create()
             self._check_there()
-            self._take_in(await kept.add(_distinct(messages, self._messages.keys() | kept.dropped)))
+            messages = _distinct(messages, self._messages.keys() | kept.dropped)
+            self._take_in(await kept.add(messages), own=[message.message_id for message in messages])
         self.context["turn"] = int(self.context.get("turn", 0)) + _rounds(messages)
 
-    def _take_in(self, kept: Sequence[Message]) -> None:
-        """These are the messages there are; those that were not known are new, in their order."""
+    def _take_in(self, kept: Sequence[Message], own: Sequence[str] = ()) -> None:
+        """These are the messages there are; those that were not known are new, in their order.
+
+        The rounds of others are counted like its own: summaries go by the numbers of rounds.
+        """
         self._messages = {message.message_id: message for message in kept}
         marked = {name for each in self._checkpoints.values() for name in each.messages}
         known = marked.union(self._pending)
         self._pending = [name for name in self._pending if name in self._messages]
-        self._pending += [name for name in self._messages if name not in known]
+        new = [name for name in self._messages if name not in known]
+        self._pending += new
+        if others := _rounds([self._messages[name] for name in new if name not in own]):
+            self.context["turn"] = int(self.context.get("turn", 0)) + others
 
     async def _erase(self) -> None:
         if self._kept is not None:
