@@ -469,6 +469,15 @@ async def test_local_becomes_remote_on_request(make: MakeAgent, service: Offline
         assert (await agent.run("What is my name?", remote)).text == "Your name is Ada."
 
 
+async def test_a_result_without_its_call_is_not_handed_over(make: MakeAgent) -> None:
+    """Messages of another program may begin in the middle of a round; the model service takes no such
+    result. covers: THREAD-1"""
+    async with make(thread={"kind": "remote"}) as agent:
+        result = said("tool", "empty", tool_call_id="c", tool="Shell-look")
+        remote = agent.to_remote(agent.get_local_thread([result, *exchange("My name is Ada.", "Hello.")]))
+        assert (await agent.run("What is my name?", remote)).text == "Your name is Ada."
+
+
 # --- forks, copies, editing -----------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from tealagents.state.records import RecordStore
 from tealagents.threads.base import AgentThread
 from tealagents.threads.local import LocalThread
 from tealagents.threads.remote import RemoteThread
-from tealagents.threads.views import Part, newest_first
+from tealagents.threads.views import Part, newest_first, parts_of
 
 #: asked before a tool call that needs approval is made
 Approve = Callable[[ToolCall], bool | Awaitable[bool]]
@@ -60,7 +60,8 @@ class ThreadConversation:
     async def encoded(self) -> Sequence[bytes]:
         thread = self._thread
         if isinstance(thread, RemoteThread):
-            return [self._model.encode(message) for message in thread.beginning]
+            beginning = parts_of(thread.beginning)
+            return [self._model.encode(message) for part in beginning for message in part.messages]
         assert isinstance(thread, LocalThread)
         return [self._model.encode(message) for part in thread.parts() for message in part.messages]
 
