@@ -132,14 +132,18 @@ def _broken(value: Any, indent: int) -> str:
 class Pending:
     """A request that has been sent; it is written down when its answer is taken."""
 
-    def __init__(self, ask: Callable[[], httpx.Response], write: Callable[[httpx.Response], None]) -> None:
+    def __init__(
+        self, ask: Callable[[bytearray], httpx.Response], write: Callable[[httpx.Response], None]
+    ) -> None:
+        #: what has come of the body so far
+        self.came = bytearray()
         self._write = write
         self._answer: httpx.Response | None = None
         self._thread = threading.Thread(target=self._run, args=(ask,), daemon=True)
         self._thread.start()
 
-    def _run(self, ask: Callable[[], httpx.Response]) -> None:
-        self._answer = ask()
+    def _run(self, ask: Callable[[bytearray], httpx.Response]) -> None:
+        self._answer = ask(self.came)
 
     def answered(self, seconds: float) -> bool:
         """Whether the answer has come; waits for it so long."""
@@ -216,8 +220,14 @@ class Recording:
         body = shown if shown is not None else (content or b"").decode(errors="backslashreplace")
         request = self._parts_of_request(method, path, given, body)
 
-        def ask() -> httpx.Response:
-            return self._client.request(method, self.service.root + path, headers=given, content=content)
+        def ask(came: bytearray) -> httpx.Response:
+            url = self.service.root + path
+            with self._client.stream(method, url, headers=given, content=content) as answer:
+                for part in answer.iter_raw():
+                    came.extend(part)
+            return httpx.Response(
+                answer.status_code, headers=answer.headers, content=bytes(came), extensions=answer.extensions
+            )
 
         def write(answer: httpx.Response) -> None:
             body = "" if only_head else self._body(answer, sentences, edit)
@@ -271,12 +281,9 @@ class Recording:
         with self._client.stream("GET", url, headers=headers) as events:
             assert any(line == "event: tool-call" for line in events.iter_lines())
 
-    def kept_alive(self, request_id: str, user: str = "ada") -> None:
-        """Waits until a stream of this request, opened now, has been kept alive by a comment."""
-        headers = {"authorization": f"Bearer {user}"}
-        url = f"{self.service.url}/requests/{request_id}/events"
-        with self._client.stream("GET", url, headers=headers) as events:
-            assert any(line == ": keepalive" for line in events.iter_lines())
+    def kept_alive(self, stream: Pending) -> None:
+        """Waits until a stream has been kept alive by a comment."""
+        self.until(lambda: b"\n: keepalive\n" in stream.came)
 
     def running(self, user: str = "ada", besides: tuple[str, ...] = ()) -> str:
         """The id of the user's request that runs, once it does."""
