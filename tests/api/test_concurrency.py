@@ -1,8 +1,10 @@
 """One writer per task: what a second message meets, in one process and across replicas, dead ones too."""
 
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -320,6 +322,24 @@ def mortal(nursery: Nursery, tmp_path: Path) -> Iterator[Replicas]:
         yield running
 
 
+def stopped_between_writes(service: ForkedService, database: Path) -> None:
+    """Stops a process where it does not hold SQLite's lock, with which no other process could write."""
+
+    def is_between() -> bool:
+        service.stop()
+        until(lambda: "State:\tT" in Path(f"/proc/{service.process.pid}/status").read_text())
+        with closing(sqlite3.connect(database, timeout=1, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                service.cont()
+                return False
+            other.execute("ROLLBACK")
+        return True
+
+    until(is_between)
+
+
 def begun(pair: Replicas, task: str) -> tuple[Listener, Listener, str]:
     """A request that drips on the first process: its sender, a follower on the second, its id."""
     sender = Listener(pair.first, "POST", "/sse", json=text("dripping", task_id=task))
@@ -364,12 +384,12 @@ def test_the_requests_of_a_killed_process_end(mortal: Replicas) -> None:
         assert second.post("", json=text("go on", task_id=task)).json()["status"] == "Completed"
 
 
-def test_a_process_that_wakes_up_writes_nothing(mortal: Replicas) -> None:
+def test_a_process_that_wakes_up_writes_nothing(mortal: Replicas, tmp_path: Path) -> None:
     """Stopped past its lease it finds its requests ended, answers clients, and continues. covers: STATE-3"""
     with mortal.first.client() as first, mortal.second.client() as second:
         task = new_task(second)
         sender, follower, request_id = begun(mortal, task)
-        mortal.first.stop()
+        stopped_between_writes(mortal.first, tmp_path / "state.db")
         check_taken_over(second, task, request_id, follower.result())
         assert second.post("", json=text("go on", task_id=task)).json()["status"] == "Completed"
         audit = second.get(f"/tasks/{task}/audit?limit=200").json()
