@@ -41,7 +41,7 @@ def full(*command: str, input: str = "", unbuffered: str = "") -> tuple[int, lis
             text=True,
             timeout=60,
         )
-    return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("!")]
+    return ended.returncode, [line for line in ended.stderr.splitlines() if line and line[0] != "!"]
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -59,6 +59,23 @@ def test_what_prints_after_its_work_reports_it_too(tmp_path: Path) -> None:
     status, lines = full("upgrade", str(file))
     assert (status, lines) == (1, [SENTENCE])
     assert file.with_suffix(f".v1alpha1{file.suffix}").exists()
+
+
+def test_an_export_to_standard_output_reports_it_and_ends_silently_where_no_one_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are no other output than text."""
+    monkeypatch.setenv("TA_PERSISTENCE", f"sqlite:///{tmp_path / 'state.db'}")
+    with offline_service(env={"TA_PERSISTENCE": os.environ["TA_PERSISTENCE"]}) as (service, _):
+        with service.client() as ada:
+            ada.post("", json={"items": [{"content_type": "text", "content": "hello"}]}).raise_for_status()
+        command = ["state", "export", "-", "--config", str(service.config_path)]
+        assert full(*command) == (1, [SENTENCE])
+        reading, writing = os.pipe()
+        os.close(reading)
+        ended = subprocess.run([PROGRAM, *command], stdout=writing, stderr=subprocess.PIPE, timeout=60)
+        os.close(writing)
+        assert (ended.returncode, ended.stderr.strip()) == (1, b"")
 
 
 def test_an_answer_that_cannot_be_printed_ends_the_chat() -> None:

@@ -13,14 +13,19 @@ class OutputLost(OSError):
 class _Output:
     """A stream whose errors are told apart from those of other files; after one it is not tried again."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
+        """`stream` is of text, or of bytes."""
         self._stream = stream
         self._lost: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text: str) -> int:
+    @property
+    def buffer(self) -> "_Output":
+        return _Output(self._stream.buffer)
+
+    def write(self, text: Any) -> int:
         if self._lost is None:
             self._trying(lambda: self._stream.write(text))
         if self._lost is not None:

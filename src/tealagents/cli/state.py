@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from tealagents.cli.loading import fail, load_or_exit, stderr
+from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUnavailable
@@ -89,6 +90,8 @@ def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]]) -> T:
         raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
     try:
         return asyncio.run(do())
+    except (OutputLost, BrokenPipeError):
+        raise
     except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused, OSError) as error:
         raise fail(str(error)) from None
 
