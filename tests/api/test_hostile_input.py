@@ -470,15 +470,6 @@ def test_unknown_paths_and_methods_are_refused_as_problems(ada: httpx.Client) ->
         assert answer.headers["allow"]
 
 
-def test_a_refused_method_is_told_that_head_is_possible_where_get_is(ada: httpx.Client) -> None:
-    """`Allow` lists every method that is served."""
-    for path in ("/tasks", "/tasks?limit=0", "/health", "/docs", "/openapi.json"):
-        assert ada.put(path).headers["allow"] == "GET, HEAD", path
-        assert ada.head(path).status_code != 405, path
-    assert ada.put(f"/tasks/{NOBODYS}").headers["allow"] == "DELETE, GET, HEAD, PATCH"
-    assert ada.put("").headers["allow"] == "POST"
-
-
 @pytest.mark.parametrize("limit", ["1_0", "1.0", " 1", "+1", "1e1", "١", ""])
 def test_a_limit_is_a_plain_decimal_number(ada: httpx.Client, limit: str) -> None:
     """What only some languages read as a number is refused."""

@@ -112,7 +112,9 @@ class Routes:
     def _served(self, prefix: str, operation: RouteOperation) -> Route:
         shown = {**self._options, **operation.options}.get("include_in_schema", True)
         app = _Answering(operation.endpoint)
-        return Route(prefix + operation.path, app, methods=list(operation.methods), include_in_schema=shown)
+        route = Route(prefix + operation.path, app, methods=list(operation.methods), include_in_schema=shown)
+        route.methods = set(operation.methods)  # without HEAD, which the host answers as GET
+        return route
 
     def described(self) -> "APIRouter":
         from fastapi import APIRouter
