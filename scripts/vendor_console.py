@@ -68,6 +68,9 @@ MSAL_SILENT = tuple(
     for name in names.split()
 )
 
+#: the client's modules but `index.js`, which only says what of them is public
+CLIENT_MODULES = ("errors", "retry", "sse", "list", "wire", "calls", "stream", "client")
+
 #: what is shrunk: the others gain nothing by it
 SHRUNK = ("dompurify.js", "eventsource-parser.js", "marked.js")
 
@@ -76,6 +79,7 @@ PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
 
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
 _COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n|^[ \t]*//[^\n]*\n", re.MULTILINE)
+_OWN_IMPORT = re.compile(r"""^import \{[^}]*\} from "\./[^"]*";\n""", re.MULTILINE)
 _INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$\n?", re.MULTILINE)
@@ -91,12 +95,10 @@ def with_paths(source: str, folder: str) -> str:
     return _IMPORT.sub(path, _SOURCE_MAP.sub("", source))
 
 
-def client_files() -> dict[str, str]:
-    """The client's modules as the console serves them."""
-    return {
-        f"client/{path.name}": with_paths(_bare(path.read_text(encoding="utf-8")), "../")
-        for path in sorted(CLIENT.glob("*.js"))
-    }
+def client() -> str:
+    """The client as one module: its own, each behind those that it imports."""
+    source = "".join(_bare((CLIENT / f"{name}.js").read_text(encoding="utf-8")) for name in CLIENT_MODULES)
+    return with_paths(_OWN_IMPORT.sub("", source), "./")
 
 
 def _bare(source: str) -> str:
@@ -178,16 +180,13 @@ def main() -> None:
         write("msal-browser.js", msal(Path(scratch)))
         for name in SHRUNK:
             write(name, shrunk(name, Path(scratch)))
-    for name, text in client_files().items():
-        write(name, text)
+    write("client.js", client())
     listed = "".join(
         f"- {package} {version}: {', '.join(files.values()) or 'msal-browser.js'}\n"
         for package, version, files, _ in PACKAGES
     )
-    write(
-        "README.md",
-        f"Made by `scripts/vendor_console.py`; not to be edited.\n\n{listed}- `client/`: `clients/js/src`\n",
-    )
+    listed += "- `client.js`: `clients/js/src`\n"
+    write("README.md", f"Made by `scripts/vendor_console.py`; not to be edited.\n\n{listed}")
 
 
 if __name__ == "__main__":

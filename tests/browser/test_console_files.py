@@ -38,9 +38,9 @@ def test_all_scripts_together_are_small() -> None:
 def test_the_client_is_that_of_the_repository() -> None:
     """What is vendored of `clients/js` is what `scripts/vendor_console.py` makes of it."""
     script = runpy.run_path(str(ROOT / "scripts/vendor_console.py"))
-    made = {name: text.rstrip() + "\n" for name, text in script["client_files"]().items()}
-    there = {f"client/{path.name}": path.read_text() for path in (CONSOLE / "vendor/client").iterdir()}
-    assert there == made, "run: python scripts/vendor_console.py"
+    assert {"index", *script["CLIENT_MODULES"]} == {path.stem for path in script["CLIENT"].glob("*.js")}
+    there = (CONSOLE / "vendor/client.js").read_text()
+    assert there == script["client"]().rstrip() + "\n", "run: python scripts/vendor_console.py"
 
 
 def test_every_library_has_its_licence() -> None:

@@ -1,7 +1,6 @@
 """The JavaScript client: its types, and its own tests against the service."""
 
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -61,10 +60,3 @@ def test_types() -> None:
 def test_client(name: str) -> None:
     """The client does what its own tests say, against the real service."""
     run("node", "--test", f"test/{name}")
-
-
-def test_the_console_has_this_client() -> None:
-    """The console serves the client as it is here: run `scripts/vendor_console.py` when this fails."""
-    script = runpy.run_path(str(ROOT / "scripts" / "vendor_console.py"))
-    served = {name: (script["VENDOR"] / name).read_text() for name in script["client_files"]()}
-    assert served == script["client_files"]()

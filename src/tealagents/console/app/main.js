@@ -1,6 +1,6 @@
 /** The console: a client of the service's public API, in a page. */
 import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js";
-import {Client} from "../vendor/client/index.js";
+import {Client} from "../vendor/client.js";
 import {App} from "./context.js";
 import {useRead} from "./data.js";
 import {useRoute} from "./router.js";

@@ -1,2 +1,0 @@
-export {Client} from "./client.js";
-export * from "./errors.js";
