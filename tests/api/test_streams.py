@@ -1,6 +1,7 @@
 """Streams: what they say, how they are replayed and followed, and that each ends once, rightly."""
 
 import asyncio
+import gc
 import http.client
 import json
 import random
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request as StarletteRequest
 from talk import (
     approve,
     call,
@@ -185,6 +187,19 @@ def test_the_headers_of_a_stream_keep_it_from_being_stored_or_held_back(ada: htt
     answer = ada.post("/sse", json=text("hello"))
     assert answer.headers["cache-control"] == "no-store"
     assert answer.headers["x-accel-buffering"] == "no"
+
+
+def test_an_open_stream_keeps_nothing_of_the_call_that_it_answers(ada: httpx.Client) -> None:
+    """Neither the call, whose body may be megabytes, nor what routed it waits for the end of the answer."""
+
+    def calls() -> set[int]:
+        return {id(each) for each in gc.get_objects() if isinstance(each, StarletteRequest)}
+
+    others = calls()
+    with ada.stream("POST", "/sse", json=text("begin and hang")) as response:
+        lines = response.iter_lines()
+        assert any(line.startswith("event: partial-response") for line in lines)
+        assert calls() <= others
 
 
 def test_comments_keep_a_silent_stream_alive() -> None:

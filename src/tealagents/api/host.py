@@ -52,7 +52,7 @@ class Host:
     def _answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             return self._answer_head(scope, receive, send)
-        return self._owner(scope)(scope, receive, send)
+        return sse.answer(self._owner(scope), scope, receive, send)
 
     async def _answer_head(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Where GET is there HEAD is; the server, whose own scope says HEAD, leaves out the body."""

@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,8 @@ FLUSH_LOOK = 0.25
 HEAD = "tealagents.head"
 #: where a scope holds its connection
 _TRANSPORT = "tealagents.transport"
+#: where a scope takes the stream that its call is answered with, to be sent when the call has been unwound
+_STREAM = "tealagents.stream"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -51,6 +54,18 @@ def remember_connection(scope: Scope, send: Send) -> None:
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if hasattr(transport, "abort"):
         scope[_TRANSPORT] = transport
+
+
+async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serves an application. A stream that it answers with is sent when the application has returned.
+
+    What routed and read a call is not kept for as long as its stream is open.
+    """
+    streams: list[Callable[[], Awaitable[None]]] = []
+    scope[_STREAM] = streams
+    await app(scope, receive, send)
+    for stream in streams:
+        await stream()
 
 
 class EventStreamResponse(Response):
@@ -80,7 +95,11 @@ class EventStreamResponse(Response):
         if scope.get(HEAD):
             await self._frames.aclose()
             await super().__call__(scope, receive, send)
-            return
+        else:
+            scope[_STREAM].append(partial(self.send, scope, receive, send))
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream at once."""
         left = False
 
         def leave() -> None:
@@ -145,7 +164,7 @@ class Announcements:
             later.cancel()
             if event := first.result():
                 stream = EventStreamResponse(self._until(answer, event), keepalive_seconds=quiet)
-                await stream(scope, receive, send)
+                await stream.send(scope, receive, send)
             else:
                 await patiently(answer.result(), scope, receive, send)
         finally:

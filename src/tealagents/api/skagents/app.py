@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -89,7 +90,7 @@ class StatelessApp:
             lifespan=lifespan,
         )
         app.router.redirect_slashes = False
-        self._app = observed(app)
+        self._app = observed(partial(sse.answer, app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_local = self._front.settings.is_local
