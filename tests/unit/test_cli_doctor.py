@@ -78,6 +78,7 @@ class Patient:
             "TA_PERSISTENCE": f"sqlite:///{folder / 'state.db'}",
             "TA_ENCRYPTION_KEY": KEY,
             "TA_AUDIT_KEY": "audit-key-" * 3,
+            "TA_LIMITS__LEASE_SECONDS": "3600",  # a busy machine's disk is no fault of the service
             "TA_ENTRA_AUTHORITY": self.authority.url,
             "TA_ENTRA_TENANT_ID": str(self.authority.options()["tenant_id"]),
             "TA_ENTRA_AUDIENCE": " ".join(self.authority.options()["audience"]),
