@@ -80,8 +80,9 @@ def test_each_request_is_one_line(service: Logged) -> None:
     service.client.post("", json={"items": [SECRET]})
     service.client.get(f"/no-route/{SECRET}")
     service.client.get("/health")
+    service.client.get(str(service.client.base_url.join("/")))
     assert streamed.status_code == 200
-    sent, stream, read, foreign, wrong, lost = service.lines()
+    sent, stream, read, foreign, wrong, lost, root = service.lines()
     assert (sent["route"], sent["status"]) == ("POST /Logged/1", "Completed")
     assert {name: sent[name] for name in ("session_id", "task_id", "request_id")} == {
         name: answer[name] for name in ("session_id", "task_id", "request_id")
@@ -95,6 +96,7 @@ def test_each_request_is_one_line(service: Logged) -> None:
     assert (foreign["status"], foreign["code"], foreign["task_id"]) == (401, "not_owner", read["task_id"])
     assert (wrong["route"], wrong["status"], wrong["code"]) == ("POST /Logged/1", 422, "invalid_request")
     assert (lost["route"], lost["status"]) == ("GET (no route)", 404)
+    assert (root["route"], root["status"]) == ("GET /", 200)
 
 
 def test_a_request_in_the_background_is_logged_when_it_ends(service: Logged) -> None:

@@ -72,7 +72,7 @@ def route_of(scope: Scope) -> str | None:
     for name, given in reversed(scope.get("path_params", {}).items()):
         if value := str(given):
             path = _named(path, value if value[0] == "/" else f"/{value}", name)
-    return path.rstrip("/")
+    return path.rstrip("/") or "/"
 
 
 def _named(path: str, value: str, name: str) -> str:
