@@ -45,7 +45,8 @@ bench: $(READY) ## Measure what a request costs, against a floor in the same run
 	@$(BIN)/python -m benchmarks
 
 soak: $(READY) $(TOOLS) ## The long runs: hours of faults, compressed
-	@$(BIN)/python -m pytest -m soak -n 0 -o addopts="-q --strict-markers -p no:cacheprovider"
+	@$(BIN)/python -m pytest -m soak -n 0 -o faulthandler_timeout=0 \
+	  -o addopts="-q --strict-markers -p no:cacheprovider"
 
 fmt: $(READY) ## Format the code
 	@$(BIN)/ruff format .
