@@ -144,15 +144,15 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{name!r} cannot be the name of a header")
         if not re.fullmatch(_HEADER_VALUE, value):
             raise ValueError(
-                f"the value of {name} cannot be sent: a header has no line's end, no space at its "
-                "start or end, and no character beyond Latin-1"
+                f"the value of {name} cannot be sent in a header: it must be one line of Latin-1 characters, "
+                "without spaces at either end"
             )
     return headers
 
 
 def _header_key(key: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[\x20-\x7e]*", key.get_secret_value()):
-        raise ValueError("cannot be sent: a key has no line's end, and no character beyond ASCII")
+        raise ValueError("cannot be sent in a header: it must be one line of ASCII characters")
     return key
 
 

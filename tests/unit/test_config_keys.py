@@ -238,8 +238,8 @@ def test_headers_that_cannot_be_sent_are_found_at_start(tmp_path: Path) -> None:
           - {name: b, url: "http://a.example.com", headers: {"X Key": y}}
         """
     assert complaints(tmp_path, with_agent(text), KEY="canary\u201d") == [
-        "9: spec.agent.mcp_servers[0].headers: the value of X-Key cannot be sent: a header has no line's "
-        "end, no space at its start or end, and no character beyond Latin-1",
+        "9: spec.agent.mcp_servers[0].headers: the value of X-Key cannot be sent in a header: it must be one "
+        "line of Latin-1 characters, without spaces at either end",
         "10: spec.agent.mcp_servers[1].headers: 'X Key' cannot be the name of a header",
     ]
 

@@ -120,7 +120,7 @@ class BoundedClient(httpx2.AsyncClient):
             raise _too_slow(self._seconds) from None
         except httpx2.LocalProtocolError:  # its text quotes the header, which may be a key
             raise Unacceptable(
-                "a header of the request holds what cannot be sent, such as a line's end"
+                "a header of the request holds what cannot be sent, such as a line break"
             ) from None
         try:
             _check(response)
