@@ -142,6 +142,8 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not re.fullmatch(_HEADER_NAME, name):
             raise ValueError(f"{name!r} cannot be the name of a header")
+        if name.lower() in ("content-length", "transfer-encoding"):
+            raise ValueError(f"{name} cannot be set here: each request gets its own; remove it")
         if not re.fullmatch(_HEADER_VALUE, value):
             raise ValueError(
                 f"the value of {name} cannot be sent in a header: it must be one line of Latin-1 characters, "

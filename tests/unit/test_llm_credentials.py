@@ -225,6 +225,8 @@ def root(service: RawService) -> str:
     [
         {"error": "invalid_client", "error_description": f"AADSTS7000215: wrong secret {SECRET}"},
         {"access_token": ""},
+        {"access_token": "a-token", "expires_in": "soon"},
+        {"access_token": "a-token", "expires_in": "nan"},
         {"nothing": 1},
     ],
 )

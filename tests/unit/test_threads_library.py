@@ -833,6 +833,14 @@ async def test_a_message_needs_content(make: MakeAgent) -> None:
             await agent.run([], agent.new_thread())
 
 
+@pytest.mark.parametrize("message", [None, 3, [""], [None], {"type": "text"}, b"hello"])
+async def test_a_message_is_text_or_items(make: MakeAgent, message: Any) -> None:
+    """Anything else is refused with what to pass instead, before anything is asked."""
+    async with make() as agent:
+        with pytest.raises(InvalidRequest, match="message: pass a text or a list of Item"):
+            await agent.run(message)
+
+
 async def test_a_subclass_hears_of_new_messages(make: MakeAgent) -> None:
     """`on_new_messages` is where a thread of one's own begins. covers: THREAD-6"""
     heard: list[str] = []

@@ -699,6 +699,10 @@ def test_remote_plugin_file(tmp_path: Path) -> None:
             "'server_url' has to be an http:// or https:// URL",
         ),
         ("remote_plugins: [{plugin_name: A, openapi_json_path: a, sever_url: x}]", "sever_url: Extra inputs"),
+        (
+            "remote_plugins: [{plugin_name: A, openapi_json_path: a, headers: {Content-Length: '5'}}]",
+            "headers: .*Content-Length cannot be set here: each request gets its own; remove it",
+        ),
         ("remote_plugins: {", "cannot be read"),
     ],
 )

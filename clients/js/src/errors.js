@@ -42,13 +42,22 @@ function idOrNull(id) {
   return isId(id) ? id : null;
 }
 
+/**
+ * A server in between may send a document of another shape.
+ *
+ * @param {unknown} value
+ */
+function text(value) {
+  return typeof value === "string" ? value : null;
+}
+
 export class ProblemError extends ClientError {
   /**
    * @param {Partial<Problem>} problem
    * @param {{status?: number, retryAfter?: number | null, replayed?: boolean}} [reply] what came with the document
    */
   constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
-    super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
+    super(text(problem.detail) ?? text(problem.title) ?? `the service answered with HTTP ${status}`);
     this.detail = this.message;
     this.status = status;
     this.code = problem.code ?? null;

@@ -29,6 +29,17 @@ test("whatever a server sends is a ClientError", async () => {
   }
 });
 
+test("the message of a problem is text, whatever the document holds", async () => {
+  const detail = {why: "no room"};
+  await assert.rejects(answeredWith(JSON.stringify({title: "Too large", detail}), {status: 413}).send("hello"), {
+    message: "Too large",
+    detail: "Too large",
+  });
+  await assert.rejects(answeredWith(JSON.stringify({title: 3, detail}), {status: 413}).send("hello"), {
+    message: "the service answered with HTTP 413",
+  });
+});
+
 test("whatever a stream brings is an event or a ClientError", async () => {
   const headers = {"Content-Type": "text/event-stream"};
   for (const data of ["null", "3", "[]", "{", JSON.stringify({...IDS, request_id: "../me"})]) {

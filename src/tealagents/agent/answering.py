@@ -221,6 +221,16 @@ class Answering(Struct, frozen=True, kw_only=True):
         )
 
 
+def _items(message: object) -> tuple[Item, ...]:
+    if isinstance(message, str):
+        return (Item("text", message),)
+    if not isinstance(message, Sequence) or not all(isinstance(each, Item) for each in message):
+        raise InvalidRequest("message", "pass a text or a list of Item")
+    if not message:
+        raise InvalidRequest("message", "is empty")
+    return tuple(message)
+
+
 def answering(
     agent: AgentSpec,
     records: RecordStore,
@@ -231,10 +241,8 @@ def answering(
     message: str | Sequence[Item],
     user_context: Mapping[str, str],
 ) -> Answering:
-    """What answers a message on a thread; `InvalidRequest` for an empty one."""
-    items = (Item("text", message),) if isinstance(message, str) else tuple(message)
-    if not items:
-        raise InvalidRequest("message", "is empty")
+    """What answers a message on a thread; `InvalidRequest` for what is no message."""
+    items = _items(message)
     request_id = ids.random_id()
     said = Message(
         message_id=ids.random_id(), request_id=request_id, role="user", created_at=clock.now(), items=items

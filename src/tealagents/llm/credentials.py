@@ -13,6 +13,7 @@ import asyncio
 import base64
 import hashlib
 import logging
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -326,10 +327,16 @@ def _ask_machine(options: AzureCredentialOptions, http: "FromThread") -> Any:
 # --- what the authority says --------------------------------------------------------------------------
 
 
+#: some authorities write the number as text
+_SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
+
+
 def _token_of(said: Any, options: AzureCredentialOptions) -> Token:
     match said:
-        case {"access_token": str(value), "expires_in": int() | float() | str() as seconds} if value:
-            return Token(value, time.time() + float(seconds))
+        case {"access_token": str(value), "expires_in": lifetime} if value and _SECONDS.fullmatch(
+            str(lifetime)
+        ):
+            return Token(value, time.time() + float(lifetime))
         case {"error": error}:
             secret = options.client_secret.get_secret_value() if options.client_secret else ""
             why = quoted(f"{error}: {said.get('error_description', '')}", [secret] if secret else [])

@@ -23,9 +23,13 @@ function idOrNull(id) {
 return isId(id) ? id : null;
 }
 
+function text(value) {
+return typeof value === "string" ? value : null;
+}
+
 export class ProblemError extends ClientError {
 constructor(problem, {status = problem.status ?? 500, retryAfter = null, replayed = false} = {}) {
-super(problem.detail ?? problem.title ?? `the service answered with HTTP ${status}`);
+super(text(problem.detail) ?? text(problem.title) ?? `the service answered with HTTP ${status}`);
 this.detail = this.message;
 this.status = status;
 this.code = problem.code ?? null;
