@@ -5,7 +5,6 @@ What `bootstrap` does for our own files; the parts that both need are made there
 
 import dataclasses
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
@@ -33,6 +32,7 @@ from tealagents.engine.agent import AgentSpec
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits
+from tealagents.llm.encoding import valid_name
 from tealagents.outbound.addresses import is_loopback_host
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
@@ -43,9 +43,6 @@ from tealagents.tools.errors import ToolsetError
 from tealagents.tools.input_types import INPUTS
 
 log = logging.getLogger(__name__)
-
-#: model services take letters, digits, `_` and `-`; the class of a generic type has more
-_FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 
 
 def application(config: EarlierConfig, *, clock: Clock | None = None) -> StatelessApp:
@@ -129,7 +126,7 @@ def format_of(kind: type[BaseModel]) -> ResponseFormat:
         raise ToolsetError(f"the output_type {kind.__name__} has no JSON schema: {reason}") from error
     closed: Json = deepcopy(schema)
     strict = _close(closed)
-    name = _FORBIDDEN_IN_NAME.sub("_", kind.__name__)[:64]
+    name = valid_name(kind.__name__)  # the class of a generic type has brackets in its name
     return ResponseFormat(name=name, schema=closed if strict else schema, strict=strict)
 
 

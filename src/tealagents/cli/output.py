@@ -11,7 +11,7 @@ class OutputLost(OSError):
 
 
 class _Output:
-    """A stream whose errors are told apart from those of other files; after one it is not tried again."""
+    """Standard output, whose errors have a class of their own; after one, nothing more is written."""
 
     def __init__(self, stream: Any) -> None:
         """`stream` is of text, or of bytes."""

@@ -12,7 +12,7 @@ from tealagents.domain.models import Json, Message, ToolCall
 
 Shape = TypeVar("Shape")
 
-#: characters of a tool's name, and those that services do not take in one
+#: characters of a name, and those that services do not take in one
 MAX_NAME = 64
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 #: parts of an answer that is read a second time, more slowly and into more memory
@@ -76,13 +76,13 @@ def user_text(message: Message) -> str | None:
     return "\n".join(item.content for item in message.items)
 
 
-def called_name(call: ToolCall) -> str:
-    """The tool of a call as services take it back.
+def valid_name(name: str) -> str:
+    """The name of a tool or a type as services take it.
 
     What a model makes up (`multi_tool_use.parallel`) need be no name to the service, which would refuse the
     conversation for ever.
     """
-    return _FORBIDDEN_IN_NAME.sub("_", call.tool)[:MAX_NAME] or "_"
+    return _FORBIDDEN_IN_NAME.sub("_", name)[:MAX_NAME] or "_"
 
 
 def arguments(call: ToolCall) -> str:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import Shape, arguments, called_name, compact, parsed, reader, to_json, user_text
+from tealagents.llm.encoding import Shape, arguments, compact, parsed, reader, to_json, user_text, valid_name
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
@@ -130,7 +130,7 @@ def _parts(message: Message) -> list[Json]:
 
 
 def _call(call: ToolCall) -> Json:
-    function = {"name": called_name(call), "arguments": arguments(call)}
+    function = {"name": valid_name(call.tool), "arguments": arguments(call)}
     return {"id": call.id, "type": "function", "function": function}
 
 

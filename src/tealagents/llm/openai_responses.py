@@ -17,7 +17,7 @@ from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import arguments, called_name, compact, to_json, user_text
+from tealagents.llm.encoding import arguments, compact, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
@@ -268,7 +268,7 @@ def _parts(message: Message) -> list[Json]:
 
 
 def _call(call: ToolCall) -> Json:
-    function = {"name": called_name(call), "arguments": arguments(call)}
+    function = {"name": valid_name(call.tool), "arguments": arguments(call)}
     return {"type": "function_call", "call_id": call.id, **function}
 
 

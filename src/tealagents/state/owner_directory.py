@@ -86,7 +86,7 @@ class Directory:
             if found and found.value.owner == user:
                 return
             if found and not await self._lapsed(found.value, identifier, now):
-                raise _anothers(kind, identifier)
+                raise anothers(kind, identifier)
             try:
                 await self._records.commit(
                     partition,
@@ -227,10 +227,11 @@ async def foreign(
     allowed = (reading and caller.auditor) or (deciding and caller.approver)
     if allowed and owner.tid == caller.user.tid:
         return records.partition(owner)
-    raise _anothers(kind, identifier)
+    raise anothers(kind, identifier)
 
 
-def _anothers(kind: Kind, identifier: str) -> TealError:
+def anothers(kind: Kind, identifier: str) -> TealError:
+    """The refusal of an id that is another user's."""
     word = _WORDS[kind]
     return NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(
         **{f"{word}_id": identifier}

@@ -367,9 +367,7 @@ class _Attempt:
         directory, user = self._tasks.directory, self._caller.user
         owner = await directory.owner_of(identifier, kind(identifier))
         if owner is not None and owner != user:
-            word = "session" if kind is keys.session else "task"
-            known = {f"{word}_id": identifier}
-            raise NotOwner(f"The {word} {identifier} belongs to another user.").with_ids(**known)
+            raise owner_directory.anothers(kind, identifier)
         await directory.claim(kind, identifier, user)
 
     async def _follow_on(
