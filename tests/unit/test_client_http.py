@@ -397,6 +397,16 @@ def test_a_token_that_no_header_can_hold_is_not_shown(
     assert not service.calls
 
 
+@pytest.mark.parametrize("given", [None, 5, b"alice"])
+def test_a_token_function_that_returns_no_text_is_named(
+    service: ContractServer, connect: Connect, given: Any
+) -> None:
+    """What it returned is a mistake in the program; nothing is sent in its place."""
+    with pytest.raises(TypeError, match="token function returned"):
+        connect(service.url, lambda: given).send("hello")
+    assert not service.calls
+
+
 def test_blanks_around_a_token_are_none_of_it(service: ContractServer, connect: Connect) -> None:
     """A token that was read from a file with its line break is used without it."""
     assert connect(service.url, "alice\n").send("hello").status == "Completed"
@@ -411,7 +421,8 @@ def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8000/A/1", "ftp://host/A/1", "http://", "http://a\nb/A/1", "http://h/A/1?b=c"]
+    "url",
+    ["", "localhost:1/A/1", "ftp://host/A/1", "http://", "http://a\nb/A/1", "http://h/A/1?b=c", "http://h:65536/"],
 )
 def test_a_url_that_is_none_is_refused_at_once(connect: Connect, url: str) -> None:
     """A mistake in the program is said where it is made, and not after half a minute of attempts."""

@@ -184,8 +184,9 @@ export interface EventStream extends AsyncIterable<StreamEvent> {
 }
 
 /**
- * One agent, seen by one user. What goes wrong is a `ClientError`, or the signal's reason where a signal ended
- * the call; nothing is tried again that could be done twice.
+ * One agent, seen by one user. Every failure of the network or the service is a `ClientError`, and a call that a
+ * signal ended fails with the signal's reason. A URL, id, key, token or value that cannot be sent is a mistake in
+ * the program: a `TypeError`, and nothing is sent. A call that could be executed twice is never repeated.
  */
 export class Client {
   /** @param url the agent's prefix, `https://host/{name}/{version}` */

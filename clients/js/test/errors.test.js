@@ -63,4 +63,7 @@ test("a mistake in the program is said before anything is sent", async () => {
   for (const id of [undefined, null, 5, "a/b"]) {
     await assert.rejects(async () => unsent.task(/** @type {any} */ (id)), TypeError);
   }
+  // JSON would say null, which stands for a task that never expires, or for a key that is to be removed
+  await assert.rejects(unsent.patchTask("t", {expires_at: new Date("tomorrow")}), /expires_at/);
+  await assert.rejects(unsent.send("hello", {metadata: {price: NaN}}), /price/);
 });

@@ -192,7 +192,7 @@ def build_request(
 ) -> httpx.Request:
     """The same bytes for both drivers."""
     headers = {"Accept": "application/json", **call.headers}
-    if token:
+    if token != "":
         headers["Authorization"] = _bearer(token)
     content = None
     if call.body is not None:
@@ -212,7 +212,9 @@ def build_request(
 
 
 def _bearer(token: str) -> str:
-    """`ValueError` here, because the errors of httpx would show the token."""
+    """Checked here, because the errors of httpx would show the token, and an awaitable has no text."""
+    if not isinstance(token, str):
+        raise TypeError(f"the token function returned {type(token).__name__}, not a string")
     if not _PRINTABLE.fullmatch(token.strip()):
         raise ValueError("the token is not one line of printable ASCII characters")
     return f"Bearer {token.strip()}"
@@ -248,7 +250,8 @@ def prefix(base_url: str) -> str:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
         raise ValueError(f"{base_url!r} is not a URL: {error}") from None
-    if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
+    extras = url.userinfo or url.query or url.fragment
+    if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535 or extras:
         # not quoted: it may hold a password
         raise ValueError(
             "this is not the URL of an agent, which is http(s)://host/name/version, "

@@ -363,7 +363,7 @@ signal: watch.signal,
 redirect: "manual",
 cache: "no-store",
 };
-if (body !== undefined) init.body = typeof body === "string" ? body : JSON.stringify(body);
+if (body !== undefined) init.body = typeof body === "string" ? body : JSON.stringify(body, sendable);
 const response = await watch.over(() => this.#fetch(this.url + path + queryString(query), init));
 if (response.type === "opaqueredirect" || (response.status >= 300 && response.status < 400)) {
 throw new UnexpectedAnswer(`${this.url}${path} redirects elsewhere; use the address it redirects to`);
@@ -396,6 +396,12 @@ return `Bearer ${printable(token.trim(), "the token")}`;
 export function printable(text, what) {
 if (!/^[ -~]*$/.test(text)) throw new TypeError(`${what} is not one line of printable ASCII characters`);
 return text;
+}
+
+function sendable(name, value) {
+const lost = typeof value === "number" ? !Number.isFinite(value) : value === null && this[name] !== null;
+if (lost) throw new TypeError(`${name} is ${this[name]}, which JSON cannot hold`);
+return value;
 }
 
 function queryString(query = {}) {
