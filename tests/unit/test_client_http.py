@@ -422,7 +422,15 @@ def test_tokens_stay_with_the_service(service: ContractServer, client: Client) -
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost:1/A/1", "ftp://host/A/1", "http://", "http://a\nb/A/1", "http://h/A/1?b=c", "http://h:65536/"],
+    [
+        "",
+        "localhost:1/A/1",
+        "ftp://host/A/1",
+        "http://",
+        "http://a\nb/A/1",
+        "http://h/A/1?b=c",
+        "http://h:65536/",
+    ],
 )
 def test_a_url_that_is_none_is_refused_at_once(connect: Connect, url: str) -> None:
     """A mistake in the program is said where it is made, and not after half a minute of attempts."""
