@@ -147,6 +147,18 @@ async def test_only_chosen_operations(tmp_path: Path, server: str) -> None:
             pass
 
 
+async def test_operations_of_one_name_are_named_with_their_places(tmp_path: Path, server: str) -> None:
+    """Which of them a decision means could not be said; those that are not chosen may stay."""
+    document = one_operation({"operationId": "save"}) | {"servers": []}
+    document["paths"] |= {"/y": {"put": {"operationId": "save"}, "get": {"operationId": "read"}}}
+    for chosen in (None, ["read", "save"]):
+        with pytest.raises(ToolsetError, match=r"two operations 'save': POST /x and PUT /y.*`operations`"):
+            async with opened(tmp_path, document, server, operations=chosen):
+                pass
+    async with opened(tmp_path, document, server, operations=["read"]) as tools:
+        assert list(tools) == ["Library-read"]
+
+
 async def test_long_and_equal_names_stay_apart(tmp_path: Path, server: str) -> None:
     """Names beyond 64 characters, or equal once sanitised, end in a digest of the original."""
     document = library.document()

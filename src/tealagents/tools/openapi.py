@@ -277,14 +277,21 @@ def _base(url: str) -> str:
 
 
 def _chosen(found: list[ApiOperation], options: RemotePluginOptions, where: str) -> list[ApiOperation]:
-    if options.operations is None:
-        chosen = found
-    else:
-        there = {one.function: one for one in found}
-        for name in options.operations:
-            if name not in there:
-                raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
-        chosen = [there[name] for name in options.operations]
+    there: dict[str, list[ApiOperation]] = {}
+    for one in found:
+        there.setdefault(one.function, []).append(one)
+    chosen = []
+    for name in there if options.operations is None else options.operations:
+        if name not in there:
+            raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
+        first, *others = there[name]
+        if others:
+            places = " and ".join(f"{one.method} {one.path}" for one in (first, others[0]))
+            raise ToolsetError(
+                f"{where} has two operations {name!r}: {places}. Give each an operationId of its own, "
+                "or choose others with `operations`."
+            )
+        chosen.append(first)
     if not chosen:
         raise ToolsetError(f"{where} has no operation.")
     if len(chosen) > MAX_OPERATIONS:
