@@ -592,6 +592,14 @@ def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:
     assert "required" not in operation.schema
 
 
+def test_a_null_without_quotes_is_the_type_of_that_name() -> None:
+    """`type: [string, null]` in YAML; a schema with a JSON null there would be refused by model services."""
+    field = yaml.safe_load("type: [string, null]")
+    body = {"content": {"application/json": {"schema": {"properties": {"a": field}}}}}
+    [operation] = operations(one_operation({"requestBody": body}), "it")
+    assert operation.schema["properties"] == {"a": {"type": ["string", "null"]}}
+
+
 def test_a_reference_within_an_example_is_left_as_it_is() -> None:
     """It is a value, and refers to nothing in the document."""
     field = {"type": "object", "default": {"$ref": "#/nowhere"}}

@@ -199,7 +199,11 @@ class Schemas:
 
 def _sound(schema: Json) -> Json:
     """The keywords whose values are of their shape."""
-    return {key: value for key, value in schema.items() if isinstance(value, _SHAPES.get(key, object))}
+    sound = {key: value for key, value in schema.items() if isinstance(value, _SHAPES.get(key, object))}
+    if isinstance(kinds := sound.get("type"), list):
+        # YAML reads a `null` without quotes as a value
+        sound["type"] = ["null" if kind is None else kind for kind in kinds]
+    return sound
 
 
 def _is_read_only(schema: Any) -> bool:
