@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/tealagents"
 
 
-def folders() -> set[str]:
-    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+def folders(of: Path = PACKAGE) -> set[str]:
+    return {path.parent.name for path in of.glob("*/*") if path.name != "__pycache__"} - {"__pycache__"}
 
 
 def modules() -> set[str]:
@@ -41,6 +41,23 @@ def test_map_of_who_owns_what() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"^\| `src/tealagents/([a-z]+)` \|", guide, re.MULTILINE))
     assert named == folders()
+
+
+def test_rows_of_the_modules_and_the_tests() -> None:
+    """The contribution guide names each module that stands alone in the package, and each folder of tests."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    for row, there in (("src/tealagents/*.py", modules()), ("tests", folders(ROOT / "tests"))):
+        cell = guide.partition(f"| `{row}` |")[2].partition("\n")[0]
+        assert there <= set(re.findall(r"`([a-z]+)`", cell)), row
+
+
+def test_map_of_the_api() -> None:
+    """The table of the api names each of its modules and protocols, and no other."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("| module of `api` |")[2].partition("\n\n")[0]
+    named = {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    api = PACKAGE / "api"
+    assert named == folders(api) | {path.stem for path in api.glob("*.py")} - {"__init__"}
 
 
 def test_every_folder_opens_with_its_map() -> None:
