@@ -313,3 +313,79 @@ def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
         assert "The model's answer is no Report" in post(service, REPORT).json()["detail"]
     finally:
         model.script(ANSWERS)
+
+
+HOSTILE = """
+from pydantic import BaseModel, Field, field_serializer, field_validator
+
+
+class Answered(BaseModel):
+    first_name: str = Field(alias="firstName")
+
+    @field_validator("first_name")
+    def check(cls, value):
+        if value == "validator":
+            raise RuntimeError("secret")
+        return value
+
+    @field_serializer("first_name")
+    def plain(self, value) -> str:
+        if value == "serializer":
+            raise RuntimeError("secret")
+        return value
+"""
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    config = CHAT.replace("spec:", "output_type: Answered\nspec:")
+    with served(write(tmp_path_factory.mktemp("typed"), config, custom_types=HOSTILE)) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("culprit", ["validator", "serializer"])
+def test_output_types_that_raise(typed: tuple[ServiceThread, OfflineModel], culprit: str) -> None:
+    """What an output type's own code raises is a failed call with a reason, over all three ways."""
+    service, model = typed
+    model.script({"rules": [{"reply": json.dumps({"firstName": culprit})}]})
+    body = {"chat_history": HISTORY}
+    refused = post(service, body)
+    reason = refused.json()["detail"]
+    assert refused.status_code == 502
+    assert reason.startswith("The model's answer is no Answered: the type raised")
+    name, problem = events(service, body)[-1]
+    assert (name, problem["detail"]) == ("error", reason)
+    with pytest.raises(ConnectionClosed) as closed:
+        streamed(service, body)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.reason == reason
+
+
+def test_typed_answers_have_the_names_of_their_schema(typed: tuple[ServiceThread, OfflineModel]) -> None:
+    """A field with an alias is called by it, as in the document and in what the model is asked for."""
+    service, model = typed
+    model.script({"rules": [{"reply": '{"firstName": "Ada"}'}]})
+    body = {"chat_history": HISTORY}
+    for answer in (post(service, body).json(), events(service, body)[-1][1]):
+        assert answer["output_pydantic"] == {"firstName": "Ada"}
+    document = httpx.get(service.url + "/openapi.json").json()
+    assert list(document["components"]["schemas"]["Answered"]["properties"]) == ["firstName"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ({"text": '{"firstName": "A', "finish_reason": "length"}, "it was cut off at the most tokens"),
+        ({"text": "Wha", "finish_reason": "content_filter"}, "it was stopped by the model service's content"),
+        ({"refusal": "I would rather not."}, "the model refused"),
+        ({"text": "Sure!"}, "invalid JSON"),
+    ],
+)
+def test_typed_answers_that_the_model_has_not_finished(
+    typed: tuple[ServiceThread, OfflineModel], reply: Any, reason: str
+) -> None:
+    """The problem says why, and not only where the JSON ends."""
+    service, model = typed
+    model.script({"rules": [{"reply": reply}]})
+    detail = post(service, {"chat_history": HISTORY}).json()["detail"]
+    assert detail.startswith(f"The model's answer is no Answered: {reason}")

@@ -1,6 +1,7 @@
 """Answers calls: each task of the config is one turn of the engine's loop. Nothing is stored."""
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -18,7 +19,16 @@ from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.domain import ids
 from tealagents.domain.errors import Interrupted, InvalidRequest, ModelFailed, RequestTimeout, TealError
 from tealagents.domain.events import TextDelta
-from tealagents.domain.models import Caller, Failure, Item, Json, Message, RequestRecord, TokenUsage
+from tealagents.domain.models import (
+    Caller,
+    Failure,
+    FinishReason,
+    Item,
+    Json,
+    Message,
+    RequestRecord,
+    TokenUsage,
+)
 from tealagents.domain.ports import Clock, Model
 from tealagents.engine.admission import Admission
 from tealagents.engine.agent import AgentSpec
@@ -31,6 +41,15 @@ from tealagents.engine.turn import Asked, TurnDone, TurnLoop, Waits, open_turn
 from tealagents.limits import Limits
 from tealagents.state.memories import Memory
 from tealagents.threads.views import Part
+
+log = logging.getLogger(__name__)
+
+#: why an answer is not of its type, where the model has not finished it
+_ENDED_EARLY = {
+    "length": "it was cut off at the most tokens that the model may answer with",
+    "content_filter": "it was stopped by the model service's content filter",
+    "refusal": "the model refused",
+}
 
 
 class TaskStep(Struct, frozen=True, kw_only=True):
@@ -203,6 +222,8 @@ class _Call:
             "request_id": self._request_id,
         }
         self._usage = TokenUsage()
+        #: why the model ended its last answer
+        self._finish_reason: FinishReason | None = None
         self._extra_data: list[Json] = []
         self.record = RequestRecord(
             request_id=self._request_id,
@@ -232,6 +253,7 @@ class _Call:
                         yield StepPiece(self._call, event.text)
             text = "".join(recorder.output)
             self._usage = self._usage + recorder.usage
+            self._finish_reason = recorder.finish_reason
             history.append(self._message(Said("assistant", (Item("text", text),))))
             values[f"_{step.name}"] = text
             if not last:
@@ -305,7 +327,7 @@ class _Call:
         )
 
     def _answer(self, text: str) -> Json:
-        typed = _typed(text, self._plan.output_type)
+        typed = _typed(text, self._plan.output_type, self._finish_reason)
         return documents.answer(self._call, text, self._usage, self._extra_data, typed=typed)
 
     def ended(self, error: BaseException | None) -> RequestRecord:
@@ -323,14 +345,19 @@ class _Call:
 # --- structured output ---------------------------------------------------------------------------
 
 
-def _typed(text: str, kind: type[BaseModel] | None) -> Any:
+def _typed(text: str, kind: type[BaseModel] | None, ended: FinishReason | None) -> Any:
+    """The answer as the type's schema describes it."""
     if kind is None:
         return None
     try:
-        return kind.model_validate_json(text).model_dump(mode="json")
+        return kind.model_validate_json(text).model_dump(mode="json", by_alias=True)
     except ValidationError as error:
         reason = bodies.refusal(error.errors(include_url=False, include_input=False)).detail
-        raise ModelFailed(f"The model's answer is no {kind.__name__}: {reason}.") from None
+        reason = _ENDED_EARLY.get(ended or "", reason.removeprefix("body: "))
+    except Exception as error:  # whatever the code of a config's own type raises
+        log.exception("the type %s raised", kind.__name__)
+        reason = f"the type raised {type(error).__name__}"
+    raise ModelFailed(f"The model's answer is no {kind.__name__}: {reason}.")
 
 
 def _explained(error: ModelFailed, agent: AgentSpec) -> ModelFailed:
