@@ -389,3 +389,40 @@ def test_typed_answers_that_the_model_has_not_finished(
     model.script({"rules": [{"reply": reply}]})
     detail = post(service, {"chat_history": HISTORY}).json()["detail"]
     assert detail.startswith(f"The model's answer is no Answered: {reason}")
+
+
+def test_images_of_the_configs_own_types(tmp_path: Path) -> None:
+    """An embedded image may name its format by an enum; what only looks like an image is data."""
+    types = """
+from enum import Enum
+from pydantic import BaseModel
+from sk_agents.ska_types import HistoryMessage
+
+
+class Format(Enum):
+    PNG = "png"
+
+
+class Picture(BaseModel):
+    format: Format
+    data: bytes
+
+
+class Table(BaseModel):
+    format: str
+    data: str
+
+
+class Given(BaseModel):
+    chat_history: list[HistoryMessage] | None = None
+    topic: str
+    author: dict[str, str]
+    embedded_image: Picture
+    table: Table
+"""
+    config = SEQUENTIAL.replace("ReportInput", "Given").replace("output_type: Report\n", "")
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        table = {"format": "csv", "data": "a,b"}
+        body = {**REPORT, "embedded_image": {"format": "png", "data": PIXEL}, "table": table}
+        post(service, body).raise_for_status()
+    assert sent(model)[0][-1]["content"][1:] == [{"type": "image_url", "image_url": {"url": IMAGE}}]

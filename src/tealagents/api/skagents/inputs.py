@@ -39,7 +39,7 @@ class Input(Struct, frozen=True, kw_only=True):
 
 def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     """The input in a body, or `InvalidRequest` that names the first field that is wrong."""
-    value, values = _validated(kind, body)
+    values, images = _validated(kind, body)
     session_id = body.get("session_id")
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
@@ -49,15 +49,15 @@ def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
         values=values,
         said=tuple(_said(values.get(_HISTORY) or [], most_items)),
         context=_context_message(context) if context and isinstance(context, dict) else None,
-        images=tuple(_images(value)),
+        images=images,
     )
 
 
-def _validated(kind: type[BaseModel], body: Any) -> tuple[BaseModel, Json]:
-    """The value of the input type, and the same as plain data."""
+def _validated(kind: type[BaseModel], body: Any) -> tuple[Json, tuple[Item, ...]]:
+    """The value of the input type as plain data, and its images."""
     try:
         value = bodies.validated(kind, body)
-        return value, value.model_dump(mode="json")
+        return value.model_dump(mode="json"), tuple(_images(value))
     except InvalidRequest:
         raise
     except Exception as error:  # whatever the code of a config's own type raises, the input does not fit it
@@ -91,11 +91,17 @@ def _item(item: Any, field: str) -> Item:
 
 
 def _images(value: BaseModel) -> Iterator[Item]:
-    """Embedded images among the fields, alone or in lists: models of a `format` and its `data`."""
+    """Embedded images among the fields, alone or in lists: each `EmbeddedImage`, whoever declares it, and
+    what is in the field of that name."""
     for name in type(value).model_fields:
         field = getattr(value, name)
         for each in field if isinstance(field, list) else [field]:
-            if isinstance(each, BaseModel) and type(each).model_fields.keys() == {"format", "data"}:
-                given: Any = each
-                media = given.format if "/" in given.format else f"image/{given.format}"
-                yield image(f"data:{media};base64,{given.data}", name)
+            if isinstance(each, BaseModel) and (name == "embedded_image" or _is_image(type(each))):
+                given = each.model_dump(mode="json")
+                kind = str(given.get("format"))
+                media = kind if "/" in kind else f"image/{kind}"
+                yield image(f"data:{media};base64,{given.get('data')}", name)
+
+
+def _is_image(kind: type[BaseModel]) -> bool:
+    return any(base.__name__ == "EmbeddedImage" for base in kind.__mro__)
