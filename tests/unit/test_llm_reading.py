@@ -385,6 +385,16 @@ def test_a_refusal_in_a_response_is_distinguished() -> None:
         assert ending(said).finish_reason == "refusal"
 
 
+def test_an_approval_that_the_service_waits_for_is_no_empty_answer() -> None:
+    """Its own tools are none of ours, and no one can be asked for it."""
+    asking = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "Shell-delete", "arguments": "{}"}
+    expected = "waits for an approval to call Shell-delete"
+    with pytest.raises(AttemptFailed, match=expected):
+        responses(end(output=[asking]))
+    with pytest.raises(AttemptFailed, match=expected):
+        list(ResponsesReading([KEY]).whole(orjson.dumps(response(output=[asking]))))
+
+
 def test_what_continues_a_conversation_is_the_conversation() -> None:
     """A response continues a response; a conversation stays what it is."""
 

@@ -180,6 +180,17 @@ def too_much(what: str) -> AttemptFailed:
     return AttemptFailed(ModelFailed(f"The model service's answer was given up: {what}."))
 
 
+def waiting(tool: str, secrets: Iterable[str]) -> AttemptFailed:
+    """The service asks for an approval of a call of its own, which no one can be asked for here."""
+    return AttemptFailed(
+        ModelFailed(
+            f"The model service waits for an approval to call {quoted(tool, secrets) or 'a tool'}, a tool of "
+            "its own. It cannot be given from here: decide it at that service, or let it call the tool "
+            "without approval."
+        )
+    )
+
+
 def unusable(what: str, body: bytes, secrets: Iterable[str] = ()) -> AttemptFailed:
     """The service said something that we cannot read."""
     said = quoted(body[:2000].decode("utf-8", "replace"), secrets)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, Item, Json, Message, Role, TokenUsage, ToolCall
 from tealagents.llm.encoding import Shape, parsed, reader
-from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable
+from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable, waiting
 
 #: how the ids of conversations begin
 CONVERSATION = "conv"
@@ -142,6 +142,8 @@ class ResponsesReading:
         # the end of an answer repeats its calls
         self._calls = _calls_of(response.output) or self._calls
         for item in response.output:
+            if item.type == "mcp_approval_request":
+                raise waiting(item.name or "", self._secrets)
             if not said and item.type == "message":
                 yield from self._texts(item)
 
