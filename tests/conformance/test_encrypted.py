@@ -121,10 +121,11 @@ async def test_one_damaged_record_does_not_fail_a_list(plain: Store) -> None:
 
 
 async def test_a_list_does_not_believe_what_was_never_sealed(plain: Store) -> None:
-    """A well-formed record that an intruder without the key put there is damage to who scans, too."""
+    """A well-formed record that was put there without the key is damage to who scans, too, and not called
+    encrypted."""
     await change(plain, "key", seal(PARTITION, "key", "planted"))
     [(key, record)] = await EncryptedStore(plain, KEY).scan(PARTITION, "")
-    with pytest.raises(CorruptState, match="'key'"):
+    with pytest.raises(CorruptState, match=r"'key' does not open: .* or unset it"):
         unseal(PARTITION, key, record.value, str)
 
 
@@ -174,5 +175,5 @@ def test_a_key_that_is_too_short() -> None:
 async def test_a_forgotten_key_is_what_is_reported(plain: Store) -> None:
     """Without its key a sealed record is not called damaged beyond that."""
     await put(EncryptedStore(plain, KEY), PARTITION, {"key": b"{}"})
-    with pytest.raises(CorruptState, match="is encrypted: set TA_ENCRYPTION_KEY"):
+    with pytest.raises(CorruptState, match="does not open: set TA_ENCRYPTION_KEY"):
         unseal(PARTITION, "key", await stored(plain, "key"), dict)

@@ -18,6 +18,11 @@ _HEAD = b'{"sha256":"'
 _MIDDLE = b'","value":'
 _START = len(_HEAD) + 64 + len(_MIDDLE)
 
+#: what is wrong with a record that begins with `SEALED`: also one stored without a key, where one is set now
+UNOPENED = (
+    "does not open: set TA_ENCRYPTION_KEY to the key it was stored with, or unset it if it was stored without"
+)
+
 encode_json = msgspec.json.Encoder(order=None).encode
 _decoders: dict[Any, "msgspec.json.Decoder[Any]"] = {}
 
@@ -58,7 +63,7 @@ def checked(partition: str, key: str, stored: bytes) -> bytes:
         or stored[-1:] != b"}"
     ):
         if stored.startswith(SEALED):
-            raise CorruptState(key, "is encrypted: set TA_ENCRYPTION_KEY to the key it was stored with")
+            raise CorruptState(key, UNOPENED)
         raise CorruptState(key, "does not have the form of a stored record")
     value = stored[_START:-1]
     if stored[len(_HEAD) : len(_HEAD) + 64] != _digest(partition, key, value):

@@ -10,7 +10,7 @@ from tealagents.domain.errors import Conflict, CorruptState, NotFound
 from tealagents.domain.models import Json
 from tealagents.domain.ports import SEALED, Store
 from tealagents.state import keys
-from tealagents.state.codec import decoder, encode_json
+from tealagents.state.codec import UNOPENED, decoder, encode_json
 from tealagents.state.records import BLOB_BYTES, BlobRef, RecordStore, SystemClock
 from tealagents.threads.base import AgentThread, ThreadDeleted
 from tealagents.threads.message_stores import MessageStoreFactory
@@ -75,9 +75,7 @@ class ThreadStore:
             found = await self._records.store.scan(self._partition, "thread/", limit=1, reverse=True)
             for key, record in found:
                 if record.value.startswith(SEALED):
-                    raise CorruptState(
-                        key, "is encrypted: set TA_ENCRYPTION_KEY to the key it was stored with"
-                    )
+                    raise CorruptState(key, UNOPENED)
             self._key_checked = True
 
     async def load(self, thread_id: str, *, stores: MessageStoreFactory | None = None) -> AgentThread:
