@@ -292,3 +292,11 @@ def test_another_service_and_none_are_distinguished(patient: Patient) -> None:
     with answering(200, {"agents": [{"url": "/Other/2"}]}) as url:
         assert "is not the agent of this config" in patient.examined(url)[1]
     assert "Nothing answers at" in patient.examined(f"http://{NOWHERE}")[1]
+
+
+def test_a_config_file_where_a_url_belongs() -> None:
+    """`check` and `serve` take the file by itself, `doctor` by its option, and says so."""
+    result = CliRunner().invoke(command_line("doctor"), ["doctor", "agent.yaml"])
+    assert result.exit_code == 1
+    assert "agent.yaml is no URL" in result.output
+    assert "--config" in result.output

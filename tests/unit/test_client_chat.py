@@ -318,7 +318,10 @@ def test_finding_the_agent(service: ContractServer) -> None:
     with pytest.raises(NoAgent, match=f"chat {service.root}/B/1"):
         find_agent(service.root)
     with pytest.raises(NoAgent, match="Nothing answers"):
-        find_agent("no url")
+        find_agent("http://[")
+    for text in ("agent.yaml", "localhost:8000"):
+        with pytest.raises(NoAgent, match=f"{text} is no URL.* http://127.0.0.1:8000"):
+            find_agent(text)
 
 
 @pytest.mark.parametrize("path", ["/A/1", "/below/A/1"])

@@ -301,6 +301,8 @@ def _remedy_of_connection(said: str) -> str:
         return (
             "Its certificate is not trusted: renew it, or let SSL_CERT_FILE name the authority's certificate."
         )
+    if "is no URL" in said:
+        return "A config file is named with --config."
     return ""
 
 

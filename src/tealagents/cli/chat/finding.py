@@ -23,6 +23,10 @@ def find_agent(url: str) -> str:
     root = url.rstrip("/")
     try:
         response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=ANSWER_SECONDS)
+    except httpx.UnsupportedProtocol as error:
+        raise NoAgent(
+            f"{url} is no URL: that begins with http:// or https://, such as {DEFAULT_URL}."
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoAgent(f"Nothing answers at {url} ({error}). Start one with `tealagents serve`.") from error
     agents = [agent["url"] for agent in _agents(response)]
