@@ -222,7 +222,7 @@ async def test_a_listing_that_breaks_the_rules_ends_no_call(
     async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
         before = server.tools()
         garbling = asyncio.create_task(call(server, "garble"))
-        await until(lambda: "MCP server odd" in caplog.text)
+        await until(lambda: "its last listing stays" in caplog.text)
         assert await call(server, "echo") == "{}"
         assert await garbling == "done"
         assert server.tools() is before
