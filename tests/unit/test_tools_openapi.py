@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -456,6 +456,20 @@ async def test_token_is_passed_on_only_where_declared(tmp_path: Path, server: st
         assert seen["headers"]["authorization"] == "Bearer token-of-alice-for-a+b"
         with pytest.raises(NeedsOwner):
             await sent(tools, "listBooks", Context(owner_is_here=False))
+
+
+async def test_a_request_without_a_token_has_none_to_pass_on(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a gateway, or in the library, no user's token is known: the call says so, and is not made."""
+
+    async def nothing(self: Context, scopes: Sequence[str]) -> str:
+        return ""
+
+    monkeypatch.setattr(Context, "user_token", nothing)
+    async with opened(tmp_path, library.document(), server, pass_user_token=True) as tools:
+        with pytest.raises(ToolFailed, match="none came with this request"):
+            await sent(tools, "listBooks")
 
 
 # --- documents -----------------------------------------------------------------------------------

@@ -158,6 +158,11 @@ class RemoteApi:
         """The user's token, only where the plugin's entry, or the catalogue, says so."""
         if self.options.pass_user_token:
             token = await context.user_token(())
+            if not token:
+                raise ToolFailed(
+                    "pass_user_token sends the user's own token, and none came with this request. Nothing "
+                    "was done."
+                )
         elif self.options.on_behalf_of_scopes:
             token = await context.user_token(self.options.on_behalf_of_scopes)
         elif isinstance(context, AuthorizedContext):
