@@ -184,6 +184,7 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
         "server_header": False,
         "lifespan": "on",
         "http": "tealagents.cli.protocol:BoundedProtocol",
+        "ws_max_size": config.limits.max_body_bytes,
     }
     if reload:
         _run_reloading(config.source.parent, listener, options)

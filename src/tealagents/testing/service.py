@@ -161,6 +161,7 @@ class ServiceThread(RunningService):
             lifespan="on",
             timeout_graceful_shutdown=2,
             http="tealagents.cli.protocol:BoundedProtocol",
+            ws_max_size=config.limits.max_body_bytes,
         )
         self._server = server = uvicorn.Server(options)
 

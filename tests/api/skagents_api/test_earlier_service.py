@@ -339,6 +339,25 @@ def test_client_of_the_websocket_that_leaves(tmp_path: Path) -> None:
         _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
 
 
+def test_a_message_of_the_websocket_may_be_as_large_as_a_body(nursery: Nursery, tmp_path: Path) -> None:
+    """One limit holds for every way to call: it is not the server's own for WebSockets, 16 MiB."""
+    config = write(tmp_path, CHAT + "  limits: {max_body_bytes: 18000000}\n")
+    body = {"chat_history": [{"role": "user", "content": "x" * 17_000_000}]}
+    with OfflineModel({"rules": [{"reply": "Long."}]}) as model:
+        env = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "x", "TA_AUTH": "gateway"}
+        with nursery.service(config, env) as service:
+            address = service.url.replace("http", "ws") + "/stream"
+            with connect(address) as socket:
+                socket.send(json.dumps(body))
+                assert "".join(map(str, socket)) == "Long."
+            with connect(address) as socket:
+                socket.send("x" * 18_000_001)
+                with pytest.raises(ConnectionClosed) as closed:
+                    socket.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
 def test_hostile_types(tmp_path: Path) -> None:
     """What a type's own code raises is a clear 422, and so is what nests without end."""
     types = (
