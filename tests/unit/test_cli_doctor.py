@@ -153,7 +153,7 @@ def wrong_key_of_the_model(patient: Patient) -> None:
 
 
 def unknown_model(patient: Patient) -> None:
-    error = {"error": {"message": "The model does not exist", "code": "model_not_found"}}
+    error = {"error": {"message": "There is no model 401", "code": "model_not_found"}}
     patient.env["TA_BASE_URL"] = patient.stack.enter_context(answering(404, error)) + "/v1"
 
 

@@ -7,6 +7,7 @@ model of each agent for one word.
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -227,9 +228,11 @@ async def _model(config: ServiceConfig, place: KeyPath) -> AsyncIterator[Ailment
 
 
 def _remedy_of_model(config: ServiceConfig, place: KeyPath, said: str) -> str:
-    if "401" in said or "403" in said:
+    # with these words: an address has numbers, too
+    status = re.search(r" with HTTP (\d+)", said)
+    if status and status[1] in ("401", "403"):
         return "The service refuses the key: set TA_API_KEY to one that is valid for it."
-    if "404" in said:
+    if status and status[1] == "404":
         key, model = key_text((*place, "model")), config.agent.model
         return f"Correct {key} ({model}) or TA_BASE_URL: the service has no such model."
     return "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
