@@ -86,10 +86,10 @@ def test_a_folder_as_the_page_shows_builds(tmp_path: Path) -> None:
     own = tmp_path / "my-agent"
     own.mkdir()
     page = (ROOT / "docs" / "deploying.md").read_text()
-    [block] = re.findall(r"```yaml\n(# my-agent/kustomization.yaml.*?)```", page, re.DOTALL)
-    (own / "kustomization.yaml").write_text(block)
+    for name in ("kustomization.yaml", "probes.yaml"):
+        [block] = re.findall(rf"```yaml\n(# my-agent/{name}.*?)```", page, re.DOTALL)
+        (own / name).write_text(block)
     (own / "config.yaml").write_text("my: agent\n")
-    shutil.copy(DEPLOY / "overlays" / "postgres" / "deployment.yaml", own / "probes.yaml")
     done = subprocess.run([*command, str(own)], capture_output=True, text=True, check=True)
     made = plain(list(yaml.safe_load_all(done.stdout)))
     assert made["ConfigMap", "tealagents-config"]["data"] == {"config.yaml": "my: agent\n"}
@@ -97,6 +97,8 @@ def test_a_folder_as_the_page_shows_builds(tmp_path: Path) -> None:
     assert settings == {"TA_ENTRA_TENANT_ID": "contoso.example", "TA_ENTRA_AUDIENCE": "api://assistant"}
     [container] = made["Deployment", "tealagents"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example.com/tealagents:0.1.0"
+    for name, path in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
+        assert container[name]["httpGet"] == {"path": f"/MyAgent/0.1/health/{path}", "port": "http"}
 
 
 def kustomizes() -> Iterator[list[str]]:
