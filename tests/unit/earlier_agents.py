@@ -119,12 +119,12 @@ def write(folder: Path, config: str, **files: str) -> Path:
 
 @contextmanager
 def served(
-    config: Path, script: Any = None, env: Mapping[str, str] | None = None
+    config: Path, script: Any = None, env: Mapping[str, str] | None = None, *, moved: bool = False
 ) -> Iterator[tuple[ServiceThread, OfflineModel]]:
     """The agent of a file behind a gateway that sets no secret."""
     with OfflineModel(script) as model:
         given = {"TA_BASE_URL": model.base_url, "TA_API_KEY": "offline-key", "TA_AUTH": "gateway"}
-        with ServiceThread(config, {**given, **(env or {})}) as service:
+        with ServiceThread(config, {**given, **(env or {})}, moved=moved) as service:
             yield service, model
 
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -290,6 +291,26 @@ def test_time_of_a_call_is_bounded(tmp_path: Path) -> None:
                 socket.recv()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1011
+
+
+def test_the_time_of_a_call_is_not_that_of_its_reader(tmp_path: Path) -> None:
+    """A client that is slow to take an answer gets it whole, with its end, though the call's time is over."""
+    script = {"rules": [{"reply": {"pieces": ["x" * 3_000_000]}}]}
+    with served(write(tmp_path, CHAT), script, moved=True) as (service, _), socket.socket() as slow:
+        address = httpx.URL(service.url)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((address.host, address.port))
+        body = json.dumps(HELLO)
+        head = f"POST {address.path}/sse HTTP/1.1\r\nHost: {address.host}\r\nConnection: close\r\n"
+        slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        taken = b""
+        while b"partial-response" not in taken:
+            taken += slow.recv(1000)
+        service.advance(601)
+        while more := slow.recv(1_000_000):
+            taken = taken[-10_000:] + more
+    assert taken.endswith(b"\r\n0\r\n\r\n")
+    assert b'"output_pydantic":null}' in taken
 
 
 def test_a_gateway_is_many_users(tmp_path: Path) -> None:

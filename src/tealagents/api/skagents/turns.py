@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
@@ -91,6 +91,10 @@ class Done(Struct, frozen=True):
     response: Json
 
 
+CallEvent = StepPiece | StepDone | Done
+CallEvents = AsyncGenerator[CallEvent, None]
+
+
 class GivenConversation:
     """A conversation that came with its call (`engine.turn.Conversation`)."""
 
@@ -138,37 +142,45 @@ class Turns:
         self.admission = Admission(
             per_process=limits.max_concurrent_requests, per_user=limits.max_requests_per_user
         )
-        #: the deadlines of calls under way
-        self._running: set[asyncio.Timeout] = set()
+        #: calls under way
+        self._running: set[_Call] = set()
         #: how many of them are streamed
         self._streams = 0
         self._interrupted = False
 
     async def events(
         self, caller: Caller, given: Input, headers: Mapping[str, str], *, streamed: bool
-    ) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
+    ) -> CallEvents:
         """What happens in a call; the last event is its answer. `headers` are those that tools may see."""
-        plan, limits = self._plan, self._plan.limits
+        plan = self._plan
         call = _Call(plan, self._clock, caller, given, headers)
         observer = plan.steps[0].agent.observer
         with self.admission.admitted(caller.user.key), observer.request(call.record) as watch:
-            deadline = asyncio.timeout(limits.request_timeout_seconds)
-            self._running.add(deadline)
+            self._running.add(call)
             self._streams += streamed
             try:
-                async with deadline, aclosing(call.events(streamed=streamed)) as events:
-                    async for event in events:
+                async with aclosing(call.events(streamed=streamed)) as events:
+                    while (event := await self._next(call, events)) is not None:
                         yield event
             except BaseException as error:
-                reported = self._as_ended(error) if deadline.expired() else error
+                reported = self._as_ended(error) if call.deadline.expired() else error
                 watch.ended(call.ended(reported))
                 if reported is error:
                     raise
                 raise reported from None
             finally:
-                self._running.discard(deadline)
+                self._running.discard(call)
                 self._streams -= streamed
             watch.ended(call.ended(None))
+
+    async def _next(self, call: "_Call", events: CallEvents) -> CallEvent | None:
+        """What happens next in a call, for as long as it has time; None: it is done.
+
+        The time of whoever takes what happens is not the call's: the end of it would cancel them.
+        """
+        call.deadline = asyncio.timeout_at(0 if self._interrupted else call.until)
+        async with call.deadline:
+            return await anext(events, None)
 
     def load(self) -> Load:
         """How busy this process is. No call waits for another, and there is no lease to lose."""
@@ -198,8 +210,9 @@ class Turns:
         while self._running and loop.time() < until:  # noqa: ASYNC110 - the calls of several connections
             await asyncio.sleep(0.05)
         self._interrupted = True
-        for deadline in list(self._running):
-            deadline.reschedule(loop.time())
+        for call in self._running:
+            with suppress(RuntimeError):  # it waits for nothing now, and its next wait ends at once
+                call.deadline.reschedule(loop.time())
         await asyncio.sleep(0)
 
 
@@ -221,6 +234,9 @@ class _Call:
             "source": plan.source,
             "request_id": self._request_id,
         }
+        #: when its time is over, and the end of what it now waits for
+        self.until = asyncio.get_running_loop().time() + plan.limits.request_timeout_seconds
+        self.deadline = asyncio.timeout_at(self.until)
         self._usage = TokenUsage()
         #: why the model ended its last answer
         self._finish_reason: FinishReason | None = None
@@ -233,7 +249,7 @@ class _Call:
             created_at=clock.now(),
         )
 
-    async def events(self, *, streamed: bool) -> AsyncGenerator[StepPiece | StepDone | Done, None]:
+    async def events(self, *, streamed: bool) -> CallEvents:
         given, steps = self._given, self._plan.steps
         values = dict(given.values)
         conversation = [given.context] if given.context and steps[0].instructions is None else []
