@@ -106,7 +106,9 @@ def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | 
     wanted = named(config.output_type) if config.output_type else None
     if wanted is not None:
         format_of(wanted)
-    return named(config.input_type), wanted
+    given = named(config.input_type)
+    _schema_of(given, "input_type")
+    return given, wanted
 
 
 def instructions_of(task: EarlierTask) -> Instructions:
@@ -119,15 +121,22 @@ def instructions_of(task: EarlierTask) -> Instructions:
 
 def format_of(kind: type[BaseModel]) -> ResponseFormat:
     """A type as the model service is asked for it. `ToolsetError` where it cannot be asked for."""
-    try:
-        schema = kind.model_json_schema()
-    except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ToolsetError(f"the output_type {kind.__name__} has no JSON schema: {reason}") from error
+    schema = _schema_of(kind, "output_type")
+    if root := schema.pop("$ref", None):  # of a type that holds its own kind; services want an object here
+        schema |= schema["$defs"][root.rpartition("/")[2]]
     closed: Json = deepcopy(schema)
     strict = _close(closed)
     name = valid_name(kind.__name__)  # the class of a generic type has brackets in its name
     return ResponseFormat(name=name, schema=closed if strict else schema, strict=strict)
+
+
+def _schema_of(kind: type[BaseModel], key: str) -> Json:
+    """The JSON schema of a type that `key` names. `ToolsetError` where it has none."""
+    try:
+        return kind.model_json_schema()
+    except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ToolsetError(f"the {key} {kind.__name__} has no JSON schema: {reason}") from error
 
 
 def _close(node: Any) -> bool:

@@ -149,6 +149,7 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
         (("output_type: Report", "output_type: Nothing"), "there is no type Nothing"),
         (("output_type: Report", "output_type: TYPES"), "there is no type TYPES"),
         (("output_type: Report", "output_type: Odd"), "the output_type Odd has no JSON schema: Cannot"),
+        (("input_type: ReportInput", "input_type: Odd"), "the input_type Odd has no JSON schema: Cannot"),
         (
             ("model: gpt-4o\n", "model: gpt-4o\n      plugins: [Shell]\n"),
             "spec.agents[0].plugins: The plugins",

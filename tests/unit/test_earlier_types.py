@@ -9,9 +9,10 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
-from tealagents.api.skagents import inputs
+from tealagents.api.skagents import inputs, openapi
 from tealagents.domain.errors import InvalidRequest
 from tealagents.llm.offline.shapes import fitting
 from tealagents.skagents import format_of
@@ -59,6 +60,17 @@ class Tree(BaseModel):
     root: "Tree | None" = None
     seen: datetime
     height: float = Field(ge=2)
+
+
+def test_a_type_that_holds_its_own_kind_is_an_object() -> None:
+    """Services take no reference at the top of a schema, and the OpenAPI document describes the type."""
+    wanted = format_of(Tree)
+    jsonschema.Draft202012Validator.check_schema(wanted.schema)
+    assert (wanted.schema["type"], "$ref" in wanted.schema) == ("object", False)
+    document = openapi.document(
+        name="A", version="1", prefix="/A/1", description="", input_type=Tree, output_type=Tree
+    )
+    assert "name" in document["components"]["schemas"]["Tree"]["properties"]
 
 
 @pytest.mark.parametrize("kind", [Order, Cup, Tree, Free])
@@ -154,3 +166,15 @@ def test_any_body_is_an_input_or_refused(kind: type[BaseModel], body: Any) -> No
     with contextlib.suppress(InvalidRequest):
         said = inputs.read(kind, body, 2).said
         assert all(item.content_type in ("text", "image") for each in said for item in each.items)
+
+
+class Camel(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, serialize_by_alias=True)
+    user_context: dict[str, str] = {}
+
+
+def test_fields_have_their_own_names_whatever_they_are_sent_as() -> None:
+    """A template, and the service, read the fields of a type; its aliases are for those who send it."""
+    given = inputs.read(Camel, {"userContext": {"City": "Oslo"}}, 2)
+    assert given.values == {"user_context": {"City": "Oslo"}}
+    assert given.context is not None

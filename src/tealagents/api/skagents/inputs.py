@@ -57,7 +57,7 @@ def _validated(kind: type[BaseModel], body: Any) -> tuple[Json, tuple[Item, ...]
     """The value of the input type as plain data, and its images."""
     try:
         value = bodies.validated(kind, body)
-        return value.model_dump(mode="json"), tuple(_images(value))
+        return value.model_dump(mode="json", by_alias=False), tuple(_images(value))
     except InvalidRequest:
         raise
     except Exception as error:  # whatever the code of a config's own type raises, the input does not fit it
@@ -97,7 +97,7 @@ def _images(value: BaseModel) -> Iterator[Item]:
         field = getattr(value, name)
         for each in field if isinstance(field, list) else [field]:
             if isinstance(each, BaseModel) and (name == "embedded_image" or _is_image(type(each))):
-                given = each.model_dump(mode="json")
+                given = each.model_dump(mode="json", by_alias=False)
                 kind = str(given.get("format"))
                 media = kind if "/" in kind else f"image/{kind}"
                 yield image(f"data:{media};base64,{given.get('data')}", name)

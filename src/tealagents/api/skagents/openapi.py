@@ -58,6 +58,8 @@ def _schema(kind: type[BaseModel], schemas: dict[str, Any]) -> Json:
     """Refers to the schema of a type, which is added to `schemas` with all it needs."""
     made = kind.model_json_schema(ref_template=_COMPONENTS + "{model}")
     schemas.update(made.pop("$defs", {}))
+    if "$ref" in made:  # a type that holds its own kind is one of those
+        return made
     schemas[kind.__name__] = made
     return {"$ref": _COMPONENTS + kind.__name__}
 
