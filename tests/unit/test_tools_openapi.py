@@ -407,10 +407,21 @@ async def test_redirects_stay_within_the_origin(tmp_path: Path, server: str) -> 
         assert (seen["path"], seen["query"]) == ("/v1/books", "limit=1")
         with pytest.raises(ToolFailed, match=r"redirected to http://127\.0\.0\.1:1/stolen: not followed"):
             await sent(tools, "postAnswer", kind="far")
-        with pytest.raises(ToolFailed, match="not followed"):
-            await sent(tools, "postAnswer", kind="near")
         with pytest.raises(ToolFailed, match="redirected more than"):
             await sent(tools, "answer", kind="circle")
+
+
+async def test_a_redirect_may_say_that_a_call_is_done(tmp_path: Path, server: str) -> None:
+    """Many services answer a POST with `302`, or `303`, when it was carried out: it is not to be repeated."""
+    async with opened(tmp_path, library.document(), server) as tools:
+        with pytest.raises(
+            ToolFailed, match=r"not followed\. Whether it was carried out is unknown"
+        ) as raised:
+            await sent(tools, "postAnswer", kind="near")
+        assert raised.value.unknown
+        with pytest.raises(ToolFailed, match=r"not followed\.$") as raised:
+            await sent(tools, "postAnswer", kind="far")
+        assert not raised.value.unknown
 
 
 async def test_cookies_of_one_call_are_not_sent_with_another(tmp_path: Path, server: str) -> None:

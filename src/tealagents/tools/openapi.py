@@ -46,6 +46,7 @@ MAX_REDIRECTS = 5
 DOCUMENT_TIMEOUT = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 
 
@@ -189,7 +190,7 @@ class RemoteApi:
         )
         if method in _SAFE:
             return f"{place}: {reason}."
-        return f"{place}: {reason}. Whether it was carried out is unknown; find out before it is repeated."
+        return f"{place}: {reason}. {_UNKNOWN}"
 
 
 def _one_of_each(*sources: Mapping[str, str]) -> httpx2.Headers:
@@ -211,9 +212,12 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
         raise ToolFailed(f"{place} was redirected to what is no URL: not followed.") from None
     same_origin = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
     keeps_method = method in ("GET", "HEAD") or answer.status in (307, 308)
-    if not same_origin or target.userinfo or not keeps_method:
-        raise ToolFailed(f"{place} was redirected to {shown(str(target))}: not followed.")
-    return target
+    if keeps_method and same_origin and not target.userinfo:
+        return target
+    where = f"{place} was redirected to {shown(str(target))}: not followed."
+    if keeps_method:
+        raise ToolFailed(where)
+    raise ToolFailed(f"{where} {_UNKNOWN}", unknown=True)  # many services redirect when they are done
 
 
 def _answer_text(answer: Fetched, place: str) -> str:
