@@ -227,12 +227,12 @@ class _Call:
         self._caller = caller
         self._given = given
         self._headers = headers
-        self._request_id = uuid.uuid4().hex
-        self._session_id = given.session_id or uuid.uuid4().hex
+        request_id = uuid.uuid4().hex
+        session_id = given.session_id or uuid.uuid4().hex
         self._call = {
-            "session_id": self._session_id,
+            "session_id": session_id,
             "source": plan.source,
-            "request_id": self._request_id,
+            "request_id": request_id,
         }
         #: when its time is over, and the end of what it now waits for
         self.until = asyncio.get_running_loop().time() + plan.limits.request_timeout_seconds
@@ -242,9 +242,9 @@ class _Call:
         self._finish_reason: FinishReason | None = None
         self._extra_data: list[Json] = []
         self.record = RequestRecord(
-            request_id=self._request_id,
-            task_id=self._request_id,
-            session_id=self._session_id,
+            request_id=request_id,
+            task_id=request_id,
+            session_id=session_id,
             status="Running",
             created_at=clock.now(),
         )
@@ -262,7 +262,7 @@ class _Call:
             if not history:
                 raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
             last = n == len(steps) - 1
-            recorder = Recorder(self._request_id, self._clock, history[-1], TokenUsage())
+            recorder = Recorder(self.record.request_id, self._clock, history[-1], TokenUsage())
             async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
                 async for event in events:
                     if last:
@@ -281,9 +281,9 @@ class _Call:
     ) -> AsyncGenerator[TextDelta, None]:
         """The agent's answer to the last message, gathered in the recorder."""
         asked = Asked(
-            session_id=self._session_id,
-            task_id=self._request_id,
-            request_id=self._request_id,
+            session_id=self.record.session_id,
+            task_id=self.record.request_id,
+            request_id=self.record.request_id,
             owner=self._caller.user,
             said=recorder.messages,
         )
@@ -309,9 +309,9 @@ class _Call:
 
     def _context(self, agent: AgentSpec) -> StepContext:
         return StepContext(
-            session_id=self._session_id,
-            task_id=self._request_id,
-            request_id=self._request_id,
+            session_id=self.record.session_id,
+            task_id=self.record.request_id,
+            request_id=self.record.request_id,
             owner=self._caller.user,
             actor=self._caller.user,
             token=self._caller.token,
@@ -324,7 +324,9 @@ class _Call:
         """No one can be asked during a stateless call, so the results say that the calls were not made."""
         why = "The call needs a decision or an authorization, which cannot be given here. It was not made."
         now = self._clock.now()
-        rejected = [tool_message(self._request_id, call, why, now, is_error=True) for call in needed.calls]
+        rejected = [
+            tool_message(self.record.request_id, call, why, now, is_error=True) for call in needed.calls
+        ]
         return Resumption((), tuple(rejected))
 
     def _filled(self, step: TaskStep, instructions: Instructions, values: Json) -> str:
@@ -336,7 +338,7 @@ class _Call:
     def _message(self, said: Said) -> Message:
         return Message(
             message_id=ids.random_id(),
-            request_id=self._request_id,
+            request_id=self.record.request_id,
             role=said.role,
             created_at=self._clock.now(),
             items=said.items,
