@@ -42,10 +42,7 @@ class KnownOrigins:
         local = server in _LOOPBACK
         for origin in request.headers.getlist("origin"):
             if origin not in self._origins and not (local and _host(origin) in _LOOPBACK):
-                return self._respond(
-                    403,
-                    "Pages of this origin may not call the service. The operator lists them in cors_origins.",
-                )
+                return self._respond(403, _FOREIGN)
         if local and _host(f"//{request.headers.get('host', '')}") not in self._names:
             return self._respond(421, _UNKNOWN)
         return None
