@@ -117,6 +117,15 @@ async def test_a_lost_response_is_said_to_be_lost(model: Any, service: OfflineMo
         await model.list_remote(answered.response_id)
 
 
+async def test_what_another_agent_has_lost_is_said_to_be_lost(model: Any, service: OfflineModel) -> None:
+    """An agent of this platform as the model service names the id, in words of its own."""
+    answered = await done(model, message("user", "hello"))
+    said = f"There is no response with id '{answered.response_id}'. Check the id; it may have been deleted."
+    service.script({"otherwise": {"error": {"status": 404, "code": "not_found", "message": said}}})
+    with pytest.raises(RemoteThreadLost):
+        await events(model, remote_id=answered.response_id)
+
+
 async def test_a_lost_conversation_is_said_to_be_lost(model: Any, service: OfflineModel) -> None:
     """The same for a conversation."""
     conversation = await new_conversation(service)
@@ -178,6 +187,7 @@ async def test_another_404_is_not_a_lost_conversation(model: Any, service: Offli
     for error in (
         {"status": 404, "code": "model_not_found", "message": "The model `x` does not exist."},
         {"status": 404, "body": "<html><title>404</title></html>"},
+        {"status": 404, "code": "not_found", "message": f"There is nothing at /{answered.response_id}."},
     ):
         service.script({"otherwise": {"error": error}})
         with pytest.raises(ModelFailed):

@@ -198,7 +198,9 @@ def _is_lost(said: Complaint | None, remote_id: str) -> bool:
     """A 404 alone would not do: a wrong URL gives one, too."""
     if said is None or said.status not in (400, 404):
         return False
-    return said.code in _LOST_CODES or (remote_id in said.message and "not found" in said.message.lower())
+    words = said.message.lower()
+    named = remote_id in said.message and ("not found" in words or "there is no " in words)
+    return named or said.code in _LOST_CODES
 
 
 def _lost(remote_id: str) -> RemoteThreadLost:
