@@ -332,7 +332,8 @@ def test_what_is_there_is_not_imported_over(ada: httpx.Client, eve: httpx.Client
     """A task whose id is taken; and no one imports another user's task. covers: THREAD-1"""
     task, _ = introduced(ada, "Ada")
     document = ada.get(f"/tasks/{task}/export").json()
-    problem(ada.post("/tasks/import", json=document), 409, "already_exists")
+    there = problem(ada.post("/tasks/import", json=document), 409, "already_exists")
+    assert there["detail"].endswith("exists already. Delete it, and import it again.")
     problem(eve.post("/tasks/import", json=document), 401, "not_owner")
     ada.delete(f"/tasks/{task}")
     problem(eve.post("/tasks/import", json=document), 401, "not_owner")

@@ -169,8 +169,9 @@ class TaskImporter:
         names = [(keys.task, task_id), *((keys.request, r.request_id) for r in document.requests)]
         for kind, identifier in names:
             if await self._taken(partition, kind(identifier), task_id):
+                which = "it" if kind is keys.task else "the task that it belongs to"
                 raise AlreadyExists(
-                    f"The {_word(kind(identifier))} exists already. Delete its task to import it again.",
+                    f"The {_word(kind(identifier))} exists already. Delete {which}, and import it again.",
                     task_id=task_id,
                 )
             if ids.tag_of(identifier) != ids.owner_tag(caller.user.key):
