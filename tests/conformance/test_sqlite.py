@@ -17,6 +17,7 @@ from tealagents.stores import StoreConfigError, plain_store
 from tealagents.stores.sqlite import SqliteOptions, SqliteStore
 from tealagents.testing.store_steps import OpenStore, batches, commit, put, put_all, values
 from tealagents.testing.stores import StoreContract
+from tealagents.testing.waits import eventually
 
 
 class TestSqliteStore(StoreContract):
@@ -328,6 +329,19 @@ async def test_opening_at_once(file: Path) -> None:
     assert by_hand(file, "SELECT number, name FROM schema_version") == [(1, "0001_records")]
 
 
+async def test_opening_while_the_database_is_made(file: Path) -> None:
+    """Who writes before the database is in WAL mode is waited for, which SQLite itself does not do."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("CREATE TABLE another (one)")
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(plain_store(f"sqlite:///{file}").__aenter__())
+        await asyncio.sleep(0.1)
+        other.execute("COMMIT")
+    store = await opening
+    await put(store, "p", {"key": b""})
+    await store.__aexit__(None, None, None)
+
+
 # --- URLs -------------------------------------------------------------------------------------------
 
 
@@ -381,6 +395,5 @@ async def test_what_a_service_deletes_leaves_its_files(tmp_path: Path) -> None:
         assert holding(tmp_path, b"the planted secret")
         reader.close()
         async with asyncio.timeout(30):
-            while holding(tmp_path, b"the planted secret"):
-                await asyncio.sleep(0.05)
+            await eventually(lambda: not holding(tmp_path, b"the planted secret"))
         assert await values(service, "p", ["key", "other"]) == [None, b"written meanwhile"]

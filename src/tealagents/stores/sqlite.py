@@ -359,12 +359,23 @@ class SqliteStore(BaseStore):
         try:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
-            if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+            if self._journal_mode(connection) != "wal":
                 raise sqlite3.OperationalError("its file system does not allow WAL mode; use a local disk")
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _journal_mode(self, connection: sqlite3.Connection) -> str:
+        """Switches to WAL. SQLite waits for no one who writes in the earlier mode, as all do who switch."""
+        deadline = time.monotonic() + self.options.busy_seconds
+        while True:
+            try:
+                return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                if _code(error) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.005)
 
     def _migrate(self) -> list[str]:
         with closing(self._connect()) as connection, _transaction(connection):
