@@ -49,9 +49,11 @@ async def test_plugin_of_the_guide_works(tmp_path: Path) -> None:
 
 def test_options_of_the_guide_are_taken() -> None:
     """The entries that the guide shows are right."""
-    remote, servers, _ = (yaml.safe_load(block) for block in blocks("yaml"))
-    [entry] = [RemotePluginOptions.model_validate(one) for one in remote["remote_plugins"]]
-    assert entry.operations == ["search", "getBook"]
+    remote, agent, servers, _ = (yaml.safe_load(block) for block in blocks("yaml"))
+    entries = [
+        RemotePluginOptions.model_validate(one) for one in remote["remote_plugins"] + agent["remote_plugins"]
+    ]
+    assert [one.operations for one in entries] == [["search", "getBook"], ["send_message", "get_request"]]
     shown = [MCPServerOptions.model_validate(one) for one in servers["mcp_servers"]]
     assert [one.transport for one in shown] == ["stdio", "http"]
 
@@ -75,7 +77,7 @@ def test_package_map_names_every_module() -> None:
 async def test_toolset_of_the_guide_works(tmp_path: Path) -> None:
     """The toolset that the guide shows is opened by its name with the options that it shows."""
     (tmp_path / "shelf.py").write_text(blocks("python")[1])
-    [entry] = yaml.safe_load(blocks("yaml")[2])["toolsets"]
+    [entry] = yaml.safe_load(blocks("yaml")[-1])["toolsets"]
     import_from(tmp_path)
     async with open_toolsets(Sources(toolsets=[(entry.pop("name"), entry)])) as [toolset]:
         tool = by_name(toolset)["Shelf-look"]
