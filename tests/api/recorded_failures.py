@@ -19,11 +19,11 @@ from recorded_stage import (
 )
 from recorded_store import TroubledStore
 from recorder import Recording
-from replicas import until
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.service import ServiceProcess, ServiceThread, free_port
+from tealagents.testing.waits import until
 
 #: where clients look for the authority of a service (RFC 9728)
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
@@ -168,7 +168,7 @@ def draining() -> str:
         at.calls_tool(one)
         at.calls_tool(at.running(besides=(one,)))
         service.process.terminate()
-        at.until(lambda: at.quiet("/health")["status"] == "draining")
+        until(lambda: at.quiet("/health")["status"] == "draining")
         at.post("", json=text("hello", task_id=task))
         at.post("/sse", json=text("hello"))
         at.post(f"/requests/{paused}/resume", json={"action": "approve"})

@@ -14,6 +14,8 @@ from recorded_stage import (
     text,
 )
 
+from tealagents.testing.waits import until
+
 #: a second pause after the first
 AGAIN = {
     "rules": [
@@ -248,7 +250,7 @@ def expired_approvals() -> str:
     with exchange(limits={"approval_expiry_seconds": 0.3}) as (at, _):
         paused = pause(at)
         expires = datetime.fromisoformat(paused["expires_at"])
-        at.until(lambda: datetime.now(expires.tzinfo) > expires)
+        until(lambda: datetime.now(expires.tzinfo) > expires)
         at.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"})
         at.get(f"/requests/{paused['request_id']}")
         at.get(f"/requests/{paused['request_id']}/events")

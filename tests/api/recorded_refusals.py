@@ -15,6 +15,8 @@ from recorded_stage import (
 )
 from recorder import Recording
 
+from tealagents.testing.waits import until
+
 #: where clients look for the authority of a service (RFC 9728)
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
@@ -200,7 +202,7 @@ def queued() -> str:
         request = long_request(at, task)
         second = at.post("", json=text("second", task_id=task), headers=BACKGROUND).json()["request_id"]
         third = at.begin("POST", "/sse", json=text("third", task_id=task))
-        at.until(lambda: len(at.quiet(f"/tasks/{task}")["queued"]) == 2)
+        until(lambda: len(at.quiet(f"/tasks/{task}")["queued"]) == 2)
         at.get(f"/tasks/{task}")
         at.get(f"/requests/{second}")
         at.post("", json=text("fourth", task_id=task))

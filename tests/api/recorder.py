@@ -12,7 +12,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +21,7 @@ import httpx
 
 from tealagents import __version__
 from tealagents.testing.service import RunningService
+from tealagents.testing.waits import until
 
 Json = dict[str, Any]
 
@@ -263,16 +263,9 @@ class Recording:
 
     # --- waiting --------------------------------------------------------------------------------------
 
-    def until(self, holds: Callable[[], Any]) -> None:
-        """Waits until this holds."""
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.01)
-
     def ended(self, request_id: str, user: str = "ada") -> None:
         """Waits until a request has ended."""
-        self.until(lambda: self.quiet(f"/requests/{request_id}", user)["status"] not in ("Running", "Queued"))
+        until(lambda: self.quiet(f"/requests/{request_id}", user)["status"] not in ("Running", "Queued"))
 
     def calls_tool(self, request_id: str, user: str = "ada") -> None:
         """Waits until a request that runs has called its tool, as its events say."""
@@ -283,7 +276,7 @@ class Recording:
 
     def kept_alive(self, stream: Pending) -> None:
         """Waits until a stream has been kept alive by a comment."""
-        self.until(lambda: b"\n: keepalive\n" in stream.came)
+        until(lambda: b"\n: keepalive\n" in stream.came)
 
     def running(self, user: str = "ada", besides: tuple[str, ...] = ()) -> str:
         """The id of the user's request that runs, once it does."""
@@ -294,7 +287,7 @@ class Recording:
             found[:] = [task["request_id"] for task in tasks if task["request_id"] not in besides]
             return bool(found)
 
-        self.until(look)
+        until(look)
         return found[0]
 
     # --- writing --------------------------------------------------------------------------------------

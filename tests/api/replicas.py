@@ -1,8 +1,7 @@
 """Several processes on one store, with the offline model behind them."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from wire import Json, text
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import agent_config
+from tealagents.testing.waits import until
 
 T = TypeVar("T")
 
@@ -85,15 +85,6 @@ def background(client: httpx.Client, words: str, **fields: Any) -> Json:
     assert answer.status_code == 202, answer.text
     document: Json = answer.json()
     return document
-
-
-def until(look: Callable[[], T | None]) -> T:
-    """What `look` finds, as soon as it finds something."""
-    deadline = time.monotonic() + LONG
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.03)
-    return found
 
 
 def ended(client: httpx.Client, request_id: str) -> Json:

@@ -33,6 +33,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.state import keys
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 SCRIPT = """
 rules:
@@ -379,8 +380,7 @@ def test_the_same_decision_while_it_is_carried_out_says_running(ada: httpx.Clien
     pause = paused(ada, call("Work-linger", file=str(file), line="one", seconds=30))
     with ThreadPoolExecutor() as pool:
         first = pool.submit(decide, ada, pause, action="approve")
-        while not lines(file):
-            time.sleep(0.01)
+        until(lambda: lines(file))
         again = decide(ada, pause, action="approve").json()
         assert (again["status"], again["content"]) == ("Running", None)
         assert again["request_id"] == pause["request_id"]
@@ -402,8 +402,7 @@ def test_an_approved_call_that_was_canceled_is_a_step_of_the_trace(ada: httpx.Cl
     pause = paused(ada, call("Work-linger", file=str(file), line="one", seconds=30))
     with ThreadPoolExecutor() as pool:
         first = pool.submit(decide, ada, pause, action="approve")
-        while not lines(file):
-            time.sleep(0.01)
+        until(lambda: lines(file))
         ada.post(f"/requests/{pause['request_id']}/cancel").raise_for_status()
         problem(first.result(), 409, "request_canceled")
     assert tool_steps(ada, pause) == [("Work-linger", "unknown")]
@@ -486,8 +485,7 @@ def test_an_expired_pause_ends_its_request_and_frees_the_task(file: Path) -> Non
     limits = {"approval_expiry_seconds": 0.2}
     with working_service(limits=limits) as (service, _), service.client() as client:
         pause = paused(client, call("Work-write", file=str(file), line="one"))
-        while request(client, pause["request_id"])["status"] == "Paused":
-            time.sleep(0.02)
+        until(lambda: request(client, pause["request_id"])["status"] != "Paused")
         for action in ("approve", "reject"):
             refused = problem(decide(client, pause, action=action), 409, "approval_expired")
             assert refused["approval_id"] == pause["approval_id"]
@@ -529,8 +527,7 @@ def test_a_decision_is_taken_at_both_paths_in_all_ways(ada: httpx.Client, file: 
     accepted = ada.post(url, json={"action": "approve"}, headers={"prefer": "respond-async"})
     assert (accepted.status_code, accepted.json()["status"]) == (202, "Running")
     assert accepted.headers["location"] == f"{ada_prefix(ada)}/requests/{pause['request_id']}"
-    while request(ada, pause["request_id"])["status"] == "Running":
-        time.sleep(0.01)
+    until(lambda: request(ada, pause["request_id"])["status"] != "Running")
     assert lines(file) == ["one"] * 4
 
 
@@ -773,13 +770,12 @@ def test_a_tool_cut_off_by_a_crash_is_reported_as_unknown_and_not_run_again(
                 json={"action": "approve"},
                 headers={"prefer": "respond-async"},
             ).raise_for_status()
-            while lines(file) != ["before", "one"]:
-                time.sleep(0.01)
+            until(lambda: lines(file) == ["before", "one"])
         service.kill()
         service.start()
         with service.client() as client:
-            while (found := request(client, pause["request_id"]))["status"] == "Running":
-                time.sleep(0.05)
+            until(lambda: request(client, pause["request_id"])["status"] != "Running")
+            found = request(client, pause["request_id"])
             assert (found["status"], found["error"]["code"]) == ("Failed", "interrupted")
             assert ("Work-linger", "unknown") in tool_steps(client, pause)
             problem(decide(client, pause, action="approve"), 503, "interrupted")

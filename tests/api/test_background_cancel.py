@@ -24,6 +24,7 @@ from wire import NOBODYS, Json, events, problem, text
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 SCRIPT = """
 rules:
@@ -54,9 +55,8 @@ def begin(client: httpx.Client, words: str, **fields: object) -> Json:
 
 
 def ended(client: httpx.Client, request_id: str) -> Json:
-    while (found := request(client, request_id))["status"] in ("Running", "Queued"):
-        time.sleep(0.01)
-    return found
+    until(lambda: request(client, request_id)["status"] not in ("Running", "Queued"))
+    return request(client, request_id)
 
 
 def cancel(client: httpx.Client, accepted: Json) -> Json:
@@ -173,8 +173,7 @@ def test_a_running_request_is_canceled_when_the_call_returns(ada: httpx.Client, 
         found += incoming
     assert found[-1].name == "error"
     assert found[-1].data == document["error"]
-    while model.requests[-1]["outcome"] is None:
-        time.sleep(0.01)
+    until(lambda: model.requests[-1]["outcome"] is not None)
     assert model.requests[-1]["outcome"] == "left"
     assert ada.get(f"/tasks/{accepted['task_id']}").json()["status"] == "Canceled"
     send(ada, "hello", task_id=accepted["task_id"])
@@ -189,8 +188,7 @@ def test_clients_that_wait_for_a_canceled_request_are_informed(ada: httpx.Client
     """409 by JSON, an `error` with the same code by SSE."""
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(ada.post, "" if way == "json" else "/sse", json=text("hang"))
-        while not (tasks := [t for t in items(ada, "/tasks", limit=1) if t["status"] == "Running"]):
-            time.sleep(0.01)
+        tasks = until(lambda: [t for t in items(ada, "/tasks", limit=1) if t["status"] == "Running"])
         ada.post(f"/requests/{tasks[0]['request_id']}/cancel").raise_for_status()
         answer = waiting.result()
     if way == "json":
@@ -253,8 +251,7 @@ def test_no_tool_starts_after_a_cancel(ada: httpx.Client, model: OfflineModel) -
         found = [next(incoming) for _ in range(3)]
         cancel(ada, accepted)
         found += incoming
-    while model.requests[-1]["outcome"] is None:
-        time.sleep(0.01)
+    until(lambda: model.requests[-1]["outcome"] is not None)
     assert model.requests[-1]["outcome"] == "left"
     assert [event.name for event in found] == ["request", "partial-response", "partial-response", "error"]
     steps = items(ada, f"/tasks/{accepted['task_id']}/trace")
@@ -266,8 +263,7 @@ def test_a_cancel_reaches_tools_that_run(tmp_path: Path) -> None:
     file = tmp_path / "written"
     with working_service(moved=True) as (service, _), service.client() as ada:
         accepted = begin(ada, call("Work-rest", file=str(file), seconds=60))
-        while not lines(file):
-            time.sleep(0.01)
+        until(lambda: lines(file))
         assert cancel(ada, accepted)["status"] == "Canceled"
         service.advance(61)
         assert lines(file) == ["rest begins"]
@@ -329,8 +325,7 @@ def test_a_cancel_on_another_process_closes_the_model_call_within_five_seconds(
             canceled_at = time.monotonic()
             assert document["status"] == "Canceled"
             assert document["content"]["output"] in ("", "Let me see.")
-            while model.requests[-1]["outcome"] is None:
-                time.sleep(0.02)
+            until(lambda: model.requests[-1]["outcome"] is not None)
             assert time.monotonic() - canceled_at < 5
             found += incoming
         assert model.requests[-1]["outcome"] == "left"
@@ -340,8 +335,7 @@ def test_a_cancel_on_another_process_closes_the_model_call_within_five_seconds(
         assert send(here, "hello", task_id=accepted["task_id"])["status"] == "Completed"
         # a tool that runs there is stopped, too
         running = begin(here, call("Work-rest", file=str(file), seconds=60))
-        while not lines(file):
-            time.sleep(0.01)
+        until(lambda: lines(file))
         cancel(there, running)
         follow = streamed_events(here, running)
         assert follow[-1] == "error"

@@ -11,11 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from replicas import Replicas, background, ended, gather, replicas, said, until
+from replicas import Replicas, background, ended, gather, replicas, said
 from wire import Event, events, problem, text
 
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import offline_service
+from tealagents.testing.waits import until
 
 LEASE = 1.5
 PLUGINS = Path(__file__).parent / "custom_plugins.py"

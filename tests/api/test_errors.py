@@ -33,6 +33,7 @@ from tealagents.testing.service import (
     free_port,
     offline_service,
 )
+from tealagents.testing.waits import until
 
 HERE = Path(__file__).parent
 TOOLS = {
@@ -431,11 +432,9 @@ def test_a_process_that_drains_refuses_and_interrupts(nursery: Nursery, tmp_path
             with ThreadPoolExecutor(2) as pool:
                 waiting = pool.submit(ada.post, "", json=text(LONG))
                 following = pool.submit(streamed, ada, "/sse", text(LONG))
-                while len(ada.get("/tasks?status=Running").json()["items"]) < 2:
-                    time.sleep(0.01)
+                until(lambda: len(ada.get("/tasks?status=Running").json()["items"]) >= 2)
                 service.process.terminate()
-                while ada.get("/health/ready").status_code != 503:
-                    time.sleep(0.01)
+                until(lambda: ada.get("/health/ready").status_code == 503)
                 refused = ada.post("", json=text("hi", task_id=done["task_id"]))
                 problem(refused, 503, "draining")
                 whole(refused, "draining")
@@ -493,9 +492,7 @@ def test_an_end_that_cannot_be_stored_is_reported_with_its_ids(stage: Stage) -> 
     whole(answer, "persistence_unavailable")
     assert reported["request_id"] == request
     AwayStore.away = False
-    while (record := user.get(f"/requests/{request}").json())["status"] == "Running":
-        time.sleep(0.05)
-    assert record["status"] == "Completed"
+    until(lambda: user.get(f"/requests/{request}").json()["status"] == "Completed")
 
 
 # --- a model service in trouble ----------------------------------------------------------------------
@@ -581,8 +578,7 @@ def test_a_model_service_in_trouble(timed: tuple[ServiceThread, OfflineModel], n
     with ThreadPoolExecutor(3) as pool:
         pending = pool.map(problem_of, users, ways)
         if trouble.code == TIMEOUT:
-            while len(model.requests) < 3:
-                time.sleep(0.01)
+            until(lambda: len(model.requests) >= 3)
             for user in users[1:]:
                 wait_for_pieces(user, trouble.output)
             service.advance(61)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from replicas import background, ended, replicas, said, until
+from replicas import background, ended, replicas, said
 from wire import JSON, Json, events, problem, text
 
 from tealagents.llm.offline import OfflineModel
@@ -17,6 +17,7 @@ from tealagents.testing.faults import FaultProxy
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, offline_service
+from tealagents.testing.waits import until
 
 REPLAYED = "idempotent-replayed"
 #: seconds after which a sender counts a message as cut off, and sends it again; any number does

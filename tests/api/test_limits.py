@@ -3,7 +3,6 @@
 import json
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from wire import NOBODYS, Json, events, problem, streamed, text
 from tealagents.api import bodies, sse
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 SCRIPT = """
 rules:
@@ -46,8 +46,7 @@ def begin(client: httpx.Client, words: str = "hang", **fields: object) -> Json:
 
 def is_left(model: OfflineModel) -> None:
     """The connection of the last model call is closed by the client that made it."""
-    while model.requests[-1]["outcome"] is None:
-        time.sleep(0.01)
+    until(lambda: model.requests[-1]["outcome"] is not None)
     assert model.requests[-1]["outcome"] == "left"
 
 
@@ -195,8 +194,7 @@ def test_a_request_past_its_deadline_ends_with_what_there_was(way: str) -> None:
         if way == "json":
             with ThreadPoolExecutor() as pool:
                 waiting = pool.submit(ada.post, "", json=text("begin and hang"))
-                while not model.requests:
-                    time.sleep(0.01)
+                until(lambda: model.requests)
                 service.advance(31)
                 document = problem(waiting.result(), 504, "request_timeout")
         else:
@@ -223,8 +221,7 @@ def test_the_deadline_covers_tools_and_not_the_time_a_pause_waits(tmp_path: Path
     with working_service(limits=limits, moved=True) as (service, _), service.client() as ada:
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(ada.post, "", json=text(call("Work-rest", file=str(file), seconds=600)))
-            while not lines(file):
-                time.sleep(0.01)
+            until(lambda: lines(file))
             service.advance(31)
             problem(waiting.result(), 504, "request_timeout")
         pause = paused(ada, call("Work-write", file="/dev/null", line="x"))
@@ -272,16 +269,13 @@ def test_a_client_that_reads_nothing_is_cut_off_and_its_turn_is_stored(
         caplog.clear()
         with impatient(monkeypatch, 0.3):
             deaf = [Deaf(service, "shout") for _ in range(3)]
-            while len(items(ada, "/tasks")) < 3:
-                time.sleep(0.01)
+            until(lambda: len(items(ada, "/tasks")) >= 3)
             ada.close()
-            while connections(service):
-                time.sleep(0.02)
+            until(lambda: not connections(service))
             for client in deaf:
                 client.close()
         with service.client() as again:
-            while {task["status"] for task in items(again, "/tasks")} != {"Completed"}:
-                time.sleep(0.02)
+            until(lambda: {task["status"] for task in items(again, "/tasks")} == {"Completed"})
             assert len(items(again, "/tasks")) == 3
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
 
@@ -302,9 +296,7 @@ def test_a_client_that_reads_nothing_cancels_where_leaving_cancels(monkeypatch: 
         service.client() as ada,
     ):
         client = Deaf(service, "shout")
-        while not (tasks := items(ada, "/tasks")) or tasks[0]["status"] == "Running":
-            time.sleep(0.02)
-        assert tasks[0]["status"] == "Canceled"
+        until(lambda: [task["status"] for task in items(ada, "/tasks")] == ["Canceled"])
         is_left(model)
         client.close()
 

@@ -5,7 +5,6 @@ import gc
 import http.client
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
@@ -37,6 +36,7 @@ from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.testing.waits import until
 
 IDS = ("session_id", "task_id", "request_id")
 TERMINAL = ("final-response", "approval-required", "error")
@@ -89,11 +89,9 @@ def leave(service: ServiceThread, model: OfflineModel, words: str) -> None:
     link = http.client.HTTPConnection("127.0.0.1", service.port)
     headers = {"authorization": "Bearer ada", "content-type": "application/json"}
     link.request("POST", f"{service.prefix}/", json.dumps(text(words)), headers)
-    while len(model.requests) == asked:
-        time.sleep(0.01)
+    until(lambda: len(model.requests) != asked)
     link.close()
-    while connections(service) > before:
-        time.sleep(0.01)
+    until(lambda: connections(service) <= before)
 
 
 def replay(client: httpx.Client, request_id: str, after: int | None = None) -> list[Event]:
@@ -451,9 +449,8 @@ async def test_followers_of_a_killed_producer_get_the_error_that_the_request_end
 
 
 def wait_for_end(client: httpx.Client, request_id: str) -> Json:
-    while (found := request(client, request_id))["status"] in ("Running", "Queued"):
-        time.sleep(0.01)
-    return found
+    until(lambda: request(client, request_id)["status"] not in ("Running", "Queued"))
+    return request(client, request_id)
 
 
 async def leave_at(client: httpx.AsyncClient, words: str, name: str, occurrence: int) -> str:
@@ -571,8 +568,7 @@ def test_where_leaving_cancels_the_senders_connection_does(
         ended = wait_for_end(ada, request_id)
         assert (ended["status"], ended["error"]["code"]) == ("Canceled", "request_canceled")
         assert ended["content"]["output"] == ("one two" if way == "sse" else "")
-        while model.requests[-1]["outcome"] is None:
-            time.sleep(0.01)
+        until(lambda: model.requests[-1]["outcome"] is not None)
         assert model.requests[-1]["outcome"] == "left"
 
 

@@ -1,6 +1,5 @@
 """Rounds of tool calls: how they run, what the model is sent, where they end, what is on record."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from wire import Json, events, problem, streamed, text
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 SCRIPT = """
 rules:
@@ -116,16 +116,15 @@ def test_a_tool_that_blocks_its_thread_blocks_no_other_request(
     ada: httpx.Client, eve: httpx.Client, file: Path, tmp_path: Path
 ) -> None:
     """While it holds on, other requests are answered. covers: STATE-5"""
-    until = tmp_path / "until"
+    let_go = tmp_path / "until"
     with ThreadPoolExecutor() as pool:
-        held = pool.submit(send, ada, call("Work-block", file=str(file), until=str(until)))
-        while not lines(file):
-            time.sleep(0.01)
+        held = pool.submit(send, ada, call("Work-block", file=str(file), until=str(let_go)))
+        until(lambda: lines(file))
         for _ in range(3):
             assert send(eve, "hello")["status"] == "Completed"
             assert eve.get("/health/ready").status_code == 200
         assert not held.done()
-        until.touch()
+        let_go.touch()
         assert "unblocked" in held.result()["content"]["output"]
 
 
@@ -411,12 +410,11 @@ def test_a_blocked_tool_does_not_keep_its_request_from_being_canceled(
     ada: httpx.Client, file: Path, tmp_path: Path
 ) -> None:
     """Canceled when the call returns, though the thread runs to its own end. covers: STATE-5"""
-    until = tmp_path / "until"
-    words = call("Work-block", file=str(file), until=str(until))
+    let_go = tmp_path / "until"
+    words = call("Work-block", file=str(file), until=str(let_go))
     accepted: Json = ada.post("", json=text(words), headers={"prefer": "respond-async"}).json()
-    while not lines(file):
-        time.sleep(0.01)
+    until(lambda: lines(file))
     canceled = ada.post(f"/requests/{accepted['request_id']}/cancel").json()
     assert canceled["status"] == "Canceled"
     assert send(ada, "hello", task_id=accepted["task_id"])["status"] == "Completed"
-    until.touch()
+    let_go.touch()

@@ -6,7 +6,6 @@ import re
 import runpy
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from tealagents.cli.serve import with_console_on_loopback
 from tealagents.config import load
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceProcess, ServiceThread, agent_config, offline_service
+from tealagents.testing.waits import until
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = ROOT / "src/tealagents/console"
@@ -120,8 +120,8 @@ def test_the_wheel_alone_serves_it(tabs: Tabs, tmp_path: Path) -> None:
         with ServiceProcess(agent_config(), env) as running:
             (listed,) = httpx.get(f"{running.root}/", trust_env=False).json()["agents"]
             assert listed["console"] == f"{running.prefix}/console/"
-            while f"console  {running.url}/console/" not in running.log():
-                time.sleep(0.01)  # it is printed once connections are accepted
+            # it is printed once connections are accepted
+            until(lambda: f"console  {running.url}/console/" in running.log())
             tab = tabs.signed_in(f"{running.url}/console/", "ada")
             tab.say("My name is Ada.")
             expect(tab.text("Nice to meet you, Ada.")).to_be_visible()

@@ -22,6 +22,7 @@ from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.servers import DynamoServer, free_port
 from tealagents.testing.store_steps import OpenStore, applied
 from tealagents.testing.stores import StoreContract
+from tealagents.testing.waits import eventually
 
 
 class TestDynamo(StoreContract):
@@ -359,8 +360,7 @@ async def test_a_reset_while_waiting_is_unknown(dynamodb_server: DynamoServer, d
         proxy.faults = Faults(drop_replies=True)
         waiting = asyncio.create_task(store.commit("p", put("key", b"2")))
         async with asyncio.timeout(60):
-            while not any(connection.passed["request"] for connection in proxy.connections):
-                await asyncio.sleep(0.01)
+            await eventually(lambda: any(connection.passed["request"] for connection in proxy.connections))
         await asyncio.sleep(0.1)
         proxy.reset_all()
         with pytest.raises(Unknown):

@@ -18,6 +18,7 @@ from tealagents.testing.servers import PostgresServer
 from tealagents.testing.store_links import LinkContract
 from tealagents.testing.store_steps import OpenStore, applied
 from tealagents.testing.stores import StoreContract
+from tealagents.testing.waits import eventually
 
 
 class TestPostgres(StoreContract):
@@ -181,9 +182,9 @@ async def test_another_isolation_level(postgres_server: PostgresServer, sql: "as
 
 async def blocked(sql: "asyncpg.Connection") -> None:
     """Returns when some statement waits for a lock."""
-    async with asyncio.timeout(60):
-        while not await sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
-            await asyncio.sleep(0.01)
+    await eventually(
+        lambda: sql.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    )
 
 
 # --- what survives a crash of the server ----------------------------------------------------------

@@ -15,6 +15,7 @@ from tealagents.testing.store_links import SILENCE
 from tealagents.testing.store_steps import OpenStore
 from tealagents.testing.store_watches import MISSING, notify
 from tealagents.testing.stores import StoreContract
+from tealagents.testing.waits import eventually
 
 
 class TestRedisCluster(StoreContract):
@@ -168,8 +169,7 @@ async def test_a_dead_node() -> None:
             assert 0 < alive < 6
             cluster.nodes[2].restart()
             async with asyncio.timeout(60):
-                while not all(node.joined(3) for node in cluster.nodes):
-                    await asyncio.sleep(0.1)
+                await eventually(lambda: all(node.joined(3) for node in cluster.nodes))
 
 
 class Move:

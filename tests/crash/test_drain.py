@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ sys.path.append(str(Path(__file__).parents[1] / "api"))
 
 from talk import AGENT, PLUGINS, call, decide, paused, request, send, streamed_text
 from wire import Event, Json, events, problem, text
+
+from tealagents.testing.waits import until
 
 SCRIPT = """
 rules:
@@ -101,13 +103,6 @@ class Following:
 def begin(client: httpx.Client, words: str, **fields: Any) -> Json:
     accepted: Json = client.post("", json=text(words, **fields), headers={"prefer": "respond-async"}).json()
     return accepted
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def drains(client: httpx.Client) -> bool:

@@ -1,8 +1,7 @@
 """Ready says whether messages are taken: not while the store takes no writes, and again once it does."""
 
 import resource
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from refusing_store import Refuses, refusing
 from tealagents.domain.ports import Commit
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread, agent_config, offline_service
+from tealagents.testing.waits import until
 
 
 @pytest.fixture
@@ -70,13 +70,6 @@ def test_a_state_file_that_was_deleted(ada: httpx.Client, tmp_path: Path, replac
         (tmp_path / "state.db").touch()
     assert say(ada, "hello") == 503
     assert ada.get("/health/ready").status_code == 503
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
 
 
 def leases(partition: str, commit: Commit) -> bool:

@@ -15,6 +15,7 @@ from tealagents.stores import plain_store
 from tealagents.testing.faults import FaultProxy
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import DynamoServer, PostgresServer, RedisServer, Server
+from tealagents.testing.waits import eventually
 
 PARTITION = "agent/user/tid.oid"
 WRITERS = 4
@@ -79,6 +80,11 @@ class Writer:
             return found is not None and found.version == commit.operation
 
 
+async def acknowledged(writers: list[Writer], most: int) -> None:
+    """Waits until the stores have acknowledged so many entries of all writers together."""
+    await eventually(lambda: sum(len(writer.acknowledged) for writer in writers) >= most)
+
+
 def log(position: int) -> str:
     return f"log/{position:06d}"
 
@@ -135,8 +141,7 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
             writers = [Writer(store, f"writer{n}") for n in range(WRITERS)]
             writing = asyncio.gather(*(writer.write(entries) for writer in writers))
             for part in (1, 2, 3):
-                while sum(len(writer.acknowledged) for writer in writers) < part * entries:
-                    await asyncio.sleep(0.005)
+                await acknowledged(writers, part * entries)
                 await asyncio.to_thread(server.kill)
                 await asyncio.to_thread(server.restart)
             await writing
@@ -149,8 +154,7 @@ async def test_a_server_that_stands_still(dynamodb_server: DynamoServer, dynamod
         writers = [Writer(store, f"writer{n}") for n in range(2)]
         writing = asyncio.gather(*(writer.write(10) for writer in writers))
         for part in (5, 12):
-            while sum(len(writer.acknowledged) for writer in writers) < part:
-                await asyncio.sleep(0.005)
+            await acknowledged(writers, part)
             dynamodb_server.stop()
             await asyncio.sleep(1.5)
             dynamodb_server.cont()

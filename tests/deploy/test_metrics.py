@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from tealagents.llm.offline import OfflineModel
 from tealagents.telemetry import scraping
 from tealagents.testing.forking import Nursery
+from tealagents.testing.waits import until
 
 USER, WORDS, MADE_UP = "canary-user", "canary words", "Work-canary_tool"
 SCRIPT = f"""
@@ -35,14 +35,6 @@ rules:
 def service(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitoredService]:
     with monitored(nursery, tmp_path_factory.mktemp("metrics"), SCRIPT) as running:
         yield running
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what comes by itself."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_turn_is_counted(service: MonitoredService) -> None:

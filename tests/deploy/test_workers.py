@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,17 +9,10 @@ import httpx
 from monitored import MonitoredService, message, monitored
 
 from tealagents.testing.forking import Nursery
+from tealagents.testing.waits import until
 
 SCRIPT = "rules: [{when: {text: think}, reply: {fault: silence}}]"
 EACH = 3
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what comes by itself."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def in_flight(service: MonitoredService) -> dict[int, float]:

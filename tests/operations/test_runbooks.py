@@ -7,8 +7,7 @@ import resource
 import sqlite3
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.pytest_servers import running
 from tealagents.testing.servers import PostgresServer, RedisServer
 from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.testing.waits import until
 
 SCRIPT = {"rules": [{"when": "think", "reply": {"fault": "silence"}}]}
 KEY = "first-key-" * 5
@@ -85,13 +85,6 @@ def said(client: httpx.Client, words: str, **fields: Any) -> dict[str, Any]:
 
 def ready(client: httpx.Client) -> bool:
     return client.get("/health/ready").status_code == 200
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_every_runbook_is_tried() -> None:

@@ -19,7 +19,6 @@ import hashlib
 import json
 import socket
 import threading
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -32,6 +31,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from tealagents.testing.waits import until
 
 PREFIX = "/Echo/0.1"
 Json = dict[str, Any]
@@ -269,8 +270,7 @@ class ContractServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        while not self._uvicorn.started:
-            time.sleep(0.005)
+        until(lambda: self._uvicorn.started)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from tealagents.api.sse import Announcements
+from tealagents.testing.waits import eventually
 
 LAST = b'event: message\ndata: {"last":true}\n\n'
 
@@ -119,8 +120,7 @@ async def test_what_is_cancelled_from_outside_leaves_nothing_behind() -> None:
         return _answer()
 
     serving = asyncio.ensure_future(connection.served(events, answered()))
-    while not connection.body:
-        await asyncio.sleep(0)
+    await eventually(lambda: connection.body, every=0)
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from auth_setup import ALICE, KEY, entra
@@ -15,6 +15,7 @@ from tealagents.domain.ports import Authenticator
 from tealagents.outbound.reading import BoundedClient
 from tealagents.testing.authority import AuthorityKey, LocalAuthority, Mode
 from tealagents.testing.clock import FakeClock
+from tealagents.testing.waits import eventually
 
 DAY = 24 * 3600
 
@@ -45,15 +46,9 @@ async def refused(service: Authenticator, token: str) -> bool:
     return False
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def pass_time(clock: FakeClock, seconds: float) -> None:
     """Moves the clock once the refresher, the only one who sleeps by it, has fallen asleep."""
-    await until(lambda: clock.sleepers == 1)
+    await eventually(lambda: clock.sleepers == 1)
     clock.advance(seconds)
     await asyncio.sleep(0)
 
@@ -124,7 +119,7 @@ async def test_a_caller_who_leaves_does_not_end_the_reading(
     """The caller who started a reading of keys may leave; another who waits for it gets its result."""
     authority.behave("slow")
     first = asyncio.create_task(service.authenticate(authority.token("bob")))
-    await until(lambda: authority.hits["metadata"] == 1)
+    await eventually(lambda: authority.hits["metadata"] == 1)
     second = asyncio.create_task(service.authenticate(authority.token("alice")))
     await asyncio.sleep(0)
     first.cancel()
@@ -161,11 +156,11 @@ async def test_keys_are_read_again_every_day(
     await pass_time(clock, DAY - 1)
     assert (await service.authenticate(old)).user == ALICE
     await pass_time(clock, 1)
-    await until(lambda: clock.sleepers == 1)
+    await eventually(lambda: clock.sleepers == 1)
     assert authority.hits["keys"] == 2
     assert await refused(service, old)
     await pass_time(clock, DAY)
-    await until(lambda: authority.hits["keys"] == 3)
+    await eventually(lambda: authority.hits["keys"] == 3)
 
 
 async def test_a_failed_refresh_is_tried_again_after_five_minutes(
@@ -178,7 +173,7 @@ async def test_a_failed_refresh_is_tried_again_after_five_minutes(
     await pass_time(clock, 299)
     assert (clock.sleepers, authority.hits["metadata"]) == (1, 2)
     await pass_time(clock, 1)
-    await until(lambda: clock.sleepers == 1)
+    await eventually(lambda: clock.sleepers == 1)
     assert authority.hits["metadata"] == 3
 
 

@@ -13,6 +13,7 @@ from tealagents.auth.delegation import open_delegation
 from tealagents.auth.options import EntraOptions
 from tealagents.domain.errors import AuthUnavailable, NeedsAuthorization, Refusal, ToolFailed
 from tealagents.testing.authority import SERVICE_ID, LocalAuthority, Mode
+from tealagents.testing.waits import eventually
 
 SECRET = "canary-client-secret"
 OUTAGES: tuple[Mode, ...] = ("failing", "garbage", "down", "ok")
@@ -96,8 +97,7 @@ async def test_a_failure_no_one_waits_for_is_not_reported_with_its_token(
     async with open_delegation(options, clock) as delegation:
         authority.behave("hanging")
         waiting = asyncio.create_task(delegation.token_for(ALICE, assertion, ["https://graph.example/Read"]))
-        while not authority.hits.total():
-            await asyncio.sleep(0.01)
+        await eventually(lambda: authority.hits.total())
         asking = [task for task in asyncio.all_tasks() if task.get_name() == "on behalf of"]
         waiting.cancel()
         authority.behave("failing")

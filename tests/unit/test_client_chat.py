@@ -25,6 +25,7 @@ from tealagents.cli.chat import chat, chat_command
 from tealagents.cli.chat.finding import NoAgent, find_agent, joined, login_name_for
 from tealagents.cli.chat.showing import AnswerView, exact, finished_length, printable
 from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.waits import until
 
 UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -292,8 +293,7 @@ def test_ctrl_c_before_the_ids_arrived(service: ContractServer) -> None:
         terminal.wait_for("›")
         proxy.upcoming.append(Faults(drop_replies=True))
         terminal.say("hold on\n")
-        while not service.runs:
-            time.sleep(0.01)
+        until(lambda: service.runs)
         terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("Canceled")
         terminal.say("/quit\n")

@@ -1,7 +1,7 @@
 """Two things at once: evictions, late replies, cancels and drains, each between two awaits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,6 +33,7 @@ from tealagents.state.records import SystemClock
 from tealagents.state.submission import Key
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import overdue
+from tealagents.testing.waits import eventually
 from tealagents.threads import windows
 from tealagents.threads.views import Part, Upcoming, View
 
@@ -74,12 +75,6 @@ def shared() -> MemoryStore:
     return store
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await holds():
-            await asyncio.sleep(0.01)
-
-
 async def has_begun(here: Process, task_id: str) -> str:
     """The request that the store says runs on a task, once it does."""
     found = ""
@@ -90,7 +85,7 @@ async def has_begun(here: Process, task_id: str) -> str:
         found = running.request_id if running else ""
         return bool(found)
 
-    await until(runs)
+    await eventually(runs)
     return found
 
 
@@ -110,7 +105,7 @@ async def test_a_history_dropped_while_a_request_runs_is_read_again(monkeypatch:
         task_id = (await here.ask("first")).task_id
         await here.ask("second", task_id)
         third = await here.send("third", task_id)
-        await until(lambda: _true(len(model.calls) == 3))
+        await eventually(lambda: len(model.calls) == 3)
         monkeypatch.setattr(windows, "KEPT_BYTES", 10)
         await here.ask("another task")
         go.set()
@@ -118,10 +113,6 @@ async def test_a_history_dropped_while_a_request_runs_is_read_again(monkeypatch:
         await here.ask("fourth", task_id)
         said = [part for part in model.calls[-1].prompt if part.startswith(b"user")]
         assert said == [b"user: first", b"user: second", b"user: third", b"user: fourth"]
-
-
-async def _true(value: bool) -> bool:
-    return value
 
 
 async def test_a_reducers_memory_of_a_request_that_failed_is_not_believed() -> None:
@@ -195,7 +186,7 @@ async def test_a_begin_in_doubt_does_not_run_for_ever(monkeypatch: pytest.Monkey
         async def ended() -> bool:
             return (await there.request(request_id)).status == "Failed"
 
-        await until(ended)
+        await eventually(ended)
         assert here.lease.held
         assert (await there.ask("three", task_id)).status == "Completed"
 
@@ -219,7 +210,7 @@ async def test_a_sender_that_is_canceled_in_its_begin_leaves_nothing_running(
         async def ended() -> bool:
             return (await there.request(request_id)).status == "Failed"
 
-        await until(ended)
+        await eventually(ended)
 
 
 async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,13 +231,13 @@ async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPa
         sent = await here.send("two", task_id)
         store.fault = broken
         go.set()
-        await until(lambda: _true(not here.service._runs))
+        await eventually(lambda: not here.service._runs)
         store.fault = lambda *_: None
 
         async def ended() -> bool:
             return (await there.request(sent.request.request_id)).status == "Failed"
 
-        await until(ended)
+        await eventually(ended)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -307,9 +298,9 @@ async def test_a_drain_waits_for_what_is_beginning() -> None:
     async with process(store) as here:
         store.late = True
         sending = asyncio.create_task(here.ask("one"))
-        await until(lambda: _true(not store.late))
+        await eventually(lambda: not store.late)
         draining = asyncio.create_task(here.service.drain(600))
-        await until(lambda: _true(here.service.admission.draining))
+        await eventually(lambda: here.service.admission.draining)
         assert not draining.done()
         store.reply.set()
         await draining
@@ -355,8 +346,7 @@ async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
     ):
         sent = await here.send(streamed=True)
         request_id = sent.request.request_id
-        while not model.calls:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: model.calls)
         if how == "cancel":
             await there.service.cancel(there.partition(), request_id, "mock.ada")
         else:
@@ -383,8 +373,7 @@ async def test_a_request_that_is_ended_from_outside_is_reported_as_any_other() -
     model = Scripted(counted, waits(never, "late"))
     async with process(store, model, noting([], "Shell-look")) as here, process(store) as there:
         sent = await here.send()
-        while len(model.calls) < 2:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: len(model.calls) >= 2)
         request_id, task_id = sent.request.request_id, sent.request.task_id
         ended = await there.service.cancel(there.partition(), request_id, "mock.ada")
         assert ended.usage == TokenUsage(9, 2, 11)
@@ -401,8 +390,7 @@ async def test_tools_of_a_message_that_was_rolled_back_are_not_forgotten() -> No
     )
     async with process(None, model, noting([], "Shell-look"), concurrency="rollback") as here:
         sent = await here.send("look")
-        while len(model.calls) < 2:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: len(model.calls) >= 2)
         task_id = sent.request.task_id
         assert (await here.ask("instead", task_id)).status == "Completed"
         head = (await here.tasks.head(here.partition(), task_id)).value

@@ -35,6 +35,7 @@ from tealagents.state.submission import Key
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance
+from tealagents.testing.waits import eventually
 from tealagents.threads.components import open_view
 
 LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
@@ -74,9 +75,7 @@ async def tasks_of(here: Process) -> list[str]:
 
 async def settled(here: Process) -> None:
     """Waits until nothing runs here any more, and checks that no place and no claim is left taken."""
-    async with asyncio.timeout(60):
-        while here.service._runs or here.service._waiting:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not (here.service._runs or here.service._waiting))
     assert here.service.admission.in_flight == 0
 
 
@@ -285,8 +284,7 @@ async def test_an_answer_that_the_next_turn_has_read_is_not_added_again(view: An
             here.model.answers = [waits(gate, "a", "b"), says("hello")]
         next_one = asyncio.create_task(here.ask("three", task_id, supersede=True))
         if when == "while it runs":
-            while len(here.model.calls) < 3:
-                await asyncio.sleep(0)
+            await eventually(lambda: len(here.model.calls) >= 3, every=0)
         else:
             await next_one
         store.reply.set()
@@ -322,8 +320,7 @@ async def test_a_run_that_ends_with_its_process_is_left_to_others() -> None:
     store = Faulty(MemoryStore())
     async with process(store, Scripted(waits(asyncio.Event()))) as here:
         await here.send(streamed=True)
-        while not here.model.calls:
-            await asyncio.sleep(0)
+        await eventually(lambda: here.model.calls, every=0)
         (carrying,) = here.service._carrying
         here.tasks.stop()
         before, commits = asyncio.all_tasks(), list(store.commits)
@@ -395,8 +392,7 @@ async def test_who_waits_is_called_though_a_look_went_wrong() -> None:
     async with process(Stumbling(), Scripted(waits(gate), says("hello")), concurrency="enqueue") as here:
         first = await here.send("one", streamed=True)
         second = await here.send("two", first.request.task_id, streamed=True)
-        while not strikes:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: strikes)
         gate.set()
         async with asyncio.timeout(60):
             assert (await here.service.outcome(second)).status == "Completed"
@@ -458,8 +454,8 @@ async def test_a_request_that_is_over_is_forgotten_at_once(way: str, streamed: b
             request_id = sent.request.request_id
             runs = weakref.WeakSet([here.service.run_of(request_id)])
             assert len(runs) == 1
-            while way in ("is canceled", "runs out of time") and not model.calls:
-                await asyncio.sleep(0)
+            if way in ("is canceled", "runs out of time"):
+                await eventually(lambda: model.calls, every=0)
             if way == "is canceled":
                 await here.service.cancel(sent.partition, request_id, ADA.user.key)
             if way == "runs out of time":

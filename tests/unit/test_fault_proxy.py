@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from tealagents.testing.faults import FaultProxy, Faults
+from tealagents.testing.waits import eventually
 
 
 class Echo:
@@ -69,9 +70,7 @@ async def connect(proxy: FaultProxy) -> Client:
 
 
 async def until_heard(echo: Echo, text: bytes) -> None:
-    async with asyncio.timeout(60):
-        while echo.heard != text:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: echo.heard == text)
 
 
 async def test_bytes_pass_both_ways(client: Client) -> None:

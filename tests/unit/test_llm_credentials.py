@@ -3,7 +3,6 @@
 import asyncio
 import datetime
 import json
-from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from tealagents.llm.credentials import (
 )
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
+from tealagents.testing.waits import eventually
 
 SECRET = "canary~secret~of~the~client"
 APP = {"TA_AZURE_TENANT_ID": "tenant", "TA_AZURE_CLIENT_ID": "app"}
@@ -296,11 +296,6 @@ class Source:
         return AzureCredential(options(), acquire=self, now=lambda: self.now)
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():
-        await asyncio.sleep(0)
-
-
 async def test_a_token_is_kept() -> None:
     """One request serves an hour."""
     source = Source()
@@ -324,7 +319,7 @@ async def test_a_token_is_renewed_before_its_end_and_no_one_waits() -> None:
         async def is_renewed() -> bool:
             return await credential() == "token-2"
 
-        await eventually(is_renewed)
+        await eventually(is_renewed, every=0)
     assert source.asked == 2
 
 

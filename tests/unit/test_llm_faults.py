@@ -27,6 +27,7 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ports import Model
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.clock import advance, overdue
+from tealagents.testing.waits import eventually
 
 CLIENTS = ["openai-chat", "openai-responses"]
 
@@ -435,8 +436,7 @@ async def test_a_slow_reader_does_not_make_the_service_late(service: OfflineMode
     async with client(service.base_url, piece_timeout_seconds=60, model_timeout_seconds=600) as model:
         pieces = []
         async for event in one_by_one(model.stream(call(model))):
-            while service.requests[0]["outcome"] is None:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: service.requests[0]["outcome"] is not None)
             advance(asyncio.get_running_loop(), 61)
             pieces.append(event)
     assert text_of(pieces) == "one two three"

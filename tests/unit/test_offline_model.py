@@ -31,6 +31,7 @@ from openai import (
 
 from tealagents.llm.offline import OfflineModel, Script, ScriptError, create_app
 from tealagents.testing.clock import overdue
+from tealagents.testing.waits import eventually
 
 Messages = list[dict[str, Any]]
 
@@ -378,8 +379,7 @@ async def test_the_journal_says_when_a_client_left(client: AsyncOpenAI, model: O
     ) as answer:
         async for _ in answer.iter_bytes():
             break
-    while model.requests[0]["outcome"] is None:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: model.requests[0]["outcome"] is not None)
     assert model.requests[0]["outcome"] == "left"
 
 
@@ -428,8 +428,7 @@ async def test_pauses_end_when_they_are_released(model: OfflineModel) -> None:
     async with AsyncOpenAI(base_url=model.base_url, api_key="k") as client:
         pieces: list[str] = []
         waiting = asyncio.create_task(heard(client, "hi", pieces))
-        while "a" not in pieces:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: "a" in pieces)
         assert not waiting.done()
         model.release()
         assert await waiting == ("a b", "stop")
@@ -437,8 +436,7 @@ async def test_pauses_end_when_they_are_released(model: OfflineModel) -> None:
         model.script(days)
         pieces.clear()
         waiting = asyncio.create_task(heard(client, "hi", pieces))
-        while "a" not in pieces:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: "a" in pieces)
         assert model.requests[-1]["outcome"] is None
         await asyncio.to_thread(model.release)
         assert await waiting == ("a b", "stop")
@@ -456,8 +454,7 @@ async def test_it_leaves_nothing_behind() -> None:
                 asyncio.create_task(heard(client, "mute")),
                 asyncio.create_task(heard(client, "pieces-1000@20ms")),
             ]
-            while len(model.requests) < 2:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: len(model.requests) >= 2)
             await model.__aexit__(None, None, None)
             outcomes = await asyncio.gather(*waiting)
     assert {reason for _, reason in outcomes} == {APIConnectionError.__name__}

@@ -28,6 +28,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import agent_config
+from tealagents.testing.waits import eventually
 from tealagents.threads import (
     AgentThread,
     Context,
@@ -281,8 +282,7 @@ async def test_providers_hear_of_every_end(make: MakeAgent, service: OfflineMode
         await stream.aclose()
         service.clear()
         running = asyncio.create_task(agent.run("pieces-500", agent.new_thread()))
-        while not service.requests:
-            await asyncio.sleep(0)
+        await eventually(lambda: service.requests, every=0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
+from tealagents.testing.waits import eventually
 from tealagents.tools import Sources, ToolsetError, open_toolsets
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, govern, report
 from tealagents.tools.naming import tool_names
@@ -324,8 +325,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
             pass
 
     task = asyncio.create_task(start())
-    while not good.open:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: good.open)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

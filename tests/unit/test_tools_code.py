@@ -13,6 +13,7 @@ from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.errors import NeedsOwner, ToolFailed
 from tealagents.domain.ports import Tool
+from tealagents.testing.waits import eventually
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.results import LIMIT
@@ -310,8 +311,7 @@ class P(Plugin):
     [tool] = loaded(tmp_path, source, "P").values()
     everybody = tool._method.__self__.everybody  # type: ignore[attr-defined]
     met = [asyncio.create_task(tool.call(Context(), {})) for _ in range(20)]
-    while everybody.n_waiting < 20:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: everybody.n_waiting >= 20)
     assert not any(task.done() for task in met)
     await asyncio.to_thread(everybody.wait, 60)
     assert await asyncio.gather(*met) == ["met"] * 20
@@ -355,8 +355,7 @@ class P(Plugin):
     [tool] = toolset.tools()
     plugin = tool._method.__self__  # type: ignore[attr-defined]
     calls = [asyncio.create_task(tool.call(Context(), {})) for _ in range(6)]
-    while plugin.running < 2:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: plugin.running >= 2)
     calls[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await calls[0]
@@ -380,9 +379,7 @@ class P(Plugin):
 """
     [tool] = loaded(tmp_path, source, "P").values()
     task = asyncio.create_task(tool.call(Context(), {}))
-    while not (found := [one for one in threading.enumerate() if one.name == "tool P-hang"]):
-        await asyncio.sleep(0.005)
-    [thread] = found
+    [thread] = await eventually(lambda: [one for one in threading.enumerate() if one.name == "tool P-hang"])
     assert thread.daemon
     tool._method.__self__.go_on.set()  # type: ignore[attr-defined]
     assert await task == "done"

@@ -25,6 +25,7 @@ from tools_setup import FIXTURES, INSTALLED, Context, by_name, served
 
 from tealagents.domain.errors import ToolFailed
 from tealagents.testing.faults import FaultProxy
+from tealagents.testing.waits import eventually
 from tealagents.tools import mcp as adapter
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.mcp import MCPServer
@@ -58,12 +59,6 @@ def installed(program: str) -> str:
 
 async def call(server: MCPServer, function: str, /, **arguments: Any) -> str:
     return await by_name(server)[f"{server.options.name}-{function}"].call(Context(), arguments)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def is_running(pid: int) -> bool:
@@ -130,7 +125,7 @@ async def test_everything_server_works_untouched_over_http() -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        await until(lambda: _answers(port))
+        await eventually(lambda: _answers(port))
         async with opened("everything", url=f"http://127.0.0.1:{port}/mcp", **TRUSTED) as server:
             await everything_works(server)
     finally:
@@ -222,7 +217,7 @@ async def test_a_listing_that_breaks_the_rules_ends_no_call(
     async with opened(**odd(tmp_path, "careless"), **TRUSTED) as server:
         before = server.tools()
         garbling = asyncio.create_task(call(server, "garble"))
-        await until(lambda: "its last listing stays" in caplog.text)
+        await eventually(lambda: "its last listing stays" in caplog.text)
         assert await call(server, "echo") == "{}"
         assert await garbling == "done"
         assert server.tools() is before
@@ -250,7 +245,7 @@ async def test_modern_server_reports_changes_to_those_who_listen() -> None:
     async with opened_http(sdk) as (server, _):
         await asyncio.sleep(0.3)
         assert await call(server, "grow") == "grown"
-        await until(lambda: "web-grown" in by_name(server))
+        await eventually(lambda: "web-grown" in by_name(server))
 
 
 # --- calls that go wrong -------------------------------------------------------------------------
@@ -272,7 +267,7 @@ async def test_killed_server_is_started_again(tmp_path: Path) -> None:
     async with opened(**odd(tmp_path), **TRUSTED) as server:
         [pid] = lines(tmp_path, "processes")
         os.kill(int(pid), signal.SIGKILL)
-        await until(lambda: len(lines(tmp_path, "processes")) == 2)
+        await eventually(lambda: len(lines(tmp_path, "processes")) == 2)
         assert json.loads(await call(server, "echo", x=1)) == {"x": 1}
 
 
@@ -295,7 +290,7 @@ async def test_call_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
         assert by_name(server)["odd-slow"].spec.timeout == 0.3
         with pytest.raises(ToolFailed, match=r"timed out\. Whether the call was carried out is unknown"):
             await call(server, "slow")
-        await until(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
+        await eventually(lambda: "notifications/cancelled" in lines(tmp_path, "notifications"))
 
 
 async def test_error_of_the_protocol_is_reported(tmp_path: Path) -> None:
@@ -340,7 +335,7 @@ async def test_what_a_server_says_on_stderr_is_logged_at_debug(
     """Standard error goes to the log at debug, with the server's name, and nowhere else."""
     with caplog.at_level(logging.DEBUG, logger="tealagents.tools"):
         async with opened(**odd(tmp_path), **TRUSTED):
-            await until(lambda: "MCP server odd: the odd server starts" in caplog.text)
+            await eventually(lambda: "MCP server odd: the odd server starts" in caplog.text)
     [record] = [one for one in caplog.records if "the odd server starts" in one.getMessage()]
     assert record.levelno == logging.DEBUG
 
@@ -376,7 +371,7 @@ async def test_child_does_not_outlive_a_killed_service(tmp_path: Path) -> None:
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         service.kill()
         service.wait()
-    await until(lambda: not is_running(pid) and not is_running(parent))
+    await eventually(lambda: not is_running(pid) and not is_running(parent))
 
 
 # --- at start ------------------------------------------------------------------------------------
@@ -513,7 +508,7 @@ async def test_call_whose_connection_breaks_is_made_once(version: str | None) ->
             opened("web", url=proxy.url_for(f"{url}/mcp"), **TRUSTED, protocol_version=version) as server,
         ):
             waiting = [asyncio.create_task(call(server, "wait")) for _ in range(3)]
-            await until(lambda: len(calls) == 3)
+            await eventually(lambda: len(calls) == 3)
             proxy.reset_all()
             for broken in waiting:
                 with pytest.raises(ToolFailed, match="Whether the call was carried out is unknown"):
@@ -529,7 +524,7 @@ async def test_server_that_stops_in_a_call_leaves_its_outcome_unknown() -> None:
         server = MCPServer(MCPServerOptions(name="web", url=f"{url}/mcp", **TRUSTED))
         await server.__aenter__()
         waiting = asyncio.create_task(call(server, "wait"))
-        await until(lambda: calls == ["wait"])
+        await eventually(lambda: calls == ["wait"])
     try:
         with pytest.raises(ToolFailed, match="Whether the call was carried out is unknown"):
             await waiting

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,6 +12,7 @@ from talk import connections, working_service
 from tealagents.api import sse
 from tealagents.testing.authority import SCOPE, LocalAuthority
 from tealagents.testing.service import ServiceThread, agent_config
+from tealagents.testing.waits import until
 
 # --- who calls ---------------------------------------------------------------------------------------
 
@@ -131,10 +131,8 @@ def test_a_client_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, 
         deaf.connect(("127.0.0.1", service.port))
         deaf.sendall(head.encode() + body)
         with Wire(service, RPC) as wire:
-            while not (tasks := wire.result("ListTasks")["tasks"]) or state(tasks[0]) != "COMPLETED":
-                time.sleep(0.02)
-        while connections(service):
-            time.sleep(0.02)
+            until(lambda: [state(task) for task in wire.result("ListTasks")["tasks"]] == ["COMPLETED"])
+        until(lambda: not connections(service))
         deaf.close()
 
 

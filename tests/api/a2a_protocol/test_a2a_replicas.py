@@ -4,10 +4,11 @@ import threading
 from pathlib import Path
 
 from a2a_talk import RPC, Wire, answer, decision, message, state, streamed_text
-from replicas import replicas, until
+from replicas import replicas
 from talk import PLUGINS, call, lines
 
 from tealagents.testing.forking import Nursery
+from tealagents.testing.waits import until
 
 AGENT = {"plugins": ["Work"]}
 ENV = {"TA_PLUGIN_MODULE": str(PLUGINS)}

@@ -23,11 +23,12 @@ from agui_talk import (
     streamed_text,
     user,
 )
-from replicas import replicas, until
+from replicas import replicas
 
 from tealagents.api.ag_ui import inputs
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
+from tealagents.testing.waits import until
 
 DRIPS = ("drip " * 20).strip()
 #: the last of which falls when the model is released

@@ -37,6 +37,7 @@ from tealagents.domain.events import Recorded
 from tealagents.domain.ports import Commit
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.service import ServiceThread, offline_service
+from tealagents.testing.waits import eventually, until
 
 NOBODYS = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 SLOW = {
@@ -138,7 +139,7 @@ async def test_a_key_is_answered_with_the_first_outcome(service: ServiceThread, 
     with serving(SLOW) as (slow, model):
         async with host(slow, era) as one, host(slow, era) as two:
             asked = [asyncio.ensure_future(ask(each, "slowly", idempotency_key="k")) for each in (one, two)]
-            await _until(lambda: model.requests)
+            await eventually(lambda: model.requests)
             model.release()
             first, second = await asyncio.gather(*asked)
             assert first == second == await ask(one, "slowly", idempotency_key="k")
@@ -192,7 +193,7 @@ async def test_a_busy_conversation_says_so(era: Era) -> None:
             conversation = (await ask(client, "hello"))["conversation"]
             running = asyncio.ensure_future(ask(client, "slowly", conversation=conversation))
             with service.client() as own:
-                await _until(lambda: own.get(f"/tasks/{conversation}").json()["status"] == "Running")
+                await eventually(lambda: own.get(f"/tasks/{conversation}").json()["status"] == "Running")
             busy = await ask(other, "me, too", conversation=conversation)
             assert error(busy) == "task_busy"
             assert busy["error"]["retry_after_seconds"] >= 1
@@ -207,9 +208,9 @@ async def test_giving_a_call_up_cancels_its_request(era: Era) -> None:
         async with host(service, era) as client:
             calling = asyncio.ensure_future(ask(client, "for ever"))
             with service.client() as own:
-                await _until(lambda: own.get("/tasks?status=Running").json()["items"])
+                await eventually(lambda: own.get("/tasks?status=Running").json()["items"])
                 calling.cancel()
-                await _until(lambda: own.get("/tasks?status=Canceled").json()["items"])
+                await eventually(lambda: own.get("/tasks?status=Canceled").json()["items"])
             assert (await ask(client, "hello"))["status"] == "Completed"
 
 
@@ -224,7 +225,7 @@ def test_closing_the_stream_of_an_older_call_does_not_cancel_it() -> None:
     with serving(SLOW) as (service, model), service.client() as own:
         _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
         model.release()
-        _wait(lambda: own.get("/tasks?status=Completed").json()["items"])
+        until(lambda: own.get("/tasks?status=Completed").json()["items"])
 
 
 def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels() -> None:
@@ -237,7 +238,7 @@ def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels() 
     }
     with serving(SLOW, on_disconnect="cancel") as (service, _), service.client() as own:
         _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
-        _wait(lambda: own.get("/tasks?status=Canceled").json()["items"])
+        until(lambda: own.get("/tasks?status=Canceled").json()["items"])
 
 
 def test_an_answer_is_plain_json_where_nothing_is_to_be_shown_before(service: ServiceThread) -> None:
@@ -278,7 +279,7 @@ def test_leaving_a_stream_of_progress_cancels_its_request() -> None:
             said = json.loads(data.removeprefix("data: "))
             assert said["method"] == "notifications/progress"
             assert said["params"] == {"progressToken": 7, "progress": 2, "message": "begun "}
-        _wait(lambda: client.get("/tasks?status=Canceled").json()["items"])
+        until(lambda: client.get("/tasks?status=Canceled").json()["items"])
 
 
 @pytest.mark.parametrize("tool", ["ask", "decide"])
@@ -293,8 +294,7 @@ def test_a_host_that_leaves_while_its_request_begins_cancels_it(
         await commit(store, partition, given)
         if holding.is_set() and any(key.startswith("task/") for key in given.put):
             stored.set()
-            while holding.is_set():
-                await asyncio.sleep(0.01)
+            await eventually(lambda: not holding.is_set())
 
     monkeypatch.setattr(MemoryStore, "commit", slowly)
     with serving(SLOW) as (service, _), service.client() as own:
@@ -307,9 +307,9 @@ def test_a_host_that_leaves_while_its_request_begins_cancels_it(
         before = connections(service)
         holding.set()
         _leave(service, body, "2026-07-28", stored.is_set)
-        _wait(lambda: connections(service) <= before)
+        until(lambda: connections(service) <= before)
         holding.clear()
-        _wait(lambda: own.get("/tasks").json()["items"][0]["status"] not in ("Running", "Paused"))
+        until(lambda: own.get("/tasks").json()["items"][0]["status"] not in ("Running", "Paused"))
         (task,) = own.get("/tasks").json()["items"]
         assert task["status"] == "Canceled"
 
@@ -349,18 +349,6 @@ def test_without_the_extra_the_start_says_which(monkeypatch: pytest.MonkeyPatch)
 
 
 # --- tools of the tests --------------------------------------------------------------------------
-
-
-async def _until(true: Any) -> None:
-    for _ in range(6000):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come to be")
-
-
-def _wait(true: Any) -> None:
-    asyncio.run(_until(true))
 
 
 def _leave(service: ServiceThread, body: Any, era: Era, when: Any) -> None:

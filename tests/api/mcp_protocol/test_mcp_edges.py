@@ -15,6 +15,7 @@ from talk import connections
 
 from tealagents.api import sse
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 Json = dict[str, Any]
 
@@ -199,8 +200,7 @@ def test_a_client_that_takes_nothing_of_a_plain_answer_is_let_go(monkeypatch: py
         monkeypatch.setattr(sse, "SEND_TIMEOUT", 0.3)
         body = asking("shout")
         with _deaf(service, body, headers_of(body)):
-            while [task["status"] for task in eve.get("/tasks").json()["items"]] != ["Completed"]:
-                time.sleep(0.02)
+            until(lambda: [task["status"] for task in eve.get("/tasks").json()["items"]] == ["Completed"])
             _let_go(service, eve)
 
 

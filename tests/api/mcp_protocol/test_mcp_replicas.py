@@ -25,6 +25,7 @@ from replicas import replicas
 
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
+from tealagents.testing.waits import eventually
 
 SCRIPT = {
     "rules": [
@@ -92,8 +93,7 @@ async def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Pat
             with alone.first.client() as own:
                 lost = asking("for ever", idempotency_key="lost")
                 running = asyncio.ensure_future(asyncio.to_thread(post, own, lost))
-                while not own.get("/tasks?status=Running").json()["items"]:
-                    await asyncio.sleep(0.02)
+                await eventually(lambda: own.get("/tasks?status=Running").json()["items"])
                 await asyncio.to_thread(alone.first.kill)
                 with pytest.raises(httpx.TransportError):
                     await running

@@ -1,8 +1,7 @@
 """Background, cancel, what is not stored, limits, keys: how responses begin and end."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from wire import records, store_of
 from tealagents.domain.models import User
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 SCRIPT = """
 rules:
@@ -40,13 +40,6 @@ PIXEL = (
 def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
     with serving(SCRIPT, limits={"max_requests_per_user": 3}) as pair:
         yield pair
-
-
-def until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not look():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.02)
 
 
 def test_a_response_in_the_background(wire: httpx.Client, ada: OpenAI) -> None:

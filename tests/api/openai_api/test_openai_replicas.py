@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from openai import OpenAI
 from openai_talk import PLUGINS, SPEC, call, sdk
-from replicas import replicas, until
+from replicas import replicas
 
 from tealagents.testing.forking import Nursery
 from tealagents.testing.pytest_stores import Place
+from tealagents.testing.waits import until
 
 SCRIPT = {
     "rules": [

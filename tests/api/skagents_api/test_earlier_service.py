@@ -6,8 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import agent_config
+from tealagents.testing.waits import until
 from tealagents.tools.errors import ToolsetError
 
 post = partial(httpx.post, timeout=60)
@@ -266,9 +265,9 @@ def test_sigterm_drains(nursery: Nursery, tmp_path: Path) -> None:
             answers: list[httpx.Response] = []
             calling = threading.Thread(target=lambda: answers.append(post(service.url, json=HELLO)))
             calling.start()
-            _until(lambda: bool(model.requests))
+            until(lambda: model.requests)
             service.process.terminate()
-            _until(lambda: _health(service.url) != "ok")
+            until(lambda: _health(service.url) != "ok")
             refused = post(service.url, json=HELLO)
             assert (refused.status_code, refused.json()["code"]) == (503, "draining")
             model.release()
@@ -321,7 +320,7 @@ def test_a_gateway_is_many_users(tmp_path: Path) -> None:
         ThreadPoolExecutor() as pool,
     ):
         answers = [pool.submit(post, service.url, json=HELLO) for _ in range(2)]
-        _until(lambda: len(model.requests) == 2)
+        until(lambda: len(model.requests) == 2)
         model.release()
         assert [answer.result().status_code for answer in answers] == [200, 200]
     with (
@@ -329,7 +328,7 @@ def test_a_gateway_is_many_users(tmp_path: Path) -> None:
         ThreadPoolExecutor() as pool,
     ):
         first = pool.submit(post, service.url, json=HELLO)
-        _until(lambda: len(model.requests) == 1)
+        until(lambda: len(model.requests) == 1)
         assert post(service.url, json=HELLO).status_code == 503
         model.release()
         assert first.result().status_code == 200
@@ -345,9 +344,9 @@ def test_client_that_leaves_ends_its_call(tmp_path: Path) -> None:
             client = http.client.HTTPConnection(address.host, address.port)
             sent = {"content-type": "application/json"}
             client.request("POST", address.path + path, json.dumps(HELLO), sent)
-            _until(lambda: len(model.requests) == 1)
+            until(lambda: len(model.requests) == 1)
             client.close()
-            _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+            until(lambda: [each["outcome"] for each in model.requests] == ["left"])
 
 
 def test_client_of_the_websocket_that_leaves(tmp_path: Path) -> None:
@@ -356,8 +355,8 @@ def test_client_of_the_websocket_that_leaves(tmp_path: Path) -> None:
     with served(write(tmp_path, CHAT), slow) as (service, model):
         with connect(service.url.replace("http", "ws") + "/stream") as socket:
             socket.send(json.dumps(HELLO))
-            _until(lambda: bool(model.requests))
-        _until(lambda: [each["outcome"] for each in model.requests] == ["left"])
+            until(lambda: model.requests)
+        until(lambda: [each["outcome"] for each in model.requests] == ["left"])
 
 
 def test_a_message_of_the_websocket_may_be_as_large_as_a_body(nursery: Nursery, tmp_path: Path) -> None:
@@ -439,10 +438,3 @@ def _env() -> dict[str, str]:
 def _run(*arguments: str, env: dict[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tealagents", *arguments]
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=300)
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it never held"
-        time.sleep(0.02)

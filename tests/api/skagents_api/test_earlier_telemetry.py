@@ -1,8 +1,7 @@
 """What operators see of agents without state: metrics, lines of the log, traces."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from websockets.sync.client import connect
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import free_port
+from tealagents.testing.waits import until
 
 CONFIG = """
 apiVersion: skagents/v1
@@ -91,14 +91,6 @@ def watched(nursery: Nursery, tmp_path: Path) -> Iterator[Watched]:
 
 def said(text: str) -> dict[str, object]:
     return {"chat_history": [{"role": "user", "content": text}]}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what comes by itself."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_tools_are_counted_by_plugin_whichever_agent_has_it(watched: Watched) -> None:
