@@ -5,7 +5,6 @@
 
 import asyncio
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -219,10 +218,8 @@ def request_canceled(stage: Stage) -> Produced:
 
 def _running_request(user: httpx.Client) -> str:
     """The request that runs, once it does."""
-    while True:
-        for task in user.get("/tasks?status=Running").json()["items"]:
-            return str(task["request_id"])
-        time.sleep(0.01)
+    task, *_ = until(lambda: user.get("/tasks?status=Running").json()["items"])
+    return str(task["request_id"])
 
 
 def _wait_for_intent(user: httpx.Client) -> None:
@@ -230,12 +227,9 @@ def _wait_for_intent(user: httpx.Client) -> None:
 
     Its event `tool-call` is sent a moment before that is kept.
     """
-    while True:
-        for task in user.get("/tasks?status=Running").json()["items"]:
-            entries = user.get(f"/tasks/{task['task_id']}/audit").json()["items"]
-            if "tool.intent" in (entry["action"] for entry in entries):
-                return
-        time.sleep(0.01)
+    task, *_ = until(lambda: user.get("/tasks?status=Running").json()["items"])
+    audit = f"/tasks/{task['task_id']}/audit"
+    until(lambda: "tool.intent" in [entry["action"] for entry in user.get(audit).json()["items"]])
 
 
 def request_in_progress(stage: Stage) -> Produced:

@@ -36,7 +36,7 @@ from tealagents.state.records import SystemClock
 from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.forking import Nursery
 from tealagents.testing.service import ServiceThread, agent_config
-from tealagents.testing.waits import until
+from tealagents.testing.waits import eventually, until
 
 IDS = ("session_id", "task_id", "request_id")
 TERMINAL = ("final-response", "approval-required", "error")
@@ -395,9 +395,12 @@ async def test_followers_in_another_process_see_every_event_soon_and_to_the_end(
     ):
         async with one.async_client() as here, other.async_client() as there:
             sender = asyncio.create_task(collected(here, "/sse", text("pieces-150@10ms")))
-            while not (tasks := (await there.get("/tasks")).json()["items"]):
-                await asyncio.sleep(0.01)
-            path = f"/requests/{tasks[0]['request_id']}/events"
+
+            async def tasks() -> list[Json]:
+                listed: list[Json] = (await there.get("/tasks")).json()["items"]
+                return listed
+
+            path = f"/requests/{(await eventually(tasks))[0]['request_id']}/events"
             followers = [asyncio.create_task(collected(there, f"{path}?after={n}")) for n in (0, 1, 7, 60)]
             seen = [await follower for follower in followers]
             whole = plain(await sender)

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,11 +87,7 @@ class Following:
 
     def wait_for(self, name: str) -> Event:
         """The first event of this name."""
-        while True:
-            for event in self.events:
-                if event.name == name:
-                    return event
-            time.sleep(0.01)
+        return until(lambda: next((event for event in self.events if event.name == name), None))
 
     def end(self) -> list[Event]:
         self._thread.join(60)

@@ -5,7 +5,6 @@ import json
 import socket
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -361,7 +360,4 @@ def _leave(service: ServiceThread, body: Any, era: Era, when: Any) -> None:
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection(("127.0.0.1", service.port)) as link:
         link.sendall(head.encode() + b"\r\n" + data)
-        deadline = time.monotonic() + 60
-        while not when():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(when)

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -222,7 +221,4 @@ def _let_go(service: ServiceThread, *clients: httpx.Client) -> None:
     """Returns when the service has ended the connections of all but these clients, who leave."""
     for client in clients:
         client.close()
-    deadline = time.monotonic() + 60
-    while connections(service):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not connections(service))
