@@ -168,8 +168,7 @@ async def test_a_dead_node() -> None:
                     alive += 1
             assert 0 < alive < 6
             cluster.nodes[2].restart()
-            async with asyncio.timeout(60):
-                await eventually(lambda: all(node.joined(3) for node in cluster.nodes))
+            await eventually(lambda: all(node.joined(3) for node in cluster.nodes))
 
 
 class Move:

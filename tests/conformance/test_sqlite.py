@@ -394,6 +394,5 @@ async def test_what_a_service_deletes_leaves_its_files(tmp_path: Path) -> None:
         await put(service, "p", {"other": b"written meanwhile"})
         assert holding(tmp_path, b"the planted secret")
         reader.close()
-        async with asyncio.timeout(30):
-            await eventually(lambda: not holding(tmp_path, b"the planted secret"))
+        await eventually(lambda: not holding(tmp_path, b"the planted secret"))
         assert await values(service, "p", ["key", "other"]) == [None, b"written meanwhile"]
