@@ -156,6 +156,19 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     expect(ada.text("Files-rotate said: log 2 copy True")).to_be_visible()
 
 
+def test_numbers_are_shown_and_sent_as_they_are_written(ada: Tab, service: ServiceThread) -> None:
+    """One that a browser would round is decided on as it stands, and kept when another one is edited."""
+    (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 9007199254740993}')
+    ada.open("tasks", pause["task_id"])
+    expect(ada.page.locator(".shown-call")).to_contain_text('"keep": 9007199254740993')
+    ada.button("Edit the arguments").click()
+    form = ada.page.locator(".fields")
+    expect(form.get_by_label("keep", exact=True)).to_have_value("9007199254740993")
+    form.get_by_label("path required").fill("other")
+    ada.button("Approve").click()
+    expect(ada.text("Files-rotate said: other 9007199254740993 move False")).to_be_visible()
+
+
 def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
     """On demand: every part with where it comes from, the system prompt, and what is said of it."""
     answers = talk(service, "My name is Ada.", "What is my name?")

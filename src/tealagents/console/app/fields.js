@@ -4,6 +4,7 @@
  * gives is an object, or an Error while something in it is not what it has to be.
  */
 import {html, useId, useState} from "./html.js";
+import {exactJson} from "./format.js";
 import {exact, readable} from "./text.js";
 
 export function Fields({value, schema, onChange}) {
@@ -106,13 +107,14 @@ function withoutNull(property) {
 }
 
 function kindOf(value) {
-  if (typeof value === "number") return Number.isInteger(value) ? "integer" : "number";
+  const number = JSON.isRawJSON?.(value) ? Number(value.rawJSON) : value;
+  if (typeof number === "number") return Number.isInteger(number) ? "integer" : "number";
   return SCALARS[typeof value] ?? "json";
 }
 
 function written(kind, value) {
   if (value === undefined) return {switch: "false", json: "null"}[kind] ?? "";
-  return kind === "json" ? JSON.stringify(value, null, 2) : String(value);
+  return kind === "json" ? JSON.stringify(value, null, 2) : String(value.rawJSON ?? value);
 }
 
 function read({kind, text}) {
@@ -120,7 +122,7 @@ function read({kind, text}) {
   if (kind === "number" || kind === "integer") return numberIn(text, kind);
   if (kind === "choice" && text === "") return new Error("Choose one.");
   try {
-    return JSON.parse(text);
+    return exactJson(text);
   } catch {
     return new Error("This is no JSON.");
   }
@@ -129,7 +131,12 @@ function read({kind, text}) {
 function numberIn(text, kind) {
   const value = Number(text);
   if (text.trim() === "" || !Number.isFinite(value)) return new Error("This is no number.");
-  return kind === "number" || Number.isInteger(value) ? value : new Error("This is no whole number.");
+  if (kind === "integer" && !Number.isInteger(value)) return new Error("This is no whole number.");
+  try {
+    return Number.isSafeInteger(value) ? value : exactJson(text);
+  } catch {
+    return value; // such as .5
+  }
 }
 
 function collected(drafts) {

@@ -1,7 +1,7 @@
 /** A pause: the calls that wait, exactly as they would run, and what is decided of them. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {duration, longTime} from "./format.js";
+import {duration, exactJson, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
 import {exact, Json, readable} from "./text.js";
@@ -223,7 +223,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
 /** The arguments as an object to edit, or null: what is no object has to be decided as it is. */
 function parsed(text) {
   try {
-    const value = JSON.parse(text || "{}");
+    const value = exactJson(text || "{}");
     return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
   } catch {
     return null;

@@ -2,7 +2,7 @@
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {all, useRead} from "./data.js";
-import {duration, longTime, number, plural, shortId, timeOfDay} from "./format.js";
+import {duration, exactJson, longTime, number, plural, shortId, timeOfDay} from "./format.js";
 import {useRoute} from "./router.js";
 import {exact, Json, Plain} from "./text.js";
 import {Empty, Loading, Problem} from "./ui.js";
@@ -123,7 +123,7 @@ function Step({step, from, span}) {
 /** The input of a step; arguments, which are JSON text, as what they say. */
 function opened(input) {
   try {
-    return {...input, arguments: JSON.parse(input.arguments)};
+    return {...input, arguments: exactJson(input.arguments)};
   } catch {
     return input; // it has none, or they are no JSON
   }
