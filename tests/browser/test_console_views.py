@@ -185,6 +185,12 @@ def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
     expect(details.locator(".gaps li")).to_have_count(1)
 
 
+def test_a_title_does_not_cut_a_character_in_two(ada: Tab) -> None:
+    """The first words of a message are its title, and half an emoji is one that the service does not take."""
+    ada.say("x" * 79 + "😀 and more")
+    expect(ada.page.locator(".task-header h2")).to_have_text("x" * 79 + "…")
+
+
 def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:
     """A conversation leaves as a file, is deleted, and comes back from it."""
     (answer,) = talk(service, "My name is Ada.", metadata={"title": "To be moved", "team": "north"})

@@ -227,7 +227,7 @@ const LONGEST_TITLE = 80;
 export function titleFrom(items) {
   const text = items.find((item) => item.content_type === "text")?.content ?? "An image";
   const [line] = text.trim().split("\n");
-  return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE)}…` : line;
+  return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE).replace(/[\ud800-\udbff]$/, "")}…` : line;
 }
 
 async function lookUp(client, taskId) {
