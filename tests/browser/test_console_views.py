@@ -191,6 +191,35 @@ def test_a_title_does_not_cut_a_character_in_two(ada: Tab) -> None:
     expect(ada.page.locator(".task-header h2")).to_have_text("x" * 79 + "…")
 
 
+def test_what_is_written_is_kept_until_it_is_sent(ada: Tab, service: ServiceThread) -> None:
+    """Another view does not take it away, nor does the sending of what stood there before."""
+    (answer,) = talk(service, "hello")
+    field = ada.page.get_by_role("textbox", name="Message", exact=True)
+    ada.open("tasks", answer["task_id"])
+    field.fill("Half a thought")
+    ada.link("Trace").click()
+    expect(ada.page.locator(".waterfall")).to_be_visible()
+    ada.link("Conversation").click()
+    expect(field).to_have_value("Half a thought")
+    held: list[Route] = []
+    sending = re.compile("/Tester/0.1$")
+    ada.page.route(sending, lambda route: held.append(route))
+    with ada.page.expect_request(sending):
+        ada.button("Send").click()
+    field.press_sequentially(" and more")
+    held[0].continue_()
+    expect(field).to_have_value(" and more")
+    expect(ada.text("Half a thought")).to_be_visible()
+    field.fill("")
+    ada.page.unroute(sending)
+
+
+def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
+    """What is no image, or too large a one, is not dropped in silence."""
+    ada.page.get_by_label("Images").set_input_files(__file__)
+    expect(ada.page.locator(".notice")).to_have_text("Only images of up to 10 MB can be added.")
+
+
 def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:
     """A conversation leaves as a file, is deleted, and comes back from it."""
     (answer,) = talk(service, "My name is Ada.", metadata={"title": "To be moved", "team": "north"})

@@ -1,15 +1,19 @@
 /** Where a message is written: text, images, and a button that sends or stops. */
 import {html, useLayoutEffect, useRef, useState} from "./html.js";
+import {useApp} from "./context.js";
 import {Icon, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
 
 /**
  * `onSend(items)` resolves when the service has taken the message; what it refuses stays to be changed.
- * `onStop` is there while an answer is on its way.
+ * `onStop` is there while an answer is on its way. Text that was not sent is kept under the name `draft`.
  */
-export function Composer({onSend, onStop, placeholder, initial = "", autofocus = false}) {
-  const [text, setText] = useState(initial);
+export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {
+  const app = useApp();
+  const own = useRef(new Map());
+  const drafts = draft ? app.drafts : own.current;
+  const [text, setText] = useState(drafts.get(draft) ?? initial);
   const [images, setImages] = useState([]);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -18,6 +22,10 @@ export function Composer({onSend, onStop, placeholder, initial = "", autofocus =
   useGrowth(field, text);
   const empty = text.trim() === "" && images.length === 0;
 
+  const write = (now) => {
+    drafts.set(draft, now);
+    setText(now);
+  };
   const submit = async (event) => {
     event?.preventDefault();
     if (empty || busy) return;
@@ -27,8 +35,9 @@ export function Composer({onSend, onStop, placeholder, initial = "", autofocus =
     if (text.trim()) items.unshift({content_type: "text", content: text});
     try {
       await onSend(items);
-      setText("");
-      setImages([]);
+      const now = drafts.get(draft) ?? "";
+      write(now.startsWith(text) ? now.slice(text.length) : now);
+      setImages((now) => now.filter((image) => !images.includes(image)));
     } catch (failure) {
       setError(failure);
     } finally {
@@ -37,6 +46,7 @@ export function Composer({onSend, onStop, placeholder, initial = "", autofocus =
   };
   const add = async (files) => {
     const chosen = [...files].filter((each) => each.type.startsWith("image/") && each.size <= LARGEST_IMAGE);
+    if (chosen.length < files.length) app.notify("Only images of up to 10 MB can be added.");
     const read = await Promise.all(chosen.map(asImage));
     setImages((known) => [...known, ...read]);
   };
@@ -50,7 +60,7 @@ export function Composer({onSend, onStop, placeholder, initial = "", autofocus =
     <form class="composer" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
       <${Images} images=${images} onRemove=${(gone) => setImages(images.filter((image) => image !== gone))} />
       <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto"
-        autofocus=${autofocus} onInput=${(event) => setText(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
+        autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
       <div class="composer-actions">
         <button type="button" class="icon-button" onClick=${() => file.current.click()} aria-label="Add an image" title="Add an image">
           <${Icon} name="image" />

@@ -4,8 +4,8 @@ import {createContext, useContext} from "./html.js";
 export const App = createContext(null);
 
 /**
- * `{client, patient, config, me, roles, notify}`: `patient` is a client that never gives up, to follow answers with;
- * `me` is `{oid, tid}`, or null until it is known, and `roles` names what the service lets them do for others.
+ * `{client, patient, config, me, roles, notify, drafts}`: `patient` is a client that never gives up, to follow answers
+ * with; `me` is `{oid, tid}`, or null until it is known, and `roles` names what the service lets them do for others.
  */
 export const useApp = () => useContext(App);
 

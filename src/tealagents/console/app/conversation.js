@@ -29,7 +29,7 @@ export function NewConversation({sessionId}) {
       <h2>${readable(config.name)}</h2>
       <p class="muted">${readable(config.description)}</p>
       ${sessionId && html`<p class="muted">This conversation joins the session ${sessionId}.</p>`}
-      <div class="welcome-composer"><${Composer} onSend=${send} placeholder="Say something to begin" autofocus /></div>
+      <div class="welcome-composer"><${Composer} draft=${`new ${sessionId}`} onSend=${send} placeholder="Say something to begin" autofocus /></div>
       ${config.examples.length > 0 &&
       html`<ul class="examples" aria-label="Examples">
         ${config.examples.map((text) => html`<li key=${text}>
@@ -76,7 +76,7 @@ export function Conversation({task, foreign, reload}) {
     <//>
     ${!foreign &&
     html`<div class="dock">
-      <${Composer} key=${task.task_id} onSend=${send} onStop=${stop} placeholder=${placeholder(task, running)} />
+      <${Composer} key=${task.task_id} draft=${task.task_id} onSend=${send} onStop=${stop} placeholder=${placeholder(task, running)} />
     </div>`}
   `;
 }

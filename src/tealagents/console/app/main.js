@@ -24,7 +24,7 @@ function Console({config, session, onSignOut, onRefused}) {
         fetch: (...call) => watched(fetch(...call), onRefused),
         retry,
       });
-    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice};
+    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice, drafts: new Map()};
   }, [config, session]);
   const {data: who} = useRead((signal) => app.client.me({signal}), [app.client]);
   const known = useMemo(() => ({...app, me: who?.user ?? app.me, roles: who?.roles ?? []}), [app, who]);
