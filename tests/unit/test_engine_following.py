@@ -12,7 +12,7 @@ from engine_setup import Process, Scripted, calls, noting, process, waits
 from msgspec.structs import replace
 
 from tealagents.domain.errors import NotFound
-from tealagents.domain.events import Failed, Recorded, TextDelta
+from tealagents.domain.events import Failed, Recorded, Started, TextDelta
 from tealagents.domain.models import RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit, Record
 from tealagents.engine.event_buffer import EventBuffer
@@ -96,6 +96,24 @@ async def test_followers_learn_that_the_process_has_died(clock: FakeClock) -> No
         for events in await asyncio.gather(*following):
             assert isinstance(events[-1].event, Failed)
             assert events[-1].event.error.code == "interrupted"
+
+
+async def test_what_waits_its_turn_at_the_end_of_a_drain_is_an_error_to_who_follows_it(
+    clock: FakeClock,
+) -> None:
+    """Its end is stored, and its stream does not break off. What runs elsewhere is followed there."""
+    store = Silent(clock=lambda: clock.now().timestamp())
+    options: Any = {"concurrency": "enqueue", "clock": clock}
+    async with process(store, Scripted(waits(asyncio.Event())), **options) as there:
+        running = (await there.send(streamed=True)).request
+        async with process(store, **options) as here:
+            queued = (await here.send("next", running.task_id, streamed=True)).request
+            following = [asyncio.create_task(here.followed(one.request_id)) for one in (queued, running)]
+            await pass_by(clock, 0)
+            await here.service.drain(0)
+            of_queued, of_running = await asyncio.gather(*following)
+    assert [type(each.event) for each in of_queued] == [Started, Failed]
+    assert [type(each.event) for each in of_running] == [Started]
 
 
 async def behind_the_pause(here: Process, paused: RequestRecord) -> asyncio.Task[list[Recorded]]:

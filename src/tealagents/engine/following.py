@@ -72,14 +72,14 @@ async def follow(
         if run is not None and record.status != "Paused":
             after = run.stream.base  # the id of the decided pause, which is passed over
             continue
+        if runner.closed:  # what was ended with the process has been seen above
+            return
         with runner.tails.open(partition, record, after) as tail:
             async for batch in tail.follow(after):
                 yield batch
                 after = batch[-1].id
                 if isinstance(batch[-1].event, Terminal):
                     return
-        if runner.closed:
-            return
 
 
 def _last(record: RequestRecord, after: int) -> Recorded | None:
