@@ -220,6 +220,33 @@ def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
     expect(ada.page.locator(".notice")).to_have_text("Only images of up to 10 MB can be added.")
 
 
+def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: ServiceThread) -> None:
+    """The first message stands in its place, as the dialog says."""
+    (answer,) = talk(service, "hello", metadata={"title": "Greetings"})
+    title = ada.open("tasks", answer["task_id"]).page.locator(".task-header h2")
+    expect(title).to_have_text("Greetings")
+    with service.client("ada") as client:
+        client.patch(f"/tasks/{answer['task_id']}", json={"metadata": {"title": None}}).raise_for_status()
+    expect(title).to_have_text("hello")
+
+
+def test_a_list_that_cannot_be_continued_says_so(ada: Tab, service: ServiceThread) -> None:
+    """The way to what is older stays, to be tried again."""
+    talk(service, "hello")
+
+    def endless(route: Route) -> None:
+        if "cursor=" in route.request.url:
+            return route.fulfill(status=404, json={"code": "not_found", "detail": "It is away."})
+        return route.fulfill(json={**route.fetch().json(), "next_cursor": "more"})
+
+    ada.expected.add(404)
+    ada.page.route("**/tasks?**", endless)
+    ada.page.reload()
+    ada.button("Older conversations").click()
+    expect(ada.page.locator(".notice")).to_have_attribute("data-shown", "true")
+    expect(ada.button("Older conversations")).to_be_visible()
+
+
 def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:
     """A conversation leaves as a file, is deleted, and comes back from it."""
     (answer,) = talk(service, "My name is Ada.", metadata={"title": "To be moved", "team": "north"})

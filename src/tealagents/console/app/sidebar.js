@@ -6,7 +6,7 @@ import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, inWords, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -61,6 +61,7 @@ function InboxLink({current}) {
 
 /** The tasks read so far: the first page is kept fresh, older pages are read on demand. */
 function useTasks(client, status, ofTenant) {
+  const {notify} = useApp();
   const [older, setOlder] = useState({items: [], cursor: undefined, busy: false});
   const filter = {status: status || undefined, limit: 50};
   const list = ofTenant ? client.tenantTasks(filter) : client.tasks(filter);
@@ -73,8 +74,13 @@ function useTasks(client, status, ofTenant) {
   const cursor = older.cursor === undefined ? data?.next_cursor : older.cursor;
   const more = async () => {
     setOlder((known) => ({...known, busy: true}));
-    const page = await list.page(cursor);
-    setOlder((known) => ({items: [...known.items, ...page.items], cursor: page.next_cursor, busy: false}));
+    try {
+      const page = await list.page(cursor);
+      setOlder((known) => ({...known, items: [...known.items, ...page.items], cursor: page.next_cursor}));
+    } catch (failure) {
+      notify(inWords(failure).detail);
+    }
+    setOlder((known) => ({...known, busy: false}));
   };
   const items = useMemo(() => {
     const seen = new Set();
@@ -208,7 +214,6 @@ export function Title({task}) {
   const found = titles.use(task.task_id);
   const given = titleOf(task);
   useEffect(() => {
-    if (given) titles.set(task.task_id, given);
     if (given || titles.values.has(task.task_id)) return;
     const seen = new IntersectionObserver(([entry]) => {
       if (!entry.isIntersecting) return;
