@@ -8,18 +8,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from engine_setup import Process, Scripted, calls, noting, process, waits
+from engine_setup import ADA, Process, Scripted, calls, noting, process, waits
 from msgspec.structs import replace
 
 from tealagents.domain.errors import NotFound
 from tealagents.domain.events import Failed, Recorded, Started, TextDelta
 from tealagents.domain.models import RequestRecord, ToolCall, User
 from tealagents.domain.ports import Commit, Record
+from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 from tealagents.testing.counting import CountingOptions, CountingStore, StoreOperation
+from tealagents.testing.waits import eventually
 
 
 class Silent(MemoryStore):
@@ -175,6 +177,27 @@ async def test_pauses_that_are_followed_cost_one_read_each(clock: FakeClock) -> 
         assert not any(each.done() for each in following)
         for each in following:
             each.cancel()
+
+
+async def test_who_joins_after_a_decision_sees_each_event_once() -> None:
+    """From the beginning on, while the request runs: also what has come since and is in the log already."""
+    goes_on = asyncio.Event()
+    model = Scripted(DELETE, waits(goes_on, "one", " two"))
+    async with process(None, model, noting([], governed=True)) as here:
+        paused = await here.ask()
+        approve = Command(action="approve")
+        sent = await here.approvals.resume(ADA, paused.request_id, approve, streamed=True)
+
+        async def logged() -> bool:
+            streams = here.tasks.streams.read(sent.partition, paused.request_id, paused.last_event)
+            return len([each async for batch in streams for each in batch]) > 1
+
+        await eventually(logged)
+        following = asyncio.create_task(here.followed(paused.request_id))
+        await asyncio.sleep(0.05)
+        goes_on.set()
+        numbers = [each.id for each in await following]
+    assert numbers == [n for n in range(1, numbers[-1] + 1) if n != paused.last_event]
 
 
 async def test_who_joins_behind_a_decided_pause_misses_nothing() -> None:

@@ -70,7 +70,7 @@ async def follow(
             yield [last]
             return
         if run is not None and record.status != "Paused":
-            after = run.stream.base  # the id of the decided pause, which is passed over
+            after = max(after, run.stream.base)  # the id of the decided pause, which is passed over
             continue
         if runner.closed:  # what was ended with the process has been seen above
             return
