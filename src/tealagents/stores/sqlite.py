@@ -367,7 +367,7 @@ class SqliteStore(BaseStore):
         return connection
 
     def _journal_mode(self, connection: sqlite3.Connection) -> str:
-        """Switches to WAL. SQLite waits for no one who writes in the earlier mode, as all do who switch."""
+        """Switches to WAL. SQLite's busy timeout does not cover this while another connection switches."""
         deadline = time.monotonic() + self.options.busy_seconds
         while True:
             try:

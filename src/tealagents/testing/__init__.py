@@ -13,7 +13,7 @@
 `models`           a model in this process
 `authority`        an authority that issues tokens as Entra ID does
 `clock`            time that a test moves
-`waits`            waiting for what comes by itself, with an end
+`waits`            waiting for a condition, with a deadline
 `pytest_servers`   servers as fixtures; `pytest_stores`: services on any durable store
 =================  =====================================================================================
 

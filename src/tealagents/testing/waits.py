@@ -1,4 +1,4 @@
-"""Waiting in tests for what comes by itself, and not for longer than it may take on a busy machine."""
+"""Waiting in tests for a condition, with a deadline that a busy machine can meet."""
 
 import asyncio
 import inspect
@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: seconds after which it will not come any more
+#: seconds to wait
 PATIENCE = 60.0
 
 
 def until(look: Callable[[], T | None], *, within: float = PATIENCE, every: float = 0.01) -> T:
     """What `look` returns, as soon as that is true.
 
-    Looks each `every` seconds; `AssertionError` with what was seen last, after `within` seconds.
+    Looks every `every` seconds; `AssertionError` with what was seen last, after `within` seconds.
     """
     deadline = time.monotonic() + within
     while not (seen := look()):
-        _hurry(deadline, within, seen)
+        _check_deadline(deadline, within, seen)
         time.sleep(every)
     return seen
 
@@ -36,10 +36,10 @@ async def eventually(look: Callable[[], Any], *, within: float = PATIENCE, every
             seen = await seen
         if seen:
             return seen
-        _hurry(deadline, within, seen)
+        _check_deadline(deadline, within, seen)
         await asyncio.sleep(every)
 
 
-def _hurry(deadline: float, within: float, seen: object) -> None:
+def _check_deadline(deadline: float, within: float, seen: object) -> None:
     if time.monotonic() > deadline:
         raise AssertionError(f"waited {within:g} seconds in vain, and saw {seen!r:.500} last")

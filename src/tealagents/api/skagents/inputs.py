@@ -91,8 +91,8 @@ def _item(item: Any, field: str) -> Item:
 
 
 def _images(value: BaseModel) -> Iterator[Item]:
-    """Embedded images among the fields, alone or in lists: each `EmbeddedImage`, whoever declares it, and
-    what is in the field of that name."""
+    """Embedded images in the fields, alone or in lists: values of any class named `EmbeddedImage`, and of the
+    field `embedded_image`."""
     for name in type(value).model_fields:
         field = getattr(value, name)
         for each in field if isinstance(field, list) else [field]:

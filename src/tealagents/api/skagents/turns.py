@@ -176,7 +176,7 @@ class Turns:
     async def _next(self, call: "_Call", events: CallEvents) -> CallEvent | None:
         """What happens next in a call, for as long as it has time; None: it is done.
 
-        The time of whoever takes what happens is not the call's: the end of it would cancel them.
+        The deadline bounds the wait for an event, not its consumer, whom it would cancel in mid-send.
         """
         call.deadline = asyncio.timeout_at(0 if self._interrupted else call.until)
         async with call.deadline:
