@@ -1,5 +1,6 @@
 """From a URL to a store: schemes, options, third parties, and errors that say what to do."""
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -125,3 +126,20 @@ def test_passwords_are_not_shown() -> None:
     with pytest.raises(StoreConfigError) as refused:
         plain_store(url.replace("postgresql", "memory") + "?password=hunter3")
     assert "hunter" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["file://{}/made/with/state", "sqlite:///{}/made/with/state.db"])
+async def test_a_store_in_new_folders_is_found_after_a_power_failure(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of the folders above it are on the disk too: what is in a lost folder is lost."""
+    synced: set[str] = set()
+    real = os.fsync
+
+    def noting(handle: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    async with plain_store(url.format(tmp_path)):
+        assert synced >= set(map(str, (tmp_path, tmp_path / "made", tmp_path / "made" / "with")))

@@ -44,6 +44,7 @@ import msgspec
 import orjson
 from pydantic import Field
 
+from tealagents.disk import make_folders, private, sync
 from tealagents.domain.errors import Conflict, CorruptState, Unknown
 from tealagents.domain.ports import Commit, Put, Record
 from tealagents.stores.base import (
@@ -270,9 +271,9 @@ class _Folder:
             return os.open(self._redo_file, os.O_RDWR)
         except FileNotFoundError:
             _check_store(self._root)
-            _make_folders(self._path)
+            make_folders(self._path)
             redo = os.open(self._redo_file, os.O_RDWR | os.O_CREAT, 0o600)
-            _sync(self._path)
+            sync(self._path)
             return redo
 
     def _check(self, commit: Commit, now: float) -> None:
@@ -355,7 +356,7 @@ class _Folder:
 
     def _sync(self, paths: Sequence[str]) -> None:
         """Syncs all at once: a disk takes little longer for ten than for one."""
-        for _ in self._syncing.map(_sync, paths):
+        for _ in self._syncing.map(sync, paths):
             pass
 
     def _remove(self, file: str) -> str:
@@ -387,7 +388,7 @@ class _Folder:
     def _note_expiring(self, expires: Mapping[str, float | None]) -> None:
         lines = [f"{at} {key}\n" for key, at in expires.items() if at is not None]
         if lines:
-            with open(self._expiring_file, "a", opener=_private) as file:
+            with open(self._expiring_file, "a", opener=private) as file:
                 file.writelines(lines)
 
     def _sweep(self, now: float) -> None:
@@ -528,13 +529,13 @@ def _walk(folder: str, above: str, begun: str) -> Iterator[str]:
 
 
 def _make_store(root: Path) -> None:
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(str(root))
     marker = root / ".format"
     if not marker.exists():
         if any(not entry.name.startswith(".format") for entry in root.iterdir()):
             raise FileExistsError(errno.EEXIST, "it holds other files; name an empty folder", str(root))
         _replace(str(marker), _FORMAT)
-        _sync(str(root))
+        sync(str(root))
     _check_store(root)
 
 
@@ -544,37 +545,14 @@ def _check_store(root: Path) -> None:
         raise OSError(errno.EINVAL, "the folder was made by another version", str(root))
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def _write_beside(file: str, content: bytes) -> None:
-    _make_folders(os.path.dirname(file))
-    with open(file + _BESIDE, "wb", opener=_private) as new:
+    make_folders(os.path.dirname(file))
+    with open(file + _BESIDE, "wb", opener=private) as new:
         new.write(content)
 
 
 def _replace(file: str, content: bytes) -> None:
     """Puts a file in its place, whole."""
     _write_beside(file, content)
-    _sync(file + _BESIDE)
+    sync(file + _BESIDE)
     os.rename(file + _BESIDE, file)
-
-
-def _make_folders(folder: str) -> None:
-    if os.path.isdir(folder):
-        return
-    above = os.path.dirname(folder)
-    _make_folders(above)
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    _sync(above)
-
-
-def _sync(path: str) -> None:
-    """Waits until a file's content, or a folder's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import Field
 
+from tealagents.disk import make_folders, sync
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ports import Commit, Record
 from tealagents.stores.base import (
@@ -424,7 +425,7 @@ def _make_private(path: Path) -> None:
     One that is there is not even opened: closing it would drop every lock that this process has on it
     (POSIX says so), and a process that then closes the database would take the log for its own to delete.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(str(path.parent))
     if path.exists():
         return
     made, name = mkstemp(prefix=f"{path.name}-", dir=path.parent)
@@ -435,6 +436,7 @@ def _make_private(path: Path) -> None:
         pass  # another process was quicker
     finally:
         os.unlink(name)
+    sync(str(path.parent))
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

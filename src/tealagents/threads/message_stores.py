@@ -12,13 +12,16 @@ import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tealagents.disk import make_folders, private, sync
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable
 from tealagents.domain.models import Item, Json, Message
+
+T = TypeVar("T")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode
@@ -98,10 +101,11 @@ class FileMessages:
         return self._folder / f"{self.key}.jsonl"
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
-        await asyncio.to_thread(self._append, b"".join(_encode(each) + b"\n" for each in messages))
+        lines = b"".join(_encode(each) + b"\n" for each in messages)
+        await self._in_thread(lambda: self._append(lines))
 
     async def list_messages(self) -> list[Message]:
-        return await asyncio.to_thread(self._read)
+        return await self._in_thread(self._read)
 
     def serialize(self) -> Json:
         return {"folder": str(self._folder), "key": self.key}
@@ -110,11 +114,17 @@ class FileMessages:
         self._folder, self.key = Path(state["folder"]), _plain(state["key"])
 
     async def clear(self) -> None:
-        await asyncio.to_thread(self.path.unlink, missing_ok=True)
+        await self._in_thread(lambda: self.path.unlink(missing_ok=True))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            raise PersistenceUnavailable(f"{self.path}: {error.strerror or error}") from error
 
     def _append(self, lines: bytes) -> None:
-        _make_folder(self._folder)
-        with self._turn, open(self.path, "ab+", buffering=0, opener=_for_owner) as file:
+        make_folders(str(self._folder))
+        with self._turn, open(self.path, "ab+", buffering=0, opener=private) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             whole = _whole(file)
             file.truncate(whole)
@@ -124,7 +134,7 @@ class FileMessages:
                 file.truncate(whole)
                 raise
             if whole == 0:  # the file's name is on the disk as well
-                _sync(self._folder)
+                sync(str(self._folder))
 
     def _read(self) -> list[Message]:
         try:
@@ -136,28 +146,6 @@ class FileMessages:
             return [_decode(line) for line in lines]
         except msgspec.DecodeError as error:
             raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
-
-
-def _make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, whose names are on the disk then."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _for_owner(path: str, flags: int) -> int:
-    """Opens a file that, where it is made, no other user of the machine can read."""
-    return os.open(path, flags, 0o600)
 
 
 def _write(file: Any, data: bytes) -> None:
