@@ -1,4 +1,4 @@
-"""Folders and files whose names are on the disk, for their owner alone: what a power failure must not take."""
+"""Folders and files that a power failure does not take, readable by their owner alone."""
 
 import os
 from contextlib import suppress

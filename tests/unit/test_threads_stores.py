@@ -343,7 +343,7 @@ async def test_messages_that_do_not_fit_on_the_disk_leave_nothing(tmp_path: Path
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(PersistenceUnavailable, match="k.jsonl: File too large"):
+        with pytest.raises(PersistenceUnavailable, match=r"k\.jsonl: File too large"):
             await store.add_messages(exchange("q1", "a" * 200_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -356,9 +356,9 @@ async def test_a_folder_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
     """It is the error of every store that cannot be reached."""
     (tmp_path / "taken").touch()
     store = FileMessages(tmp_path / "taken", "k")
-    with pytest.raises(PersistenceUnavailable, match="taken/k.jsonl: Not a directory"):
+    with pytest.raises(PersistenceUnavailable, match=r"taken/k\.jsonl: Not a directory"):
         await store.add_messages(exchange("q", "a"))
-    with pytest.raises(PersistenceUnavailable, match="taken/k.jsonl: Not a directory"):
+    with pytest.raises(PersistenceUnavailable, match=r"taken/k\.jsonl: Not a directory"):
         await store.list_messages()
 
 
