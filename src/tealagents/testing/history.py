@@ -32,7 +32,16 @@ from tealagents.domain.models import Entry
 from tealagents.state.audit_chain import GENESIS, AuditChain
 from tealagents.testing.digest_model import recount
 
-__all__ = ["ClientHistory", "Correspondent", "Operation", "Verdict", "check"]
+__all__ = [
+    "ClientHistory",
+    "Correspondent",
+    "Operation",
+    "Verdict",
+    "audit_fault",
+    "check",
+    "everything",
+    "reader",
+]
 
 Outcome = Literal["ok", "failed", "unknown"]
 Json = dict[str, Any]
@@ -280,7 +289,8 @@ async def check(history: ClientHistory, http: httpx.AsyncClient, replicas: Seque
         read = reader(http, replicas[place])
         for task_id in history.tasks[place :: len(replicas)]:
             await _TaskCheck(history, verdict, places, read, task_id).run()
-            await _check_audit(verdict, read, task_id)
+            if fault := audit_fault(await everything(read, f"/tasks/{task_id}/audit")):
+                verdict.wrong.append(f"the audit of {task_id}: {fault}")
 
     await asyncio.gather(*map(check_tasks, range(len(replicas))))
     verdict.doubled += [f"{word} is there {count} times" for word, count in places.items() if count > 1]
@@ -403,15 +413,15 @@ async def _check_absent(verdict: Verdict, read: Read, operation: Operation) -> N
         verdict.lost.append(f"{operation.word} is not there, and its sender was answered {operation}")
 
 
-async def _check_audit(verdict: Verdict, read: Read, task_id: str) -> None:
-    """Whether the task's audit is one unbroken chain."""
+def audit_fault(entries: Sequence[Json]) -> str | None:
+    """Why a task's audit is not one unbroken chain; None where it is."""
     chain, before = AuditChain(), GENESIS
-    for seq, document in enumerate(await everything(read, f"/tasks/{task_id}/audit"), 1):
+    for seq, document in enumerate(entries, 1):
         entry = msgspec.convert(document, Entry)
         if fault := chain.fault(entry, seq, before):
-            verdict.wrong.append(f"the audit of {task_id}: entry {seq} {fault}")
-            return
+            return f"entry {seq} {fault}"
         before = entry.hash
+    return None
 
 
 async def _check_replay(verdict: Verdict, http: httpx.AsyncClient, url: str, operation: Operation) -> None:

@@ -1,0 +1,166 @@
+"""What is found once all is calm, held against what clients were answered: `talkers.Notes`."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from talkers import Event, Noted, Notes
+
+from tealagents.testing.digest_model import recount
+from tealagents.testing.history import audit_fault, everything, reader
+
+Json = dict[str, Any]
+
+ENDED = ("Completed", "Failed", "Canceled")
+
+
+async def findings(notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str]) -> list[str]:
+    """What must not be, each a sentence; empty where every promise was kept."""
+    found = list(notes.wrong)
+    written = Counter(line.removesuffix(" edited") for line in Path(notes.file).read_text().splitlines())
+    found += [f"{line} was written {count} times" for line, count in written.items() if count > 1]
+    for request_id, noted in notes.requests.items():
+        if noted.task_id not in notes.deleted:
+            found += [f"{request_id}: {each}" for each in await _request(request_id, noted, http, replicas)]
+    for task_id in notes.tasks:
+        found += [f"task {task_id}: {each}" for each in await _task(task_id, notes, http, replicas)]
+    return found
+
+
+# --- one request ------------------------------------------------------------------------------------
+
+
+async def _request(
+    request_id: str, noted: Noted, http: httpx.AsyncClient, replicas: Sequence[str]
+) -> list[str]:
+    answers = [await http.get(f"{url}/requests/{request_id}") for url in replicas]
+    if any(answer.status_code != 200 for answer in answers):
+        return [f"read as {[answer.text for answer in answers]}"]
+    request, *others = [answer.json() for answer in answers]
+    found = [f"is {request} here and {other} there" for other in others if other != request]
+    if request["status"] not in ENDED:
+        return [*found, f"never ends: {request}"]
+    if noted.ended and noted.ended != (request["status"], request["content"]["output"]):
+        found.append(f"was answered {noted.ended}, and is {request}")
+    replays = [await _replay(http, url, request_id) for url in replicas]
+    if any(other != replays[0] for other in replays[1:]):
+        found.append(f"replays as {replays}")
+    return found + _stream_faults(request, noted.events, replays[0])
+
+
+async def _replay(http: httpx.AsyncClient, url: str, request_id: str) -> list[tuple[int, Event]]:
+    """All events of a request that has ended."""
+    found: list[tuple[int, Event]] = []
+    name, number = "", 0
+    async with http.stream("GET", f"{url}/requests/{request_id}/events") as answer:
+        async for line in answer.aiter_lines():
+            kind, _, value = line.partition(": ")
+            if kind == "event":
+                name = value
+            elif kind == "id":
+                number = int(value)
+            elif kind == "data":
+                found.append((number, (name, value)))
+    return found
+
+
+def _stream_faults(request: Json, heard: dict[int, Event], replay: list[tuple[int, Event]]) -> list[str]:
+    """What is wrong with a replay from the beginning, after what was heard while the request ran."""
+    numbers = [number for number, _ in replay]
+    if not replay or numbers[0] != 1 or numbers != sorted(set(numbers)):
+        return [f"replays the numbers {numbers}"]
+    found = []
+    last, (name, data) = replay[-1]
+    document = json.loads(data)
+    if request["status"] == "Completed":
+        if name != "final-response" or document["content"]["output"] != request["content"]["output"]:
+            found.append(f"is {request}, and its stream ends in {data}")
+    elif name != "error" or document["code"] != request["error"]["code"]:
+        found.append(f"is {request}, and its stream ends in {name} {data}")
+    there = dict(replay)
+    for number, event in heard.items():
+        if number in there:
+            if there[number] != event:
+                found.append(f"event {number} was {event}, and replays as {there[number]}")
+        elif number > last or (event[0] != "approval-required" and request["status"] == "Completed"):
+            found.append(f"event {number} was {event}, and does not replay")
+    return found
+
+
+# --- one task ---------------------------------------------------------------------------------------
+
+
+async def _task(task_id: str, notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str]) -> list[str]:
+    answers = [await http.get(f"{url}/tasks/{task_id}") for url in replicas]
+    if task_id in notes.deleted and {answer.status_code for answer in answers} == {404}:
+        return []
+    if len({answer.text for answer in answers}) != 1:
+        return [f"reads as {[answer.text for answer in answers]}"]
+    found = [] if answers[0].json()["status"] in ENDED else [f"is {answers[0].json()['status']}"]
+    read = reader(http, replicas[0])
+    found += _history_faults(await everything(read, f"/tasks/{task_id}/messages"))
+    steps = await everything(read, f"/tasks/{task_id}/trace")
+    ids = {step["request_id"] for step in steps}
+    statuses = {each: (await read(f"/requests/{each}"))["status"] for each in ids}
+    found += _calls_faults(steps, statuses, notes)
+    if fault := audit_fault(await everything(read, f"/tasks/{task_id}/audit")):
+        found.append(f"audit: {fault}")
+    return found
+
+
+def _history_faults(messages: Sequence[Json]) -> list[str]:
+    """Each answer counts the words of the answered messages before it, on the path of the task."""
+    found: list[str] = []
+    rounds: dict[str, list[Json]] = defaultdict(list)
+    for message in messages:
+        rounds[message["request_id"]].append(message)
+    words: list[str] = []
+    for request_id, round_ in rounds.items():
+        said = [_text(message) for message in round_ if message["role"] == "user"]
+        if len(said) != 1 or round_[0]["role"] != "user":
+            found.append(f"{request_id} holds the messages {round_}")
+            continue
+        answers = [_text(m) for m in round_ if m["role"] == "assistant" and not m.get("tool_calls")]
+        if answers:
+            words.append(json.loads(said[0])["word"])
+            if answers != [recount(words)]:
+                found.append(f"{request_id} was answered {answers} after {words}")
+    return found
+
+
+def _calls_faults(steps: Sequence[Json], statuses: Mapping[str, str], notes: Notes) -> list[str]:
+    """The decision that was answered as taken is the one on record; a completed request did what it says."""
+    found: list[str] = []
+    written = Path(notes.file).read_text().splitlines()
+    for step in steps:
+        if step["kind"] != "approval" or step["name"] != "decided" or not step["output"].get("decisions"):
+            continue
+        recorded = step["output"]["decisions"]
+        for taken in notes.taken.get(step["input"]["approval_id"], ()):
+            if [_decision(each) for each in json.loads(taken)] != [_decision(each) for each in recorded]:
+                found.append(f"the decision {taken} was answered as taken, and {recorded} is on record")
+        if statuses.get(step["request_id"]) == "Completed":
+            lines = [_line(each) for each in recorded if each["action"] == "approve"]
+            found += [f"{line} was approved and not written" for line in lines if line not in written]
+        lines = [each["id"] for each in recorded if each["action"] == "reject"]
+        found += [f"{line} was rejected and written" for line in lines if line in written]
+    return found
+
+
+def _decision(decision: Json) -> tuple[str, str, str]:
+    return decision["id"], decision["action"], _line(decision)
+
+
+def _line(decision: Json) -> str:
+    """The line that an approved call writes: the call's id, or what it was edited to."""
+    arguments = decision.get("arguments")
+    if arguments is None:
+        return str(decision["id"])
+    return str((json.loads(arguments) if isinstance(arguments, str) else arguments)["line"])
+
+
+def _text(message: Json) -> str:
+    return "".join(item["content"] for item in message["items"])

@@ -1,0 +1,283 @@
+"""Clients that send, decide, follow, cancel, go back and delete at random, and note what they were answered.
+
+Everything is drawn from one seed for each client, so that a seed gives the same calls; when they arrive, and
+what has happened to the processes by then, is not the same.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tealagents.testing.plan_model import plan
+
+Json = dict[str, Any]
+#: an event of a stream: its name and its data as they came
+Event = tuple[str, str]
+
+#: seconds that a client waits for an answer, and between two attempts
+PATIENCE, PAUSE = 8.0, 0.1
+#: what may be the matter with any call while processes come and go
+ALWAYS = frozenset({"draining", "persistence_unavailable", "interrupted", "overloaded", "not_found"})
+SENT = ALWAYS | {
+    "task_busy",
+    "approval_pending",
+    "request_canceled",
+    "request_in_progress",
+    "request_timeout",
+}
+DECIDED = SENT | {"already_decided", "approval_expired", "not_found"}
+CHANGED = ALWAYS | {"task_busy", "approval_pending", "invalid_request"}
+#: after these the same call is made again
+AGAIN = frozenset({"draining", "persistence_unavailable", "request_in_progress"})
+
+
+@dataclass
+class Noted:
+    """A request, as far as clients have heard of it."""
+
+    task_id: str
+    #: by number; a number that came twice came alike
+    events: dict[int, Event] = field(default_factory=dict)
+    #: what it ended with, as it was answered: a status, and the text or the code of the error
+    ended: tuple[str, str] | None = None
+
+
+@dataclass
+class Notes:
+    """What all clients did and were answered."""
+
+    file: str
+    tasks: list[str] = field(default_factory=list)
+    requests: dict[str, Noted] = field(default_factory=dict)
+    #: pauses that were shown: where they are decided, and the ids of the calls
+    pauses: dict[str, Json] = field(default_factory=dict)
+    #: of each pause, the decisions that were answered as taken
+    taken: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    #: the tasks that may have been deleted
+    deleted: set[str] = field(default_factory=set)
+    done: Counter[str] = field(default_factory=Counter)
+    #: what no fault excuses
+    wrong: list[str] = field(default_factory=list)
+    _words: int = 0
+
+    def word(self) -> str:
+        self._words += 1
+        return f"word-{self._words}"
+
+    def see(self, document: Json) -> None:
+        """An answer, or the last event of a stream."""
+        if document.get("request_id") is None or document.get("task_id") is None:
+            return
+        noted = self.requests.setdefault(document["request_id"], Noted(document["task_id"]))
+        if noted.task_id not in self.tasks:
+            self.tasks.append(noted.task_id)
+        status = document.get("status")
+        if status == "Paused" and document.get("content"):
+            self.pauses[document["content"]["approval_id"]] = document["content"]
+        if status == "Completed":
+            self._end(document["request_id"], ("Completed", document["content"]["output"]))
+
+    def _end(self, request_id: str, end: tuple[str, str]) -> None:
+        noted = self.requests[request_id]
+        if noted.ended not in (None, end):
+            self.wrong.append(f"{request_id} was answered {noted.ended}, then {end}")
+        noted.ended = end
+
+    def hear(self, request_id: str, number: int, event: Event) -> None:
+        before = self.requests[request_id].events.setdefault(number, event)
+        if before != event:
+            self.wrong.append(f"event {number} of {request_id} was {before}, then {event}")
+
+
+class Talker:
+    """One client of several replicas."""
+
+    def __init__(self, notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str], seed: int) -> None:
+        """`replicas` are URLs with the agent's prefix; `http` brings the user's token."""
+        self._notes = notes
+        self._http = http
+        self._replicas = replicas
+        self._rng = random.Random(seed)
+
+    async def act(self) -> None:
+        """The next thing that this client does."""
+        acts = {
+            self._send: 50,
+            self._decide: 30,
+            self._follow: 15,
+            self._cancel: 5,
+            self._go_back: 4,
+            self._fork: 3,
+            self._delete: 1,
+        }
+        [act] = self._rng.choices(list(acts), list(acts.values()))
+        await act()
+
+    # --- what clients do ----------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        """A message, sent again under its key where no answer came."""
+        word, rng = self._notes.word(), self._rng
+        rounds = [
+            [f"{word}.{n}.{m}{rng.choice(['?', '?', ''])}" for m in range(rng.choice((1, 1, 2)))]
+            for n in range(rng.choice((0, 0, 1, 1, 2, 3)))
+        ]
+        body: Json = {"items": [{"content_type": "text", "content": plan(word, self._notes.file, rounds)}]}
+        if self._notes.tasks and rng.random() < 0.8:
+            body["task_id"] = rng.choice(self._notes.tasks)
+            if rng.random() < 0.3:
+                body["supersede"] = True
+        way = rng.choice(({}, {"prefer": "respond-async"}, {"accept": "text/event-stream"}))
+        headers = {**way, "idempotency-key": word} if rng.random() < 0.7 else way
+        for _ in range(8 if "idempotency-key" in headers else 1):
+            if await self._call("send", "POST", "", SENT, body, headers):
+                return
+            await asyncio.sleep(PAUSE)
+
+    async def _decide(self) -> None:
+        """A decision on a pause, or two that differ, on two replicas at once."""
+        if not self._notes.pauses:
+            return
+        shown = self._notes.pauses[self._rng.choice(list(self._notes.pauses)[-8:])]
+        decisions = [self._decision(shown)]
+        if self._rng.random() < 0.3:
+            decisions.append(self._rng.choice([decisions[0], self._decision(shown)]))
+        await asyncio.gather(*(self._decided(shown, decision) for decision in decisions))
+
+    def _decision(self, shown: Json) -> Json:
+        """Each call is approved, approved with another line, or rejected."""
+        decisions: list[Json] = []
+        for call in shown["tool_calls"]:
+            action = self._rng.choice(("approve", "approve", "edit", "reject"))
+            decision = {"id": call["id"], "action": "reject" if action == "reject" else "approve"}
+            if action == "edit":
+                line = json.loads(call["arguments"])["line"]
+                decision["arguments"] = {"file": self._notes.file, "line": f"{line} edited"}
+            decisions.append(decision)
+        return {"action": "approve", "decisions": decisions}
+
+    async def _decided(self, shown: Json, decision: Json) -> None:
+        way = self._rng.choice(({}, {"accept": "text/event-stream"}, {"prefer": "respond-async"}))
+        path = f"/requests/{shown['request_id']}/resume?approval_id={shown['approval_id']}"
+        for _ in range(self._rng.choice((1, 4))):
+            if answered := await self._call("decide", "POST", path, DECIDED, decision, way):
+                if answered < 300:
+                    taken = self._notes.taken[shown["approval_id"]]
+                    taken.add(json.dumps(decision["decisions"], sort_keys=True))
+                    if len(taken) > 1:
+                        self._notes.wrong.append(f"{shown['approval_id']} took two decisions: {taken}")
+                return
+            await asyncio.sleep(PAUSE)
+
+    async def _follow(self) -> None:
+        """The events of a request from somewhere on, for a while."""
+        if self._notes.requests:
+            request_id = self._rng.choice(list(self._notes.requests)[-12:])
+            most = max(self._notes.requests[request_id].events, default=0)
+            after = {"last-event-id": str(self._rng.randint(0, most))}
+            await self._call("follow", "GET", f"/requests/{request_id}/events", ALWAYS, None, after)
+
+    async def _cancel(self) -> None:
+        if self._notes.requests:
+            request_id = self._rng.choice(list(self._notes.requests)[-8:])
+            await self._call("cancel", "POST", f"/requests/{request_id}/cancel", ALWAYS, {})
+
+    async def _go_back(self) -> None:
+        if checkpoint := await self._checkpoint():
+            task_id, checkpoint_id = checkpoint
+            body = {"checkpoint_id": checkpoint_id}
+            await self._call("go back", "POST", f"/tasks/{task_id}/rollback", CHANGED, body)
+
+    async def _fork(self) -> None:
+        if checkpoint := await self._checkpoint():
+            task_id, checkpoint_id = checkpoint
+            body = {"checkpoint_id": checkpoint_id}
+            await self._call("fork", "POST", f"/tasks/{task_id}/fork", CHANGED, body)
+
+    async def _checkpoint(self) -> tuple[str, str] | None:
+        """One of a task's checkpoints."""
+        if not self._notes.tasks:
+            return None
+        task_id = self._rng.choice(self._notes.tasks)
+        try:
+            url = f"{self._rng.choice(self._replicas)}/tasks/{task_id}/checkpoints"
+            answer = await self._http.get(url, timeout=PATIENCE)
+        except httpx.TransportError:
+            return None
+        found = answer.json().get("items") or []
+        return (task_id, self._rng.choice(found)["checkpoint_id"]) if found else None
+
+    async def _delete(self) -> None:
+        if self._notes.tasks:
+            task_id = self._rng.choice(self._notes.tasks)
+            self._notes.deleted.add(task_id)  # the answer may be lost
+            await self._call("delete", "DELETE", f"/tasks/{task_id}", CHANGED)
+
+    # --- how they call ------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        allowed: frozenset[str],
+        body: Json | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> int | None:
+        """Calls one of the replicas and notes the answer; its status, or None where it may be tried again."""
+        url = self._rng.choice(self._replicas) + path
+        self._notes.done[what] += 1
+        try:
+            async with (
+                asyncio.timeout(PATIENCE),
+                self._http.stream(method, url, json=body, headers=headers) as answer,
+            ):
+                if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    return await self._listen(what, answer)
+                content = await answer.aread()
+        except (httpx.TransportError, TimeoutError):
+            self._notes.done[f"{what}: lost"] += 1
+            return None
+        document = json.loads(content) if content else {}
+        if answer.status_code < 300:
+            self._notes.see(document)
+            if what == "fork":
+                self._notes.tasks.append(document["task_id"])
+            return answer.status_code
+        code = document.get("code", "")
+        self._notes.done[f"{what}: {code}"] += 1
+        if code not in allowed:
+            self._notes.wrong.append(f"{what} {path} was answered {document}")
+        self._notes.see({**document, "status": None})
+        return None if code in AGAIN else answer.status_code
+
+    async def _listen(self, what: str, answer: httpx.Response) -> int | None:
+        """Notes the events of a stream; None where it broke off."""
+        last, name, number, request_id = 0, "", 0, ""
+        async for line in answer.aiter_lines():
+            kind, _, value = line.partition(": ")
+            if kind == "event":
+                name, number = value, 0
+            elif kind == "id":
+                number = int(value)
+            elif kind == "data":
+                document = json.loads(value)
+                request_id = document["request_id"]
+                self._notes.see({**document, "status": None} if name == "error" else document)
+                if number == 0 and name == "error":
+                    continue  # how the request ends is not known here
+                self._notes.hear(request_id, number, (name, value))
+                if number <= last:
+                    self._notes.wrong.append(f"{what}: event {number} of {request_id} came after {last}")
+                last = number
+        if name in ("final-response", "approval-required", "error"):
+            return 200
+        if answer.request.method == "POST" or name:
+            self._notes.done[f"{what}: broke off"] += 1
+        return None

@@ -1,0 +1,117 @@
+"""Random clients of two replicas that are killed, stopped and drained, for as long as `SOAK_RANDOM_SECONDS`.
+
+Unlike `tests/crash/test_history.py`, which sends messages only, they also decide pauses, follow and replay
+streams, cancel, go back, fork and delete. `SOAK_SEED` says which calls are drawn.
+"""
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from findings import findings
+from talkers import PATIENCE, Notes, Talker
+
+from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.pytest_stores import Place
+from tealagents.testing.service import agent_config
+from tealagents.testing.waits import eventually
+
+pytestmark = pytest.mark.soak
+
+SECONDS = float(os.environ.get("SOAK_RANDOM_SECONDS", "60"))
+SEED = int(os.environ.get("SOAK_SEED", "1"))
+CLIENTS = 8
+LEASE = 1.0
+PLUGINS = Path(__file__).parents[1] / "api" / "working" / "custom_plugins.py"
+
+
+@pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt", "rollback"])
+@pytest.mark.parametrize("place", ["files", "sqlite", "postgres", "redis"], indirect=True)
+async def test_every_answer_stays_true(
+    place: Place, nursery: Nursery, concurrency: str, tmp_path: Path
+) -> None:
+    """What was answered is so, on each replica; what was approved ran once; every request ends."""
+    notes = Notes(str(tmp_path / "lines"))
+    Path(notes.file).touch()
+    config = agent_config(
+        concurrency=concurrency,
+        limits={
+            "lease_seconds": LEASE,
+            "request_timeout_seconds": 20,
+            "drain_seconds": 1,
+            "approval_expiry_seconds": 4,
+        },
+        agent={
+            "client": "tealagents.testing.plan_model:PlanModel",
+            "model": "plan",
+            "plugins": ["Work"],
+        },
+    )
+    async with AsyncExitStack() as stack:
+        env = {**place.env, "TA_PLUGIN_MODULE": str(PLUGINS)}
+        services = [stack.enter_context(nursery.service(config, env)) for _ in range(2)]
+        replicas = [service.url for service in services]
+        http = await stack.enter_async_context(services[0].async_client("ada", timeout=PATIENCE))
+        talkers = [Talker(notes, http, replicas, 1000 * SEED + n) for n in range(CLIENTS)]
+        faults: Counter[str] = Counter()
+        until = time.monotonic() + SECONDS
+
+        async def talk(talker: Talker) -> None:
+            while time.monotonic() < until and not notes.wrong:
+                await talker.act()
+
+        async with asyncio.TaskGroup() as group:
+            for talker in talkers:
+                group.create_task(talk(talker))
+            for n, service in enumerate(services):
+                rng = random.Random(1000 * SEED + 100 + n)
+                group.create_task(torment(service, rng, faults, lambda: time.monotonic() < until))
+        await eventually(lambda: no_request_is_open(http, replicas[0]), every=0.5)
+        found = await findings(notes, http, replicas)
+    print(f"\n{place.name}, {concurrency}, seed {SEED}: {dict(notes.done)}, faults {dict(faults)}")
+    assert not found, "\n".join(found[:20])
+    assert len(notes.requests) > SECONDS
+
+
+async def torment(
+    service: ForkedService, rng: random.Random, faults: "Counter[str]", during: Callable[[], bool]
+) -> None:
+    """Kills or drains the process and starts it again, or stops it beyond its lease; it runs in the end."""
+    while during():
+        await asyncio.sleep(rng.uniform(0.5, 4))
+        kind = rng.choice(("kill", "drain", "stop"))
+        faults[kind] += 1
+        if kind == "stop":
+            service.stop()
+            await asyncio.sleep(rng.uniform(0.5, 3) * LEASE)
+            service.cont()
+            continue
+        await asyncio.to_thread(service.kill if kind == "kill" else service.terminate)
+        await asyncio.sleep(rng.uniform(0, 1.5))
+        await asyncio.to_thread(started, service)
+
+
+def started(service: ForkedService) -> None:
+    for _ in range(20):
+        with suppress(RuntimeError):
+            return service.start()
+    return service.start()
+
+
+async def no_request_is_open(http: object, url: str) -> bool:
+    """Whether every task has ended: pauses expire, and what a killed process ran is interrupted."""
+    for status in ("Running", "Paused"):
+        answer = await http.get(f"{url}/tasks", params={"status": status})  # type: ignore[attr-defined]
+        if answer.json()["items"]:
+            return False
+    return True
