@@ -206,3 +206,23 @@ async def test_who_joins_behind_a_decided_pause_misses_nothing() -> None:
     buffer.extend([Recorded(n, TextDelta("x")) for n in (6, 7, 9, 10)])
     async with aclosing(buffer.follow(8)) as following:  # type: ignore[type-var]
         assert [each.id for each in await anext(following)] == [9, 10]
+
+
+async def test_the_first_event_of_a_request_that_waited_is_the_same_for_all() -> None:
+    """Who joins while it runs, and who replays it later, read of it what its sender was told: `Queued`."""
+    first, second = asyncio.Event(), asyncio.Event()
+    model = Scripted(waits(first), waits(second))
+    async with process(MemoryStore(), model, concurrency="enqueue") as here:
+        ahead = await here.send("one", streamed=True)
+        sent = await here.send("two", ahead.request.task_id, streamed=True)
+        request_id = sent.request.request_id
+        assert sent.request.status == "Queued"
+        first.set()
+        await eventually(lambda: len(model.calls) == 2)
+        running = here.service.events(here.partition(), request_id, 0)
+        seen = list(await anext(running))
+        assert seen[0] == Recorded(1, Started("Queued"))
+        second.set()
+        async for events in running:
+            seen += events
+        assert await here.followed(request_id) == seen

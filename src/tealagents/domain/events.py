@@ -42,7 +42,7 @@ ModelEvent = TextDelta | ModelDone
 
 
 class Started(Struct, frozen=True, array_like=True, tag="started"):
-    """The first event of every request; again with `Running` when a queued or decided one starts."""
+    """The first event of every request; again with `Running` when a decided one continues."""
 
     status: Literal["Running", "Queued"] = "Running"
 
@@ -98,6 +98,11 @@ class Recorded(Struct, frozen=True, array_like=True):
 
     id: int
     event: Event
+
+
+def beginning(record: RequestRecord) -> Started:
+    """The first event of a request's stream, as its sender was told it: `Queued` where it waited its turn."""
+    return Started("Queued" if record.started_at != record.created_at else "Running")
 
 
 def ending(record: RequestRecord) -> Terminal:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from tealagents.domain.errors import NotFound, TealError
-from tealagents.domain.events import Recorded, Started, Terminal, ending
+from tealagents.domain.events import Recorded, Terminal, beginning, ending
 from tealagents.domain.models import ENDED, RequestRecord
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.run import Run
@@ -60,8 +60,7 @@ async def follow(
         if lost is not None and record.status not in ENDED:
             raise lost  # the end could not be stored, or is not ours to report
         if after < 1:
-            waited = record.started_at != record.created_at  # and was said to when it came
-            yield [Recorded(1, Started("Queued" if waited else "Running"))]
+            yield [Recorded(1, beginning(record))]
             after = 1
         async for batch in tasks.streams.read(partition, request_id, after):
             yield batch

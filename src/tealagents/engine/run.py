@@ -23,7 +23,7 @@ from tealagents.domain.errors import (
     TealError,
     ends_task,
 )
-from tealagents.domain.events import Started, TextDelta, ToolCalled
+from tealagents.domain.events import Started, TextDelta, ToolCalled, beginning
 from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversations
@@ -103,7 +103,7 @@ class Run:
 
     async def run(self, resumption: Resumption | None = None) -> None:
         """Runs to the end, whatever the end is; `outcome` is set when this returns."""
-        self.stream.publish(Started())
+        self.stream.publish(beginning(self.request) if resumption is None else Started())
         if resumption is not None:
             self._recorder.intended(resumption.approved)
             self.stream.publish(*map(ToolCalled, resumption.approved))
