@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 from talkers import Event, Noted, Notes
 
+from tealagents.state import keys
+from tealagents.stores import open_store
 from tealagents.testing.digest_model import recount
 from tealagents.testing.history import audit_fault, everything, reader
 
@@ -23,11 +25,34 @@ async def findings(notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str
     written = Counter(line.removesuffix(" edited") for line in Path(notes.file).read_text().splitlines())
     found += [f"{line} was written {count} times" for line, count in written.items() if count > 1]
     for request_id, noted in notes.requests.items():
-        if noted.task_id not in notes.deleted:
+        if not notes.may_be_gone(noted.task_id):
             found += [f"{request_id}: {each}" for each in await _request(request_id, noted, http, replicas)]
     for task_id in notes.tasks:
         found += [f"task {task_id}: {each}" for each in await _task(task_id, notes, http, replicas)]
+    return found + await _said_twice(http, replicas)
+
+
+async def left_over(notes: Notes, url: str) -> list[str]:
+    """The records that name a deleted task, or a request of one; its idempotency key is kept for its day."""
+    gone = notes.gone | {each for each, noted in notes.requests.items() if noted.task_id in notes.gone}
+    found, after = [], None
+    async with open_store(url) as store:
+        while page := await store.scan(keys.user("Tester", "mock.ada"), "", after=after, limit=500):
+            found += [f"{key} is left of what was deleted" for key, _ in page if gone & set(key.split("/"))]
+            after = page[-1][0]
     return found
+
+
+async def _said_twice(http: httpx.AsyncClient, replicas: Sequence[str]) -> list[str]:
+    """All replicas list the same tasks, and no message is in two of their requests, copies left aside."""
+    listed = [await everything(reader(http, url), "/tasks") for url in replicas]
+    found = [f"the tasks are {listed}"] if any(other != listed[0] for other in listed[1:]) else []
+    said: dict[str, set[str]] = defaultdict(set)
+    for task in listed[0]:
+        for message in await everything(reader(http, replicas[-1]), f"/tasks/{task['task_id']}/messages"):
+            if message["role"] == "user" and message.get("origin") is None:
+                said[json.loads(_text(message))["word"]].add(message["request_id"])
+    return found + [f"{word} is in {ids}" for word, ids in said.items() if len(ids) > 1]
 
 
 # --- one request ------------------------------------------------------------------------------------
@@ -95,7 +120,7 @@ def _stream_faults(request: Json, heard: dict[int, Event], replay: list[tuple[in
 
 async def _task(task_id: str, notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str]) -> list[str]:
     answers = [await http.get(f"{url}/tasks/{task_id}") for url in replicas]
-    if task_id in notes.deleted and {answer.status_code for answer in answers} == {404}:
+    if notes.may_be_gone(task_id) and {answer.status_code for answer in answers} == {404}:
         return []
     if len({answer.text for answer in answers}) != 1:
         return [f"reads as {[answer.text for answer in answers]}"]
@@ -106,6 +131,7 @@ async def _task(task_id: str, notes: Notes, http: httpx.AsyncClient, replicas: S
     ids = {step["request_id"] for step in steps}
     statuses = {each: (await read(f"/requests/{each}"))["status"] for each in ids}
     found += _calls_faults(steps, statuses, notes)
+    found += _tree_faults(await everything(read, f"/tasks/{task_id}/checkpoints", parents="true"))
     if fault := audit_fault(await everything(read, f"/tasks/{task_id}/audit")):
         found.append(f"audit: {fault}")
     return found
@@ -131,6 +157,17 @@ def _history_faults(messages: Sequence[Json]) -> list[str]:
     return found
 
 
+def _tree_faults(checkpoints: Sequence[Json]) -> list[str]:
+    """Each checkpoint continues an older one, or begins; at most one is current."""
+    older: set[str | None] = {None}
+    for each in reversed(checkpoints):
+        if each["parent_id"] not in older or each["checkpoint_id"] in older:
+            return [f"the checkpoints are no tree: {checkpoints}"]
+        older.add(each["checkpoint_id"])
+    current = [each for each in checkpoints if each["current"]]
+    return [f"has the current checkpoints {current}"] if len(current) > 1 else []
+
+
 def _calls_faults(steps: Sequence[Json], statuses: Mapping[str, str], notes: Notes) -> list[str]:
     """The decision that was answered as taken is the one on record; a completed request did what it says."""
     found: list[str] = []
@@ -138,7 +175,7 @@ def _calls_faults(steps: Sequence[Json], statuses: Mapping[str, str], notes: Not
     for step in steps:
         if step["kind"] != "approval" or step["name"] != "decided" or not step["output"].get("decisions"):
             continue
-        recorded = step["output"]["decisions"]
+        recorded = [each for each in step["output"]["decisions"] if not each["id"].endswith("!")]
         for taken in notes.taken.get(step["input"]["approval_id"], ()):
             if [_decision(each) for each in json.loads(taken)] != [_decision(each) for each in recorded]:
                 found.append(f"the decision {taken} was answered as taken, and {recorded} is on record")

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tealagents.testing.plan_model import plan
+from tealagents.testing.plan_model import CLIENTS_TOOL, plan
 
 Json = dict[str, Any]
 #: an event of a stream: its name and its data as they came
@@ -33,6 +33,17 @@ SENT = ALWAYS | {
 }
 DECIDED = SENT | {"already_decided", "approval_expired", "not_found"}
 CHANGED = ALWAYS | {"task_busy", "approval_pending", "invalid_request"}
+#: the way of OpenAI to offer a tool
+OFFERED: Json = {
+    "type": "function",
+    "name": CLIENTS_TOOL,
+    "parameters": {
+        "type": "object",
+        "properties": {"file": {"type": "string"}, "line": {"type": "string"}},
+    },
+}
+#: seconds after which a client gives up on an answer that it asks for again under its key
+HASTE = 0.15
 #: after these the same call is made again
 AGAIN = frozenset({"draining", "persistence_unavailable", "request_in_progress"})
 
@@ -61,6 +72,11 @@ class Notes:
     taken: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     #: the tasks that may have been deleted
     deleted: set[str] = field(default_factory=set)
+    #: the session of each task, and those that may have been deleted with all their tasks
+    sessions: dict[str, str] = field(default_factory=dict)
+    deleted_sessions: set[str] = field(default_factory=set)
+    #: the tasks whose deletion was acknowledged
+    gone: set[str] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
     #: what no fault excuses
     wrong: list[str] = field(default_factory=list)
@@ -70,11 +86,16 @@ class Notes:
         self._words += 1
         return f"word-{self._words}"
 
+    def may_be_gone(self, task_id: str) -> bool:
+        return task_id in self.deleted or self.sessions.get(task_id) in self.deleted_sessions
+
     def see(self, document: Json) -> None:
         """An answer, or the last event of a stream."""
         if document.get("request_id") is None or document.get("task_id") is None:
             return
         noted = self.requests.setdefault(document["request_id"], Noted(document["task_id"]))
+        if session_id := document.get("session_id"):
+            self.sessions[noted.task_id] = session_id
         if noted.task_id not in self.tasks:
             self.tasks.append(noted.task_id)
         status = document.get("status")
@@ -93,6 +114,12 @@ class Notes:
         before = self.requests[request_id].events.setdefault(number, event)
         if before != event:
             self.wrong.append(f"event {number} of {request_id} was {before}, then {event}")
+
+    def skipped(self, request_id: str, last: int, number: int) -> bool:
+        """Whether a follower that has seen `last` missed anything; decided pauses are passed over."""
+        events = self.requests[request_id].events
+        missed = [events[n] for n in range(last + 1, number) if n in events]
+        return any(name != "approval-required" for name, _ in missed)
 
 
 class Talker:
@@ -115,6 +142,8 @@ class Talker:
             self._go_back: 4,
             self._fork: 3,
             self._delete: 1,
+            self._delete_session: 1,
+            self._run_tool: 5,
         }
         [act] = self._rng.choices(list(acts), list(acts.values()))
         await act()
@@ -136,7 +165,8 @@ class Talker:
         way = rng.choice(({}, {"prefer": "respond-async"}, {"accept": "text/event-stream"}))
         headers = {**way, "idempotency-key": word} if rng.random() < 0.7 else way
         for _ in range(8 if "idempotency-key" in headers else 1):
-            if await self._call("send", "POST", "", SENT, body, headers):
+            patience = rng.choice((HASTE, PATIENCE, PATIENCE)) if "idempotency-key" in headers else PATIENCE
+            if await self._call("send", "POST", "", SENT, body, headers, patience=patience):
                 return
             await asyncio.sleep(PAUSE)
 
@@ -217,7 +247,54 @@ class Talker:
         if self._notes.tasks:
             task_id = self._rng.choice(self._notes.tasks)
             self._notes.deleted.add(task_id)  # the answer may be lost
-            await self._call("delete", "DELETE", f"/tasks/{task_id}", CHANGED)
+            if await self._call("delete", "DELETE", f"/tasks/{task_id}", CHANGED) == 204:
+                self._notes.gone.add(task_id)
+
+    async def _delete_session(self) -> None:
+        """A session with all of its tasks, forks among them."""
+        if not self._notes.sessions:
+            return
+        session_id = self._rng.choice(list(self._notes.sessions.values())[-12:])
+        known = {task_id for task_id, session in self._notes.sessions.items() if session == session_id}
+        self._notes.deleted_sessions.add(session_id)
+        if await self._call("delete session", "DELETE", f"/sessions/{session_id}", CHANGED) == 204:
+            self._notes.gone |= known
+
+    async def _run_tool(self) -> None:
+        """A call of the client's own tool, its output sent to the replicas, now and then two that differ."""
+        word, same = self._notes.word(), self._rng.random() < 0.6
+        asked = plan(word, self._notes.file, [[f"{word}.0.0!"]])
+        outputs = ["sunny", "sunny" if same else "rain"]
+        made = await self._respond({"input": asked, "tools": [OFFERED]})
+        calls = [item for item in (made or {}).get("output", ()) if item["type"] == "function_call"]
+        answers = await asyncio.gather(
+            *(
+                self._respond({"input": [{**item, "call_id": call["call_id"], "output": output}]})
+                for call in calls
+                for item in [{"type": "function_call_output"}]
+                for output in outputs
+            )
+        )
+        ids = [answer["id"] for answer in answers if answer is not None]
+        if len(ids) == 2 and (not same or ids[0] != ids[1]):
+            self._notes.wrong.append(f"{word}: the outputs {outputs} were answered {answers}")
+
+    async def _respond(self, body: Json) -> Json | None:
+        """A response of OpenAI's API; None where there was none."""
+        url = self._rng.choice(self._replicas) + "/openai/v1/responses"
+        self._notes.done["respond"] += 1
+        try:
+            answer = await self._http.post(url, json=body, timeout=PATIENCE)
+        except httpx.TransportError:
+            self._notes.done["respond: lost"] += 1
+            return None
+        if answer.status_code == 500:
+            self._notes.wrong.append(f"respond {body} was answered {answer.text}")
+        if answer.status_code != 200:
+            self._notes.done[f"respond: {answer.status_code}"] += 1
+            return None
+        document: Json = answer.json()
+        return document
 
     # --- how they call ------------------------------------------------------------------------------
 
@@ -229,13 +306,15 @@ class Talker:
         allowed: frozenset[str],
         body: Json | None = None,
         headers: dict[str, str] | None = None,
+        *,
+        patience: float = PATIENCE,
     ) -> int | None:
         """Calls one of the replicas and notes the answer; its status, or None where it may be tried again."""
         url = self._rng.choice(self._replicas) + path
         self._notes.done[what] += 1
         try:
             async with (
-                asyncio.timeout(PATIENCE),
+                asyncio.timeout(patience),
                 self._http.stream(method, url, json=body, headers=headers) as answer,
             ):
                 if answer.headers.get("content-type", "").startswith("text/event-stream"):
@@ -249,6 +328,7 @@ class Talker:
             self._notes.see(document)
             if what == "fork":
                 self._notes.tasks.append(document["task_id"])
+                self._notes.sessions[document["task_id"]] = document["session_id"]
             return answer.status_code
         code = document.get("code", "")
         self._notes.done[f"{what}: {code}"] += 1
@@ -259,7 +339,8 @@ class Talker:
 
     async def _listen(self, what: str, answer: httpx.Response) -> int | None:
         """Notes the events of a stream; None where it broke off."""
-        last, name, number, request_id = 0, "", 0, ""
+        name, number, request_id = "", 0, ""
+        last = int(answer.request.headers.get("last-event-id", 0))
         async for line in answer.aiter_lines():
             kind, _, value = line.partition(": ")
             if kind == "event":
@@ -273,7 +354,9 @@ class Talker:
                 if number == 0 and name == "error":
                     continue  # how the request ends is not known here
                 self._notes.hear(request_id, number, (name, value))
-                if number <= last:
+                if what == "decide" and not last:
+                    last = number - 1  # the answer to a decision begins behind the pause
+                if number <= last or (name != "error" and self._notes.skipped(request_id, last, number)):
                     self._notes.wrong.append(f"{what}: event {number} of {request_id} came after {last}")
                 last = number
         if name in ("final-response", "approval-required", "error"):

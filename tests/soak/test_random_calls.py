@@ -1,7 +1,8 @@
 """Random clients of two replicas that are killed, stopped and drained, for as long as `SOAK_RANDOM_SECONDS`.
 
 Unlike `tests/crash/test_history.py`, which sends messages only, they also decide pauses, follow and replay
-streams, cancel, go back, fork and delete. `SOAK_SEED` says which calls are drawn.
+streams, run tools of their own, cancel, go back, fork and delete tasks and sessions. `SOAK_SEED` says which
+calls are drawn.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from findings import findings
+from findings import findings, left_over
 from talkers import PATIENCE, Notes, Talker
 
 from tealagents.testing.forking import ForkedService, Nursery
@@ -45,6 +46,7 @@ async def test_every_answer_stays_true(
     Path(notes.file).touch()
     config = agent_config(
         concurrency=concurrency,
+        protocols=["openai"],
         limits={
             "lease_seconds": LEASE,
             "request_timeout_seconds": 20,
@@ -78,8 +80,9 @@ async def test_every_answer_stays_true(
                 group.create_task(torment(service, rng, faults, lambda: time.monotonic() < until))
         await eventually(lambda: no_request_is_open(http, replicas[0]), every=0.5)
         found = await findings(notes, http, replicas)
+    found += await left_over(notes, place.url)
     print(f"\n{place.name}, {concurrency}, seed {SEED}: {dict(notes.done)}, faults {dict(faults)}")
-    assert not found, "\n".join(found[:20])
+    assert not found, f"seed {SEED}:\n" + "\n".join(found[:20])
     assert len(notes.requests) > SECONDS
 
 

@@ -451,10 +451,10 @@ def reader(http: httpx.AsyncClient, url: str) -> Read:
     return read
 
 
-async def everything(read: Read, path: str) -> list[Json]:
+async def everything(read: Read, path: str, **query: Any) -> list[Json]:
     """The items of all pages of a list."""
     items: list[Json] = []
-    query: Json = {"limit": 200}
+    query = {"limit": 200, **query}
     while True:
         page = await read(path, **query)
         items += page["items"]

@@ -4,8 +4,9 @@ Name it in a config as `client: tealagents.testing.plan_model:PlanModel`. A mess
 
     {"word": "word-7", "file": "/lines", "rounds": [["a", "b?"], ["c?"]]}
 
-Each round calls tools side by side: `Work-write`, which needs approval, for a line that ends in `?`, and
-`Work-note` for any other. Each appends the line to the file. After the last round the model answers
+Each round calls tools side by side: `Work-write`, which needs approval, for a line that ends in `?`,
+`CLIENTS_TOOL`, which the client has to offer, for one that ends in `!`, and `Work-note` for any other. Work's
+append the line to the file. After the last round the model answers
 ``recount(words)``, with the words of all messages of the conversation, word by word.
 """
 
@@ -23,12 +24,17 @@ from tealagents.llm.options import ModelOptions
 from tealagents.testing.digest_model import recount
 from tealagents.testing.models import Reply, ScriptedModel
 
-__all__ = ["PlanModel", "plan"]
+__all__ = ["CLIENTS_TOOL", "PlanModel", "plan"]
+
+#: the tool that a client offers and runs
+CLIENTS_TOOL = "write_at_client"
 
 #: seconds before each word
 PIECE_SECONDS = 0.02
 
 Json = dict[str, Any]
+#: by the last character of a line
+_TOOLS = {"?": "Work-write", "!": CLIENTS_TOOL}
 
 
 def plan(word: str, file: str, rounds: list[list[str]]) -> str:
@@ -65,7 +71,7 @@ def _next(messages: list[Json]) -> Reply:
     if done == len(wanted["rounds"]):
         return recount([message["word"] for _, message in asked])
     return [
-        ToolCall(line, "Work-write" if line.endswith("?") else "Work-note", _arguments(wanted["file"], line))
+        ToolCall(line, _TOOLS.get(line[-1], "Work-note"), _arguments(wanted["file"], line))
         for line in wanted["rounds"][done]
     ]
 
