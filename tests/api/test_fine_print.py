@@ -202,17 +202,32 @@ def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
         assert ada.head("/sse").status_code == 405
 
 
-def test_a_task_that_is_deleted_while_it_is_read_is_not_found() -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/tasks/{task_id}/messages"),
+        ("GET", "/tasks/{task_id}/trace"),
+        ("GET", "/tasks/{task_id}/audit"),
+        ("GET", "/tasks/{task_id}/checkpoints"),
+        ("GET", "/tasks/{task_id}/export"),
+        ("GET", "/requests/{request_id}/prompt"),
+        ("POST", "/tasks/{task_id}/fork"),
+    ],
+)
+def test_a_task_that_is_deleted_while_it_is_read_is_not_found(method: str, path: str, tmp_path: Path) -> None:
     """A client that reads meanwhile learns that it is gone, not that it is damaged. covers: TASK-3"""
-    with offline_service() as (service, _), service.client() as ada:
-        task_id = send(ada, "hello")["task_id"]
-        history = service.app.exchange.history
-        read = history.messages
+    env = {"TA_PERSISTENCE": f"sqlite:///{tmp_path}/state.db"}
+    with offline_service(env=env) as (service, _), service.client() as ada:
+        first = send(ada, "hello")
+    with offline_service(env=env) as (service, _), service.client() as ada:  # and with no history at hand
+        api = service.app.exchange
+        scan = api.service.records.scan
 
-        async def deleted_first(*args: Any, **kwargs: Any) -> Any:
-            api = service.app.exchange
-            await api.eraser.delete_task(args[0], args[1])
-            return await read(*args, **kwargs)
+        async def deleted_first(partition: str, prefix: str, *args: Any, **options: Any) -> Any:
+            if prefix.startswith("log/"):
+                api.service.records.scan = scan
+                await api.eraser.delete_task(partition, first["task_id"])
+            return await scan(partition, prefix, *args, **options)
 
-        history.messages = deleted_first
-        problem(ada.get(f"/tasks/{task_id}/messages"), 404, "not_found")
+        api.service.records.scan = deleted_first
+        problem(ada.request(method, path.format(**first)), 404, "not_found")

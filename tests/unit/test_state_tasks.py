@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -54,6 +55,28 @@ async def test_a_dead_request_whose_record_is_damaged_stops_its_own_task_alone(m
         page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
         assert [type(item) for item in page.items] == [Head, Damaged]
         assert await store.read(here.partition(), [keys.task(task_id), key]) == before
+
+
+async def test_a_dead_request_whose_task_is_deleted_meanwhile_is_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another process has ended it, too, and its owner has deleted the task: that is no damage."""
+    store = MemoryStore()
+    async with process(store) as here, process(store) as there:
+        dead = Process(store, Scripted(waits(asyncio.Event())))
+        await dead.lease._renew()
+        task_id, _ = await stale(here, dead)
+        scan = here.records.scan
+
+        async def deleted_first(partition: str, prefix: str, *args: Any, **options: Any) -> Any:
+            if prefix == keys.logs(task_id):
+                monkeypatch.undo()
+                await there.eraser.delete_task(partition, task_id)
+            return await scan(partition, prefix, *args, **options)
+
+        monkeypatch.setattr(here.records, "scan", deleted_first)
+        with pytest.raises(NotFound, match=task_id):
+            await here.send("and now?", task_id)
 
 
 async def test_a_request_of_which_its_task_knows_nothing_is_damage() -> None:

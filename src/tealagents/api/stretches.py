@@ -96,11 +96,12 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return total - self.before.usage if self.before else total
 
 
-async def pause(exchange: Exchange, partition: str, approval_id: str) -> Approval:
-    """A pause of a request. `CorruptState` where a request names one that is gone."""
-    found = await requests.find_pause(exchange, partition, approval_id)
+async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
+    """A pause of a request. `CorruptState` where the request names one that is gone."""
+    found = await requests.find_pause(exchange, view.partition, approval_id)
     if found is None:
-        raise CorruptState(keys.approval(approval_id), "is missing")
+        gap = CorruptState(keys.approval(approval_id), "is missing")
+        raise await exchange.service.records.unless_deleted(view.partition, view.record.task_id, gap)
     return found
 
 
@@ -109,7 +110,7 @@ async def cut(exchange: Exchange, view: RequestView, number: int | None = None) 
     approvals = view.record.approvals
     wanted = len(approvals) + 1 if number is None else number
     around = [
-        await pause(exchange, view.partition, approvals[n]) if 0 <= n < len(approvals) else None
+        await pause(exchange, view, approvals[n]) if 0 <= n < len(approvals) else None
         for n in (wanted - 2, wanted - 1)
     ]
     before, after = around
@@ -164,8 +165,8 @@ async def answered(
         answers[place], approval_id = each.answer, named
     with names.unknown_as("call", given[0].call_id):
         partition = await exchange.locate(caller, keys.approval, approval_id)
-        waiting = await pause(exchange, partition, approval_id)
-        if max(answers) >= len(waiting.calls) or task_id not in (None, waiting.task_id):
+        waiting = await requests.find_pause(exchange, partition, approval_id)
+        if waiting is None or max(answers) >= len(waiting.calls) or task_id not in (None, waiting.task_id):
             raise NotFound("It has fewer calls, or is another task's.")
         head = (await exchange.tasks.head(partition, waiting.task_id)).value
     if unstored and head.expires_at is None:
@@ -291,7 +292,7 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
     """The pause of a stretch that was decided while its events were followed."""
     view = stretch.view
     record = (await exchange.tasks.request(view.partition, view.record.request_id)).value
-    return await pause(exchange, view.partition, record.approvals[stretch.number - 1])
+    return await pause(exchange, view, record.approvals[stretch.number - 1])
 
 
 async def folded(exchange: Exchange, stretch: Stretch, fold: F) -> F:

@@ -99,7 +99,8 @@ class Catalog:
             key = keys.request(name)
             stored = await self._records.whole(partition, key, _readable(record), RequestRecord)
             if stored is None:
-                raise CorruptState(key, "is missing", task_id=task_id)
+                gap = CorruptState(key, "is missing", task_id=task_id)
+                raise await self._records.unless_deleted(partition, task_id, gap)
             found[name] = stored.value.parent
         return found
 

@@ -167,7 +167,8 @@ async def resume(
             return None
         record = await tasks.records.get(partition, keys.request(decided.request_id), RequestRecord)
         if record is None:
-            raise CorruptState(keys.request(decided.request_id), "is missing", task_id=decided.task_id)
+            gap = CorruptState(keys.request(decided.request_id), "is missing", task_id=decided.task_id)
+            raise await tasks.records.unless_deleted(partition, decided.task_id, gap)
         now = tasks.records.clock.now()
         entries = decision_drafts(decided, actor, now)
         transition = resumed(found.value, record.value, entries, tasks.lease.worker_id, now)

@@ -29,7 +29,8 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
     for request_id in order:
         found = await tasks.records.get(partition, keys.request(request_id), RequestRecord)
         if found is None:
-            raise CorruptState(keys.request(request_id), "is missing", task_id=task_id)
+            gap = CorruptState(keys.request(request_id), "is missing", task_id=task_id)
+            raise await tasks.records.unless_deleted(partition, task_id, gap)
         requests.append(replace(found.value, idempotency=None))
     document = ExportedTask(
         format=FORMAT,

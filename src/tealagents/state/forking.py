@@ -60,10 +60,6 @@ async def fork(
     copy = Copy(tasks.records, partition, head)
     try:
         return await _Fork(tasks, partition, source, path, message_id, copy).written(actor)
-    except CorruptState:
-        await copy.discard()
-        await tasks.head(partition, task_id)  # `NotFound` where it was deleted meanwhile: no damage
-        raise
     except BaseException:
         await copy.discard()
         raise
@@ -160,7 +156,8 @@ class _Fork(Struct, frozen=True):
         source, copy = self.source, self.copy
         found = await self.tasks.records.get(self.partition, keys.request(request_id), RequestRecord)
         if found is None:
-            raise CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
+            gap = CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
+            raise await self.tasks.records.unless_deleted(self.partition, source.task_id, gap)
         new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
         for message in messages:
             copied = replace(

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from msgspec import Struct
 
-from tealagents.domain.errors import CorruptState
+from tealagents.domain.errors import CorruptState, TealError
 from tealagents.domain.models import (
     Batch,
     Body,
@@ -95,7 +95,8 @@ class History:
     async def forwards(
         self, partition: str, task_id: str, path: Path, after: int = 0
     ) -> AsyncIterator[Logged]:
-        """The entries of a path behind number `after`, oldest first. A gap in the log is `CorruptState`."""
+        """The entries of a path behind number `after`, oldest first. A gap in the log is `CorruptState`, or
+        `NotFound` where the task is deleted meanwhile."""
         for first, last in path:
             if last <= after:
                 continue
@@ -104,12 +105,13 @@ class History:
             while due <= last:
                 batches = await self._batches(partition, task_id, position, reverse=False)
                 if not batches:
-                    raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
+                    raise await self._missing(partition, task_id, due)
                 for batch in batches:
                     position = batch.entries[0].seq
-                    for entry, body in await self._records.opened(partition, task_id, batch):
+                    for entry, body in await self._opened(partition, task_id, batch):
                         if due <= entry.seq <= last:
-                            self._expect(task_id, entry.seq, due)
+                            if entry.seq != due:
+                                raise await self._missing(partition, task_id, due)
                             due += 1
                             yield Logged(entry, body)
                     if due > last:
@@ -128,13 +130,14 @@ class History:
             while due >= first:
                 batches = await self._batches(partition, task_id, due + 1, reverse=True, limit=8)
                 if not batches:
-                    raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
+                    raise await self._missing(partition, task_id, due)
                 for batch in batches:
                     if batch.entries[0].seq > due:
                         continue
-                    for entry, body in reversed(await self._records.opened(partition, task_id, batch)):
+                    for entry, body in reversed(await self._opened(partition, task_id, batch)):
                         if first <= entry.seq <= due:
-                            self._expect(task_id, entry.seq, due)
+                            if entry.seq != due:
+                                raise await self._missing(partition, task_id, due)
                             logged = Logged(entry, body)
                             below = skip(logged)
                             due = below - 1 if below is not None else entry.seq - 1
@@ -142,10 +145,15 @@ class History:
                     if due < first:
                         break
 
-    @staticmethod
-    def _expect(task_id: str, seq: int, due: int) -> None:
-        if seq != due:
-            raise CorruptState(keys.log(task_id, due), "is missing", task_id=task_id)
+    async def _opened(self, partition: str, task_id: str, batch: Batch) -> Sequence[tuple[Entry, Body]]:
+        try:
+            return await self._records.opened(partition, task_id, batch)
+        except CorruptState as damage:
+            raise await self._records.unless_deleted(partition, task_id, damage) from None
+
+    async def _missing(self, partition: str, task_id: str, seq: int) -> TealError:
+        gap = CorruptState(keys.log(task_id, seq), "is missing", task_id=task_id)
+        return await self._records.unless_deleted(partition, task_id, gap)
 
     # --- views -----------------------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ from typing import Generic, TypeVar
 import msgspec
 
 from tealagents.domain import ids
-from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
+from tealagents.domain.errors import (
+    Conflict,
+    CorruptState,
+    NotFound,
+    PersistenceUnavailable,
+    TealError,
+    Unknown,
+)
 from tealagents.domain.models import Approval, Batch, Body, Entry, Head, RequestRecord, User
 from tealagents.domain.ports import Clock, Commit, Put, Record, Store
 from tealagents.state import codec, keys
@@ -297,6 +304,11 @@ class RecordStore:
             await self.commit(partition, marker=next(iter(put)), put=put)
         return BlobRef(digest, len(pieces))
 
+    async def unless_deleted(self, partition: str, task_id: str, damage: CorruptState) -> TealError:
+        """`damage`, or `NotFound` where the task was deleted while its records were read, which is none."""
+        head = await self.get(partition, keys.task(task_id), Head)
+        return no_task(task_id) if head is None or head.value.erased else damage
+
     async def get_blob(self, partition: str, task_id: str, ref: BlobRef) -> bytes:
         names = [keys.blob(task_id, ref.blob, n) for n in range(ref.pieces)]
         parts: list[str] = []
@@ -357,3 +369,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+def no_task(task_id: str) -> NotFound:
+    text = f"There is no task {task_id}. Check the id; it may have been deleted or expired."
+    return NotFound(text, task_id=task_id)

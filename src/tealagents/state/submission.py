@@ -267,8 +267,17 @@ class _Attempt:
         task = self._found.task
         if task is not None and not task.value.erased and task.value.log_id == log_id:
             for name in logged:
-                _check_batch(partition, name, found[name], task.value.task_id)
+                await self._check_batch(name, found[name], task.value.task_id)
         return task
+
+    async def _check_batch(self, name: str, record: Record | None, task_id: str) -> None:
+        try:
+            if record is None:
+                raise CorruptState(name, "is missing")
+            checked(self._partition, name, record.value)
+        except CorruptState as damage:
+            error = await self._tasks.records.unless_deleted(self._partition, task_id, damage)
+            raise error.with_ids(task_id=task_id) from None
 
     # --- deciding --------------------------------------------------------------------------------
 
@@ -535,12 +544,3 @@ def resent(
 
 def _message(request_id: str, role: Role, items: tuple[Item, ...], now: datetime) -> Message:
     return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=now, items=items)
-
-
-def _check_batch(partition: str, name: str, record: Record | None, task_id: str) -> None:
-    try:
-        if record is None:
-            raise CorruptState(name, "is missing")
-        checked(partition, name, record.value)
-    except CorruptState as error:
-        raise error.with_ids(task_id=task_id) from None

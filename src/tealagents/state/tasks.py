@@ -36,7 +36,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.history import History
 from tealagents.state.owner_directory import Directory
-from tealagents.state.records import RecordStore, Stored
+from tealagents.state.records import RecordStore, Stored, no_task
 from tealagents.state.streams import JUMP, KEPT_SECONDS, StreamLog
 from tealagents.state.transitions import (
     SERVICE,
@@ -159,10 +159,7 @@ class Tasks:
         """The head, unless it or its session is deleted, or it is past its `expires_at`."""
         gone = found is None or found.value.erased or self.expired(found.value)
         if found is None or gone or (deleting and found.value.session_id in deleting.value.sessions):
-            raise NotFound(
-                f"There is no task {task_id}. Check the id; it may have been deleted or expired.",
-                task_id=task_id,
-            )
+            raise no_task(task_id)
         return found
 
     def expired(self, head: Head) -> bool:
@@ -367,7 +364,8 @@ class Tasks:
         """
         stored = await self.records.get(partition, keys.request(request_id), RequestRecord)
         if stored is None:
-            raise CorruptState(keys.request(request_id), "is missing", task_id=head.task_id)
+            gap = CorruptState(keys.request(request_id), "is missing", task_id=head.task_id)
+            raise await self.records.unless_deleted(partition, head.task_id, gap)
         request, now = stored.value, self.records.clock.now()
         unfinished = await self.streams.unfinished(partition, request)
         last_event = unfinished.last_event + (JUMP if request.status == "Running" else 1)

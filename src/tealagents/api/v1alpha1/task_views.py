@@ -1,8 +1,5 @@
 """What a task holds, page by page: messages, trace, audit, checkpoints."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +11,7 @@ from tealagents.api.v1alpha1.paging import Page
 from tealagents.api.v1alpha1.parameters import Limit, OfCheckpoint, Position, TaskId, WithParents
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids, lifecycle
-from tealagents.domain.errors import CorruptState, NotFound
+from tealagents.domain.errors import NotFound
 from tealagents.domain.models import Path, RequestRecord
 from tealagents.state import keys
 
@@ -36,10 +33,10 @@ async def list_messages(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    async with _reading(request) as (exchange, partition, name):
-        after = number_cursor(cursor)
-        path = await _path(exchange, partition, name, checkpoint_id)
-        found, more = await exchange.history.messages(partition, name, path, after=after, limit=limit)
+    exchange, partition, name = await _read_task(request)
+    after = number_cursor(cursor)
+    path = await _path(exchange, partition, name, checkpoint_id)
+    found, more = await exchange.history.messages(partition, name, path, after=after, limit=limit)
     return json_response(documents.page([documents.message(m) for m in found], more))
 
 
@@ -54,10 +51,10 @@ async def list_messages(
 async def list_steps(
     request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
 ) -> Response:
-    async with _reading(request) as (exchange, partition, name):
-        after = number_cursor(cursor)
-        tail = (await exchange.tasks.head(partition, name)).value.tail_seq
-        found, more = await exchange.history.steps(partition, name, tail, after=after, limit=limit)
+    exchange, partition, name = await _read_task(request)
+    after = number_cursor(cursor)
+    tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+    found, more = await exchange.history.steps(partition, name, tail, after=after, limit=limit)
     return json_response(documents.page([documents.step(s) for s in found], more))
 
 
@@ -72,10 +69,10 @@ async def list_steps(
 async def list_audit(
     request: Request, task_id: TaskId, limit: Limit = 50, cursor: Position = None
 ) -> Response:
-    async with _reading(request) as (exchange, partition, name):
-        after = number_cursor(cursor)
-        tail = (await exchange.tasks.head(partition, name)).value.tail_seq
-        found, more = await exchange.history.entries(partition, name, tail, after=after, limit=limit)
+    exchange, partition, name = await _read_task(request)
+    after = number_cursor(cursor)
+    tail = (await exchange.tasks.head(partition, name)).value.tail_seq
+    found, more = await exchange.history.entries(partition, name, tail, after=after, limit=limit)
     return json_response(documents.page([documents.entry(e) for e in found], more))
 
 
@@ -97,33 +94,24 @@ async def list_checkpoints(
     limit: Limit = 50,
     cursor: Position = None,
 ) -> Response:
-    async with _reading(request) as (exchange, partition, name):
-        before = number_cursor(cursor) if cursor is not None else None
-        head = (await exchange.tasks.head(partition, name)).value
-        below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
-        found, more = await exchange.history.completions(
-            partition, name, head.tail_seq, before=below, limit=limit
-        )
-        items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
-        if parents:
-            known = await exchange.catalog.parents(partition, name, [end.request_id for end in found])
-            items = [{**item, "parent_id": known[item["checkpoint_id"]]} for item in items]
+    exchange, partition, name = await _read_task(request)
+    before = number_cursor(cursor) if cursor is not None else None
+    head = (await exchange.tasks.head(partition, name)).value
+    below = head.tail_seq + 1 if before is None else min(before, head.tail_seq + 1)
+    found, more = await exchange.history.completions(
+        partition, name, head.tail_seq, before=below, limit=limit
+    )
+    items = [documents.checkpoint(end, head.checkpoint_id) for end in found]
+    if parents:
+        known = await exchange.catalog.parents(partition, name, [end.request_id for end in found])
+        items = [{**item, "parent_id": known[item["checkpoint_id"]]} for item in items]
     return json_response(documents.page(items, more))
 
 
-@asynccontextmanager
-async def _reading(request: Request) -> AsyncIterator[tuple[Exchange, str, str]]:
-    """Where the task is that a request reads: exchange, partition, id.
-
-    `NotFound` where it is deleted while its log is read, which is no damage.
-    """
+async def _read_task(request: Request) -> tuple[Exchange, str, str]:
+    """Where the task is that a request reads: exchange, partition, id."""
     exchange = exchange_of(request)
-    partition, name = await place(exchange, request, keys.task, "task_id", reading=True)
-    try:
-        yield exchange, partition, name
-    except CorruptState:
-        await exchange.tasks.head(partition, name)
-        raise
+    return exchange, *await place(exchange, request, keys.task, "task_id", reading=True)
 
 
 async def _path(exchange: Exchange, partition: str, task_id: str, checkpoint_id: str | None) -> Path:
