@@ -15,14 +15,16 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from findings import findings, left_over
+from findings import ENDED, findings, left_over
 from talkers import PATIENCE, Notes, Talker
 
 from tealagents.testing.forking import ForkedService, Nursery
+from tealagents.testing.history import everything, reader
 from tealagents.testing.pytest_stores import Place
 from tealagents.testing.service import agent_config
 from tealagents.testing.waits import eventually
@@ -111,10 +113,7 @@ def started(service: ForkedService) -> None:
     return service.start()
 
 
-async def no_request_is_open(http: object, url: str) -> bool:
+async def no_request_is_open(http: httpx.AsyncClient, url: str) -> bool:
     """Whether every task has ended: pauses expire, and what a killed process ran is interrupted."""
-    for status in ("Running", "Paused"):
-        answer = await http.get(f"{url}/tasks", params={"status": status})  # type: ignore[attr-defined]
-        if answer.json()["items"]:
-            return False
-    return True
+    tasks = await everything(reader(http, url), "/tasks")
+    return all(task["status"] in ENDED for task in tasks)
