@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent
@@ -218,6 +219,29 @@ def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
     """What is no image, or too large a one, is not dropped in silence."""
     ada.page.get_by_label("Images").set_input_files(__file__)
     expect(ada.page.locator(".notice")).to_have_text("Only images of up to 10 MB can be added.")
+
+
+def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
+    """The second one comes before the first one is answered."""
+    (answer,) = talk(service, "hello", session_id=str(uuid4()))
+    ada.open("tasks", answer["task_id"], "travel")
+    ada.page.locator(".node").get_by_role("button", name="Fork").dblclick()
+    expect(ada.text("This is the fork: it has a life of its own.")).to_be_visible()
+    with service.client("ada") as client:
+        session = client.get(f"/sessions/{answer['session_id']}").raise_for_status().json()
+    assert len(session["tasks"]) == 2
+
+
+def test_what_a_button_cannot_do_is_said(ada: Tab, service: ServiceThread) -> None:
+    """A browser allows copying on pages over HTTPS only."""
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"])
+    ada.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
+    ada.button("Copy the answer").click()
+    expect(
+        ada.text("The browser copies only from pages over HTTPS. Select the text instead.")
+    ).to_be_visible()
+    ada.page.evaluate("delete navigator.clipboard")
 
 
 def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: ServiceThread) -> None:

@@ -1,5 +1,5 @@
 /** What every view needs: the client, who is signed in, what the service says of itself, and messages. */
-import {createContext, useContext} from "./html.js";
+import {createContext, useContext, useRef} from "./html.js";
 
 export const App = createContext(null);
 
@@ -11,3 +11,20 @@ export const useApp = () => useContext(App);
 
 /** Whether a task is another user's, which an auditor may read and not change. */
 export const isForeign = (task, me) => me !== null && (task.owner.oid !== me.oid || task.owner.tid !== me.tid);
+
+/** Wraps what a button does: a second click while it is done does nothing, and why it failed is shown. */
+export function useAttempt() {
+  const {notify} = useApp();
+  const busy = useRef(false);
+  return (action) => async () => {
+    if (busy.current) return;
+    busy.current = true;
+    try {
+      await action();
+    } catch (error) {
+      notify(error.detail ?? error.message);
+    } finally {
+      busy.current = false;
+    }
+  };
+}

@@ -1,6 +1,6 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
 import {Component, html, useCallback, useEffect, useMemo, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {useApp, useAttempt} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./pause.js";
 import {plural} from "./format.js";
@@ -15,6 +15,7 @@ import {Icon, Loading, Problem} from "./ui.js";
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
+  const attempt = useAttempt();
   const send = async (items) => {
     const taken = await client.background(items, {
       session_id: sessionId ?? undefined,
@@ -33,7 +34,7 @@ export function NewConversation({sessionId}) {
       ${config.examples.length > 0 &&
       html`<ul class="examples" aria-label="Examples">
         ${config.examples.map((text) => html`<li key=${text}>
-          <button onClick=${() => send([{content_type: "text", content: text}])}>${readable(text)}</button>
+          <button onClick=${attempt(() => send([{content_type: "text", content: text}]))}>${readable(text)}</button>
         </li>`)}
       </ul>`}
     </div>
@@ -42,6 +43,7 @@ export function NewConversation({sessionId}) {
 
 export function Conversation({task, foreign, reload}) {
   const {client, patient} = useApp();
+  const attempt = useAttempt();
   const {items, error, reload: reloadMessages} = useMessages(client, task);
   const [sent, setSent] = useState(null);
   const running = sent?.request_id ?? task.request_id;
@@ -57,7 +59,7 @@ export function Conversation({task, foreign, reload}) {
     setSent({request_id: taken.request_id, items: content});
     reload();
   };
-  const stop = running ? () => client.cancel(running).then(reload, reload) : undefined;
+  const stop = running ? attempt(() => client.cancel(running).finally(reload)) : undefined;
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);
   const user = turns.find((turn) => turn.requestId === running)?.user ?? [];

@@ -1,6 +1,6 @@
 /** One task: what it is called, how it stands, and its views. */
 import {html, useCallback, useState} from "./html.js";
-import {isForeign, useApp} from "./context.js";
+import {isForeign, useApp, useAttempt} from "./context.js";
 import {useRead} from "./data.js";
 import {href, navigate} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
@@ -85,13 +85,7 @@ async function download(client, task) {
 function Actions({task, foreign, reload}) {
   const {client, notify} = useApp();
   const [asking, setAsking] = useState(null);
-  const attempt = (action) => async () => {
-    try {
-      await action();
-    } catch (error) {
-      notify(error.detail ?? error.message);
-    }
-  };
+  const attempt = useAttempt();
   const fork = attempt(async () => {
     const made = await client.fork(task.task_id);
     dispatchEvent(new Event("tasks-changed"));

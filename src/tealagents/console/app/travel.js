@@ -1,6 +1,6 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
 import {html, useMemo, useRef, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {useApp, useAttempt} from "./context.js";
 import {useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
@@ -89,13 +89,7 @@ function Tree({tree, marked, onMark, onLook, task, foreign, reload}) {
 
 function Node({node, marked, task, foreign, onMark, onLook, reload}) {
   const {client, notify} = useApp();
-  const attempt = (action) => async () => {
-    try {
-      await action();
-    } catch (error) {
-      notify(error.detail ?? error.message);
-    }
-  };
+  const attempt = useAttempt();
   const rollback = attempt(async () => {
     await client.rollback(task.task_id, node.id);
     await reload();

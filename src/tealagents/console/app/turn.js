@@ -1,6 +1,6 @@
 /** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
 import {html, useEffect, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {useApp, useAttempt} from "./context.js";
 import {duration, plural} from "./format.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
@@ -78,10 +78,11 @@ export function Turn({turn, task, actions}) {
 
 function AnswerFooter({turn, task}) {
   const {notify} = useApp();
-  const copy = async () => {
+  const copy = useAttempt()(async () => {
+    if (!navigator.clipboard) throw new Error("The browser copies only from pages over HTTPS. Select the text instead.");
     await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n\n"));
     notify("The answer is copied.");
-  };
+  });
   return html`
     <footer class="turn-footer">
       <${Time} at=${turn.last.created_at} />
