@@ -270,6 +270,7 @@ def test_a_key_holds_on_every_replica_and_after_a_kill(nursery: Nursery, tmp_pat
         assert (again.json(), again.headers[REPLAYED]) == (answer, "true")
         run = post(first, text("for ever"), "two", prefer="respond-async").json()
         problem(post(second, text("for ever"), "two"), 409, "request_in_progress")
+        until(lambda: len(pair.model.requests) == 2)  # it has begun to be answered
         pair.first.kill()
         repeated = until(lambda: _unless_in_progress(post(second, text("for ever"), "two")))
         assert problem(repeated, 503, "interrupted")["request_id"] == run["request_id"]
