@@ -83,10 +83,6 @@ class Stretch(Struct, frozen=True, kw_only=True):
         return (self.before.decided_at if self.before else None) or self.record.created_at
 
     @property
-    def ended_at(self) -> datetime | None:
-        return self.pause.created_at if self.pause is not None else self.record.ended_at
-
-    @property
     def after(self) -> int:
         """The event that it begins behind."""
         return self.before.event_id if self.before else 0

@@ -330,6 +330,8 @@ class Outcome(Struct, frozen=True):
     finish_reason: FinishReason | None = None
     #: `name:version` of the agent that answered
     source: str = ""
+    #: None until then
+    ended_at: datetime | None = None
 
 
 class Failure(Struct, frozen=True):
@@ -398,7 +400,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def outcome(self) -> "Outcome":
         """What the request has produced."""
-        return Outcome(self.output, self.usage, self.extra_data, self.finish_reason, self.source)
+        done = (self.output, self.usage, self.extra_data, self.finish_reason, self.source)
+        return Outcome(*done, self.ended_at)
 
 
 class Session(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,8 @@ makes of the same records, without those: `ResponseFold(…, after=n)` gives exa
 `ResponseFold(…)` gives behind number n.
 """
 
+from datetime import datetime
+
 from tealagents.api import sse
 from tealagents.api.decisions import asked
 from tealagents.api.folding import EventFold
@@ -150,7 +152,9 @@ class ResponseFold(EventFold):
                 self._arguments("function_call_arguments", place, call)
             self._done(place)
         gone = approval.status in ("canceled", "expired")
-        self._finish("cancelled" if gone else "completed", None if gone else approval.usage)
+        self._finish(
+            "cancelled" if gone else "completed", None if gone else approval.usage, approval.created_at
+        )
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
@@ -167,7 +171,8 @@ class ResponseFold(EventFold):
     def completed(self, outcome: Outcome) -> None:
         reason = _CUT_SHORT.get(outcome.finish_reason or "")
         status = "incomplete" if reason else "completed"
-        self._finish(status, outcome.usage, incomplete_details=reason and {"reason": reason})
+        details = reason and {"reason": reason}
+        self._finish(status, outcome.usage, outcome.ended_at, incomplete_details=details)
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         if canceled:
@@ -176,8 +181,12 @@ class ResponseFold(EventFold):
             error = {"code": "server_error", "message": failure.detail, "type": failure.code}
             self._finish("failed", error=error)
 
-    def _finish(self, status: str, total: TokenUsage | None = None, **outcome: object) -> None:
-        """`total` is what the request has used so far."""
+    def _finish(
+        self, status: str, total: TokenUsage | None = None, at: datetime | None = None, **outcome: object
+    ) -> None:
+        """`total` is what the request has used so far, `at` when this ended."""
+        if at is not None and status == "completed":
+            outcome["completed_at"] = int(at.timestamp())
         self.text_ended("completed" if status == "completed" else "incomplete")
         for place in self._calls.values():
             self._output[place["output_index"]]["status"] = "incomplete"

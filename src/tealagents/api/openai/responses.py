@@ -134,10 +134,7 @@ def headers_of(stretch: Stretch) -> dict[str, str]:
 async def document(exchange: Exchange, stretch: Stretch) -> Json:
     """The response as it stands, made from the history."""
     fold = ResponseFold(stretch, exchange.agent.name, after=UNSEEN)
-    response = (await stretches.folded(exchange, stretch, fold)).response
-    if stretch.ended_at is not None and response["status"] == "completed":
-        response["completed_at"] = int(stretch.ended_at.timestamp())
-    return response
+    return (await stretches.folded(exchange, stretch, fold)).response
 
 
 async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
