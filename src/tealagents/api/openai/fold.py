@@ -152,9 +152,8 @@ class ResponseFold(EventFold):
                 self._arguments("function_call_arguments", place, call)
             self._done(place)
         gone = approval.status in ("canceled", "expired")
-        self._finish(
-            "cancelled" if gone else "completed", None if gone else approval.usage, approval.created_at
-        )
+        usage = None if gone else approval.usage
+        self._finish("cancelled" if gone else "completed", usage, approval.created_at)
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
@@ -176,14 +175,12 @@ class ResponseFold(EventFold):
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         if canceled:
-            self._finish("cancelled")
+            self._finish("cancelled", None, None)
         else:
             error = {"code": "server_error", "message": failure.detail, "type": failure.code}
-            self._finish("failed", error=error)
+            self._finish("failed", None, None, error=error)
 
-    def _finish(
-        self, status: str, total: TokenUsage | None = None, at: datetime | None = None, **outcome: object
-    ) -> None:
+    def _finish(self, status: str, total: TokenUsage | None, at: datetime | None, **outcome: object) -> None:
         """`total` is what the request has used so far, `at` when this ended."""
         if at is not None and status == "completed":
             outcome["completed_at"] = int(at.timestamp())
