@@ -215,6 +215,73 @@ def test_what_is_written_is_kept_until_it_is_sent(ada: Tab, service: ServiceThre
     ada.page.unroute(sending)
 
 
+def test_what_is_written_outlives_a_reload_and_not_the_session(ada: Tab, service: ServiceThread) -> None:
+    """It stays in the tab until it is sent, or its user signs out."""
+    (answer,) = talk(service, "hello")
+    field = ada.page.get_by_role("textbox", name="Message", exact=True)
+    ada.open("tasks", answer["task_id"])
+    field.fill("Half a thought")
+    ada.page.reload()
+    expect(field).to_have_value("Half a thought")
+    ada.button("Sign out").click()
+    ada.sign_in("ada").open("tasks", answer["task_id"])
+    expect(field).to_have_value("")
+
+
+def test_of_a_text_that_comes_with_a_picture_the_text_is_pasted(ada: Tab) -> None:
+    """Spreadsheets and word processors put both on the clipboard."""
+    field = ada.page.get_by_role("textbox", name="Message", exact=True)
+
+    def taken(text: str) -> bool:
+        """Whether the picture was taken, and the text left to the browser not to paste."""
+        refused: bool = field.evaluate(
+            """(field, text) => {
+              const clipboardData = new DataTransfer();
+              if (text) clipboardData.setData("text/plain", text);
+              clipboardData.items.add(new File([new Uint8Array([1])], "cells.png", {type: "image/png"}));
+              const paste = new ClipboardEvent("paste", {clipboardData, bubbles: true, cancelable: true});
+              return !field.dispatchEvent(paste);
+            }""",
+            text,
+        )
+        return refused
+
+    assert not taken("1\t2")
+    assert taken("")
+    expect(ada.page.get_by_label("Images to send").get_by_role("img")).to_have_count(1)
+    ada.button("Remove cells.png").click()
+
+
+def test_metadata_that_is_being_written_stays(ada: Tab, service: ServiceThread) -> None:
+    """While the task goes on, and beside what was changed elsewhere meanwhile."""
+    (answer,) = talk(service, "hello", metadata={"crew": "north", "mood": "good"})
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    field.fill('{"crew": "south", "place": "here"}')
+    talk(service, "hello again", task_id=answer["task_id"])
+    with service.client("ada") as client:
+        path = f"/tasks/{answer['task_id']}"
+        client.patch(path, json={"metadata": {"owner": "bob"}}).raise_for_status()
+        changed = client.get(path).json()["last_updated"]
+        with ada.page.expect_response(lambda seen: path in seen.url and changed in seen.text()):
+            pass
+        expect(field).to_have_value('{"crew": "south", "place": "here"}')
+        ada.button("Save").click()
+        expect(ada.text("The metadata is saved.")).to_be_visible()
+        kept = client.get(path).json()["metadata"]
+    assert kept == {"crew": "south", "place": "here", "owner": "bob"}
+    expect(field).to_have_value(re.compile('"owner": "bob"'))
+
+
+def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: ServiceThread) -> None:
+    """The browser's may be days off."""
+    (answer,) = talk(service, 'call Files-delete {"path": "notes.txt"}', user="late")
+    late = tabs.signed_in(f"{service.url}/console/", "late")
+    late.page.evaluate("window.right = Date.now; Date.now = () => right() + 2 * 86_400_000")
+    late.open("tasks", answer["task_id"])
+    expect(late.page.get_by_role("timer")).to_contain_text("23 h 59 min left")
+    late.page.evaluate("Date.now = right")
+
+
 def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
     """What is no image, or too large a one, is not dropped in silence."""
     ada.page.get_by_label("Images").set_input_files(__file__)
@@ -269,6 +336,68 @@ def test_a_list_that_cannot_be_continued_says_so(ada: Tab, service: ServiceThrea
     ada.button("Older conversations").click()
     expect(ada.page.locator(".notice")).to_have_attribute("data-shown", "true")
     expect(ada.button("Older conversations")).to_be_visible()
+
+
+def test_a_list_keeps_its_pages_together(tabs: Tabs, service: ServiceThread) -> None:
+    """What a new item moves to the next page is not lost, and what is deleted there goes."""
+    for n in range(4):
+        talk(service, f"number {n}", user="eve")
+    eve = tabs.signed_in(f"{service.url}/console/", "eve")
+    eve.page.route("**/tasks?**", _by_two)
+    eve.page.reload()
+    titles = eve.page.locator(".tasks .title")
+    expect(titles).to_have_text(["number 3", "number 2"])
+    eve.button("Older conversations").click()
+    expect(titles).to_have_text([f"number {n}" for n in (3, 2, 1, 0)])
+    talk(service, "number 4", user="eve")
+    expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 1)])
+    eve.button("Older conversations").click()
+    expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 1, 0)])
+    titles.filter(has_text="number 1").click()
+    eve.page.locator(".task-header").get_by_label("Actions").click()
+    eve.button("Delete …").click()
+    eve.button("Delete").click()
+    expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 0)])
+
+
+def test_a_page_that_comes_late_does_not_join_another_list(tabs: Tabs, service: ServiceThread) -> None:
+    """It belongs to the list as it was filtered when it was asked for."""
+    for n in range(3):
+        talk(service, f"number {n}", user="finn")
+    finn = tabs.signed_in(f"{service.url}/console/", "finn")
+    held: list[Route] = []
+    finn.page.route("**/tasks?**", _by_two)
+    finn.page.route("**/tasks?**cursor=**", lambda route: held.append(route))
+    finn.page.reload()
+    with finn.page.expect_request("**/tasks?**cursor=**"):
+        finn.button("Older conversations").click()
+    status = finn.page.get_by_label("Status")
+    status.select_option("Failed")
+    expect(finn.page.get_by_text("None of those read so far")).to_be_visible()
+    with finn.page.expect_response("**/tasks?**cursor=**"):
+        _by_two(held[0])
+    finn.page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
+    expect(finn.page.locator(".tasks .title")).to_have_count(0)
+    status.select_option("All")
+
+
+def _by_two(route: Route) -> None:
+    route.continue_(url=route.request.url.replace("limit=50", "limit=2"))
+
+
+def test_the_inbox_shows_all_there_is(tabs: Tabs, service: ServiceThread) -> None:
+    """Page by page, each decision once."""
+    for n in range(5):
+        talk(service, f'call Files-delete {{"path": "{n}.txt"}}', user="gus")
+    gus = tabs.signed_in(f"{service.url}/console/", "gus")
+    gus.page.route("**/approvals?**", _by_two)
+    gus.open("approvals")
+    cards = gus.page.get_by_role("article")
+    for shown in (2, 4):
+        expect(cards).to_have_count(shown)
+        gus.button("Show more").click()
+    expect(cards).to_have_count(5)
+    expect(gus.button("Show more")).to_have_count(0)
 
 
 def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 /** The inbox: everything that the caller may decide, and the outcome. */
 import {html, useEffect, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {useRead} from "./data.js";
+import {usePages} from "./data.js";
 import {Pause, ShownCall} from "./pause.js";
 import {href} from "./router.js";
 import {readable} from "./text.js";
@@ -17,10 +17,9 @@ const FILTERS = [
 export function Approvals() {
   const {client} = useApp();
   const [status, setStatus] = useState("pending");
-  const [limit, setLimit] = useState(50);
-  const read = (signal) => client.approvals({status, limit, signal}).page();
-  const {data, error, reload} = useRead(read, [client, status, limit], 3000);
-  const items = useKept(data?.items ?? [], status);
+  const list = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
+  const {loaded, error, reload, more} = list;
+  const items = useKept(list.items, status);
   return html`
     <div class="page inbox">
       <header class="page-header">
@@ -33,12 +32,12 @@ export function Approvals() {
         </div>
       </header>
       ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
-      ${!data && !error && html`<${Loading} what="the inbox" />`}
-      <div role="feed" aria-label="Approvals" aria-busy=${!data}>
+      ${!loaded && !error && html`<${Loading} what="the inbox" />`}
+      <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
         ${items.map((item) => html`<${Item} key=${item.approval_id} item=${item} onDecided=${reload} />`)}
       </div>
-      ${data && items.length === 0 && html`<${Nothing} status=${status} />`}
-      ${data?.next_cursor && limit < 200 && html`<button class="quiet wide" onClick=${() => setLimit(200)}>Show more</button>`}
+      ${loaded && items.length === 0 && html`<${Nothing} status=${status} />`}
+      ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
     </div>
   `;
 }

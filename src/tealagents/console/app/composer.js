@@ -53,7 +53,11 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const key = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   };
-  const paste = (event) => event.clipboardData.files.length && (event.preventDefault(), add(event.clipboardData.files));
+  // spreadsheets and word processors add a picture of the text
+  const paste = (event) => {
+    const {files} = event.clipboardData;
+    if (files.length && !event.clipboardData.getData("text/plain")) (event.preventDefault(), add(files));
+  };
   const drop = (event) => (event.preventDefault(), add(event.dataTransfer.files));
   return html`
     ${error && html`<${Problem} error=${error} />`}

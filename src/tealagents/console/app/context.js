@@ -12,6 +12,17 @@ export const useApp = () => useContext(App);
 /** Whether a task is another user's, which an auditor may read and not change. */
 export const isForeign = (task, me) => me !== null && (task.owner.oid !== me.oid || task.owner.tid !== me.tid);
 
+let ahead = 0;
+
+/** Takes the time from an answer, whose date is in whole seconds: less than that is no difference. */
+export function setTime(headers) {
+  const difference = Date.parse(headers.get("date")) - Date.now();
+  if (!Number.isNaN(difference)) ahead = Math.abs(difference) > 2000 ? difference : 0;
+}
+
+/** The time in milliseconds since 1970, by the clock of the service. */
+export const serviceTime = () => Date.now() + ahead;
+
 /** Wraps what a button does: a second click while it is done does nothing, and why it failed is shown. */
 export function useAttempt() {
   const {notify} = useApp();

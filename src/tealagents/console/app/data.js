@@ -1,5 +1,6 @@
 /** Reading from the service: once, again, and page by page. */
-import {useCallback, useEffect, useRef, useState} from "./html.js";
+import {useCallback, useEffect, useMemo, useRef, useState} from "./html.js";
+import {useAttempt} from "./context.js";
 
 /**
  * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` while
@@ -8,11 +9,13 @@ import {useCallback, useEffect, useRef, useState} from "./html.js";
 export function useRead(read, keys, everyMs) {
   const [state, setState] = useState({data: null, error: null});
   const run = useRef(null);
-  const reload = useCallback(() => run.current?.() ?? Promise.resolve(), []);
+  const reload = useCallback(async () => run.current?.(true), []);
   useEffect(() => {
     const leaving = new AbortController();
     let under = null;
-    run.current = () => {
+    // what is asked for anew does not get what was under way before
+    run.current = (anew = false) => {
+      if (under && anew) return under.then(() => run.current?.());
       under ??= read(leaving.signal)
         .then((data) => leaving.signal.aborted || setState({data, error: null}))
         .catch((error) => leaving.signal.aborted || setState((known) => ({...known, error})))
@@ -33,6 +36,41 @@ export function useRead(read, keys, everyMs) {
   }, keys);
   return {...state, reload};
 }
+
+/**
+ * A list, page by page. The first one is read again every `everyMs`, and the others with it where it holds other
+ * items by then, or on `reload()`. `more()` adds a page; null where there is none.
+ */
+export function usePages(list, keys, everyMs) {
+  const shown = useMemo(() => ({pages: [], asked: 0, read: 0}), keys);
+  const [, redraw] = useState(0);
+  const read = async () => {
+    const {asked} = shown;
+    const pages = [await list.page()];
+    if (asked === shown.read && sameItems(pages[0], shown.pages[0])) pages.push(...shown.pages.slice(1));
+    while (pages.length < shown.pages.length && pages.at(-1).next_cursor !== null)
+      pages.push(await list.page(pages.at(-1).next_cursor));
+    shown.read = asked;
+    return (shown.pages = pages);
+  };
+  const {data, error, reload} = useRead(read, keys, everyMs);
+  const again = useCallback(() => ((shown.asked += 1), reload()), [shown]);
+  const next = () => shown.pages.at(-1)?.next_cursor ?? null;
+  const more = useAttempt()(async () => {
+    let cursor, page;
+    do {
+      cursor = next();
+      page = cursor === null ? null : await list.page(cursor);
+    } while (cursor !== next()); // the pages were read again meanwhile
+    if (page) shown.pages = [...shown.pages, page];
+    redraw((n) => n + 1);
+  });
+  const items = useMemo(() => shown.pages.flatMap((page) => page.items), [shown.pages]);
+  return {items, loaded: data !== null, error, reload: again, more: next() && more};
+}
+
+const sameItems = (one, other) => keysOf(one) === keysOf(other);
+const keysOf = (page) => page?.items.map((item) => item.approval_id ?? item.task_id).join();
 
 /** All items of a list, in pages of 200; `more(items)` is called after each page. */
 export async function all(list, signal, more) {

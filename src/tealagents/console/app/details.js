@@ -27,27 +27,30 @@ export function Details({task, foreign, reload}) {
       </section>
       <section class="card">
         <h3>Metadata</h3>
-        ${foreign ? html`<${Json} value=${task.metadata} />` : html`<${Metadata} key=${task.last_updated} task=${task} reload=${reload} />`}
+        ${foreign ? html`<${Json} value=${task.metadata} />` : html`<${Metadata} task=${task} reload=${reload} />`}
       </section>
       ${!foreign && html`<section class="card"><h3>Expiry</h3><${Expiry} task=${task} reload=${reload} /></section>`}
     </div>
   `;
 }
 
-/** The whole of it as JSON; what is left out of it is removed. */
+/** The whole of it as JSON; what is left out of it is removed. Only what was changed is sent. */
 function Metadata({task, reload}) {
   const {client, notify} = useApp();
-  const before = JSON.stringify(task.metadata, null, 2);
-  const [text, setText] = useState(before);
+  /** what is written, and the metadata that it began with */
+  const [edit, setEdit] = useState(null);
   const [error, setError] = useState(null);
+  const before = edit?.before ?? task.metadata;
+  const text = edit?.text ?? lines(before);
   const wanted = parsed(text);
   const save = async (event) => {
     event.preventDefault();
-    const removed = Object.keys(task.metadata).filter((name) => !(name in wanted)).map((name) => [name, null]);
     try {
-      await client.patchTask(task.task_id, {metadata: {...wanted, ...Object.fromEntries(removed)}});
+      await client.patchTask(task.task_id, {metadata: changes(before, wanted)});
       notify("The metadata is saved.");
       await reload();
+      setEdit(null);
+      setError(null);
     } catch (failure) {
       setError(failure);
     }
@@ -56,12 +59,20 @@ function Metadata({task, reload}) {
     <form onSubmit=${save}>
       <label class="visually-hidden" for="metadata">Metadata as JSON</label>
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
-        aria-invalid=${wanted === null} onInput=${(event) => setText(event.target.value)}></textarea>
+        aria-invalid=${wanted === null} onInput=${(event) => setEdit({text: event.target.value, before})}></textarea>
       ${wanted === null && html`<p class="wrong">This is no JSON object.</p>`}
       ${error && html`<${Problem} error=${error} />`}
-      <div class="actions"><button class="primary" disabled=${wanted === null || text === before}>Save</button></div>
+      <div class="actions"><button class="primary" disabled=${wanted === null || text === lines(before)}>Save</button></div>
     </form>
   `;
+}
+
+const lines = (metadata) => JSON.stringify(metadata, null, 2);
+
+/** What leads from one to the other: new values, and null for what is gone. */
+function changes(before, wanted) {
+  const names = Object.keys({...before, ...wanted}).filter((name) => lines(before[name]) !== lines(wanted[name]));
+  return Object.fromEntries(names.map((name) => [name, wanted[name] ?? null]));
 }
 
 function parsed(text) {

@@ -1,10 +1,10 @@
 /** The console: a client of the service's public API, in a page. */
 import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js";
 import {Client} from "../vendor/client.js";
-import {App} from "./context.js";
+import {App, setTime} from "./context.js";
 import {useRead} from "./data.js";
 import {useRoute} from "./router.js";
-import {restored, signOut} from "./session.js";
+import {drafts, restored, signOut} from "./session.js";
 import {Approvals} from "./approvals.js";
 import {Compare} from "./compare.js";
 import {NewConversation} from "./conversation.js";
@@ -24,7 +24,7 @@ function Console({config, session, onSignOut, onRefused}) {
         fetch: (...call) => watched(fetch(...call), onRefused),
         retry,
       });
-    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice, drafts: new Map()};
+    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice, drafts: drafts()};
   }, [config, session]);
   const {data: who} = useRead((signal) => app.client.me({signal}), [app.client]);
   const known = useMemo(() => ({...app, me: who?.user ?? app.me, roles: who?.roles ?? []}), [app, who]);
@@ -56,6 +56,7 @@ const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer take
 /** The answer of a call; a token that is not accepted is reported, another user's things are not (`not_owner`). */
 async function watched(answer, onRefused) {
   const {status, headers} = await answer;
+  setTime(headers);
   if (status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "")) onRefused();
   return answer;
 }

@@ -1,6 +1,6 @@
 /** A pause: the calls that wait, exactly as they would run, and what is decided of them. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {serviceTime, useApp} from "./context.js";
 import {duration, exactJson, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
@@ -23,23 +23,17 @@ export function Pause({pause, foreign = false, onDecided}) {
   `;
 }
 
-/** How long there is to decide. */
+/** How long there is to decide, by the clock of the service. */
 export function Countdown({until}) {
-  const left = useNow(1000, new Date(until) - Date.now());
+  const [left, setLeft] = useState(() => new Date(until) - serviceTime());
+  useEffect(() => {
+    const timer = setInterval(() => setLeft(new Date(until) - serviceTime()), 1000);
+    return () => clearInterval(timer);
+  }, [until]);
   if (left <= 0) return html`<time class="countdown late" datetime=${until}>The time to decide is over</time>`;
   return html`<time class="countdown" datetime=${until} title=${longTime(until)} role="timer" aria-live="off">
     ${duration(left)} left
   </time>`;
-}
-
-function useNow(everyMs, first) {
-  const end = useRef(Date.now() + first);
-  const [left, setLeft] = useState(first);
-  useEffect(() => {
-    const timer = setInterval(() => setLeft(end.current - Date.now()), everyMs);
-    return () => clearInterval(timer);
-  }, [everyMs]);
-  return left;
 }
 
 /** Where the user first has to allow something; only addresses of the web are links. */

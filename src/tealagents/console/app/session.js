@@ -1,9 +1,12 @@
 /**
- * Who is signed in. What proves it stays in this tab: in memory and in its session storage, never in an address.
+ * Who is signed in. What proves it stays in this tab: in memory and in its session storage, never in an address;
+ * and so does what they have written and not sent.
  *
  * A session is `{me, label, token}`; `token` is what the client is given.
  */
 const KEPT = "tealagents.console.session";
+
+const DRAFTS = "tealagents.console.drafts";
 
 export const NAME = /^[\x21-\x7e]{1,200}$/;
 
@@ -28,6 +31,23 @@ function made({kind, name, token}) {
     : {me: null, label: "Signed in", token};
 }
 
+/** What was not sent, by the names of the places where it was written. */
+export function drafts() {
+  const texts = new Map(JSON.parse(sessionStorage.getItem(DRAFTS) ?? "[]"));
+  return {
+    get: (name) => texts.get(name),
+    set(name, text) {
+      if (text) texts.set(name, text);
+      else texts.delete(name);
+      try {
+        sessionStorage.setItem(DRAFTS, JSON.stringify([...texts]));
+      } catch (error) {
+        if (error.name !== "QuotaExceededError") throw error; // so long a text lasts as long as the page
+      }
+    },
+  };
+}
+
 /** The session of this tab, if there is one, and if it is of the kind that the service takes. */
 export async function restored(config) {
   if (config.sign_in.kind === "entra") {
@@ -40,6 +60,7 @@ export async function restored(config) {
 
 export async function signOut(config) {
   sessionStorage.removeItem(KEPT);
+  sessionStorage.removeItem(DRAFTS);
   if (config.sign_in.kind === "entra") {
     const {signOutOfEntra} = await import("./entra.js");
     await signOutOfEntra(config.sign_in);

@@ -1,12 +1,12 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp} from "./context.js";
-import {Shared, useRead} from "./data.js";
+import {Shared, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, inWords, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -59,35 +59,16 @@ function InboxLink({current}) {
   `;
 }
 
-/** The tasks read so far: the first page is kept fresh, older pages are read on demand. */
 function useTasks(client, status, ofTenant) {
-  const {notify} = useApp();
-  const [older, setOlder] = useState({items: [], cursor: undefined, busy: false});
   const filter = {status: status || undefined, limit: 50};
   const list = ofTenant ? client.tenantTasks(filter) : client.tasks(filter);
-  const {data, error, reload} = useRead(() => list.page(), [client, status, ofTenant], 4000);
-  useEffect(() => setOlder({items: [], cursor: undefined, busy: false}), [client, status, ofTenant]);
+  const tasks = usePages(list, [client, status, ofTenant], 4000);
+  const {reload} = tasks;
   useEffect(() => {
     addEventListener("tasks-changed", reload);
     return () => removeEventListener("tasks-changed", reload);
   }, [reload]);
-  const cursor = older.cursor === undefined ? data?.next_cursor : older.cursor;
-  const more = async () => {
-    setOlder((known) => ({...known, busy: true}));
-    try {
-      const page = await list.page(cursor);
-      setOlder((known) => ({...known, items: [...known.items, ...page.items], cursor: page.next_cursor}));
-    } catch (failure) {
-      notify(inWords(failure).detail);
-    }
-    setOlder((known) => ({...known, busy: false}));
-  };
-  const items = useMemo(() => {
-    const seen = new Set();
-    const key = (task) => task.task_id;
-    return [...(data?.items ?? []), ...older.items].filter((task) => !seen.has(key(task)) && seen.add(key(task)));
-  }, [data, older.items]);
-  return {items, loaded: data !== null, error, reload, more: cursor && !older.busy ? more : null};
+  return tasks;
 }
 
 /** `word` in the title or anywhere in the metadata; `key:value` at that key. */
