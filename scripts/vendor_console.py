@@ -54,13 +54,20 @@ MSAL_UNUSED = (
     "msal-common/dist-browser/crypto/DpopProofGenerator.mjs",
     "msal-common/dist-browser/crypto/PopTokenGenerator.mjs",
 )
-#: calls that only write its log or count, of which the console keeps neither
+#: what its parts call the time that something takes
+MSAL_MEASUREMENTS = (
+    *("measurement", "rootMeasurement", "atrMeasurement", "atsMeasurement", "atbcMeasurement"),
+    *("atPopupMeasurement", "discoveryMeasurement", "initMeasurement", "ssoCapableMeasurement"),
+    *("ssoSilentMeasurement", "acquireTokenByCodeAsyncMeasurement", "lateMeasurement"),
+    *("signTokenBindingJwtMeasurement", "publicKeyThumbMeasurement"),
+)
+#: calls that only write its log, count or measure, of which the console keeps none
 MSAL_SILENT = tuple(
     f"{receiver}{access}{name}"
     for receivers, names in (
         (("logger",), "trace tracePii verbose verbosePii info infoPii warning warningPii error errorPii"),
         (("performanceClient",), "addFields addGlobalFields incrementFields"),
-        (("measurement", "rootMeasurement", "atrMeasurement"), "add increment"),
+        (MSAL_MEASUREMENTS, "add discard end increment"),
     )
     for owned in receivers
     for receiver in (owned, f"this.{owned}")

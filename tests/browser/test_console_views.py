@@ -146,7 +146,7 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     expect(form.get_by_role("button", name="Leave out path")).to_have_count(0)
     keep = form.get_by_label("keep", exact=True)
     keep.fill("2.5")
-    expect(form.get_by_text("This is no whole number.")).to_be_visible()
+    expect(form.get_by_text("This is not a whole number.")).to_be_visible()
     expect(ada.button("Approve")).to_be_disabled()
     keep.fill("2")
     form.get_by_role("button", name="Add how").click()
@@ -285,7 +285,7 @@ def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: 
 def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
     """What is no image, or too large a one, is not dropped in silence."""
     ada.page.get_by_label("Images").set_input_files(__file__)
-    expect(ada.page.locator(".notice")).to_have_text("Only images of up to 10 MB can be added.")
+    expect(ada.page.locator(".notice")).to_have_text("You can add only images of up to 10 MB.")
 
 
 def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
@@ -293,7 +293,7 @@ def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
     (answer,) = talk(service, "hello", session_id=str(uuid4()))
     ada.open("tasks", answer["task_id"], "travel")
     ada.page.locator(".node").get_by_role("button", name="Fork").dblclick()
-    expect(ada.text("This is the fork: it has a life of its own.")).to_be_visible()
+    expect(ada.text("This is the fork. Changes here do not affect the original.")).to_be_visible()
     with service.client("ada") as client:
         session = client.get(f"/sessions/{answer['session_id']}").raise_for_status().json()
     assert len(session["tasks"]) == 2
@@ -305,9 +305,7 @@ def test_what_a_button_cannot_do_is_said(ada: Tab, service: ServiceThread) -> No
     ada.open("tasks", answer["task_id"])
     ada.page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
     ada.button("Copy the answer").click()
-    expect(
-        ada.text("The browser copies only from pages over HTTPS. Select the text instead.")
-    ).to_be_visible()
+    expect(ada.text("Browsers can copy only from pages over HTTPS. Select the text instead.")).to_be_visible()
     ada.page.evaluate("delete navigator.clipboard")
 
 
@@ -373,7 +371,7 @@ def test_a_page_that_comes_late_does_not_join_another_list(tabs: Tabs, service: 
         finn.button("Older conversations").click()
     status = finn.page.get_by_label("Status")
     status.select_option("Failed")
-    expect(finn.page.get_by_text("None of those read so far")).to_be_visible()
+    expect(finn.page.get_by_text("No match among those loaded so far")).to_be_visible()
     with finn.page.expect_response("**/tasks?**cursor=**"):
         _by_two(held[0])
     finn.page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
@@ -429,7 +427,7 @@ def test_export_import_rename_and_delete(ada: Tab, service: ServiceThread, tmp_p
     expect(page.locator(".task")).to_have_count(0)
     page.get_by_label("Filter by title").fill("")
     page.get_by_label("Status").select_option("Failed")
-    expect(page.get_by_text("None of those read so far")).to_be_visible()
+    expect(page.get_by_text("No match among those loaded so far")).to_be_visible()
 
 
 def test_images_are_sent_and_shown(ada: Tab) -> None:
@@ -467,6 +465,14 @@ def test_everything_by_keyboard(ada: Tab) -> None:
     expect(page.get_by_role("main")).to_be_focused()
 
 
+@pytest.mark.parametrize("place", ["new", "approvals", "nowhere"])
+def test_on_a_phone_every_page_leads_back_to_the_list(ada: Tab, place: str) -> None:
+    ada.page.set_viewport_size({"width": 390, "height": 780})
+    ada.open(place).link("Conversations").click()
+    expect(ada.page.get_by_label("Filter by title")).to_be_visible()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_the_theme_is_kept(ada: Tab) -> None:
     """The system's colours, until the switch; the choice outlives a reload."""
     background = "getComputedStyle(document.body).backgroundColor"
@@ -486,5 +492,5 @@ def test_addresses_that_lead_nowhere(ada: Tab, path: tuple[str, ...]) -> None:
     """A task that is not there, an id that is none, a page that does not exist: a sentence, and a way on."""
     ada.expected = {404, 422}
     ada.open(*path)
-    expect(ada.page.locator("main")).to_contain_text(re.compile("not there|no such page|UUID"))
+    expect(ada.page.locator("main")).to_contain_text(re.compile("Not found|no such page|UUID"))
     expect(ada.link("New conversation")).to_be_visible()

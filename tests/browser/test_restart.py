@@ -32,7 +32,7 @@ def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killab
     tab.say("Please wait at the gate.")
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     killable.kill()
-    expect(tab.text("The connection is lost")).to_be_visible()
+    expect(tab.text("The connection was lost")).to_be_visible()
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     killable.start()
     ended = tab.page.locator(".ended[data-status=Failed]")

@@ -111,7 +111,7 @@ def test_an_auditor_finds_the_conversations_of_the_tenant(tabs: Tabs, service: S
     for user in ("ada", "bob"):
         expect(dave.page.locator(".task", has_text=f"A secret of {user}").first).to_contain_text(user)
     dave.page.get_by_label("Status").select_option("Failed")
-    expect(dave.page.get_by_text("None of those read so far")).to_be_visible()
+    expect(dave.page.get_by_text("No match among those loaded so far")).to_be_visible()
     dave.page.get_by_label("Status").select_option("Paused")
     dave.page.locator(".task", has_text="A secret of bob").first.click()
     expect(dave.page.get_by_text("This is another user's conversation (bob)")).to_be_visible()

@@ -5,7 +5,7 @@ import {usePages} from "./data.js";
 import {Pause, ShownCall} from "./pause.js";
 import {href} from "./router.js";
 import {readable} from "./text.js";
-import {Empty, Icon, Loading, Problem, Time} from "./ui.js";
+import {Back, Empty, Icon, Loading, Problem, Time} from "./ui.js";
 
 const FILTERS = [
   ["pending", "To decide"],
@@ -17,13 +17,12 @@ const FILTERS = [
 export function Approvals() {
   const {client} = useApp();
   const [status, setStatus] = useState("pending");
-  const list = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
-  const {loaded, error, reload, more} = list;
-  const items = useKept(list.items, status);
+  const {items: read, loaded, error, reload, more} = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
+  const items = useKept(read, status);
   return html`
     <div class="page inbox">
       <header class="page-header">
-        <a class="back icon-button" href="#/" aria-label="Conversations"><${Icon} name="back" /></a>
+        <${Back} />
         <h2>Approvals</h2>
         <div class="segments" role="group" aria-label="Which">
           ${FILTERS.map(([value, label]) => html`
@@ -59,10 +58,10 @@ function useKept(items, status) {
 
 function Nothing({status}) {
   if (status === "pending")
-    return html`<${Empty} icon="inbox" title="Nothing waits for you">
+    return html`<${Empty} icon="inbox" title="Nothing is waiting for you">
       When the agent wants to call a tool that needs approval, the call is shown here before it runs. The list is live.
     <//>`;
-  return html`<${Empty} icon="inbox" title="None">There is no approval in this state.<//>`;
+  return html`<${Empty} icon="inbox" title="None">There are no approvals in this state.<//>`;
 }
 
 function Item({item, onDecided}) {

@@ -63,7 +63,7 @@ function Verdict({verdict, count}) {
     keyed: [
       "info",
       "The links hold; the hashes need the audit key",
-      "Each entry continues the one before it. The hashes are keyed (HMAC), so that only who has the audit key can " +
+      "Each entry continues the one before it. The hashes are keyed (HMAC), so only someone with the audit key can " +
         "check them: the service does, each time it reads them.",
     ],
     unchecked: [
@@ -71,7 +71,7 @@ function Verdict({verdict, count}) {
       "The links hold; the hashes were not recomputed",
       "Each entry continues the one before it. To check the hashes, open the console over HTTPS.",
     ],
-    broken: ["warn", `Entry ${verdict.entry?.seq} is bad`, `It ${verdict.reason}. What comes after it proves nothing.`],
+    broken: ["warn", `Entry ${verdict.entry?.seq} is bad`, `It ${verdict.reason}. The entries after it prove nothing.`],
   }[verdict.state];
   return html`
     <div class="verdict" data-state=${verdict.state} role="status">

@@ -7,7 +7,7 @@ import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
 import {Title} from "./sidebar.js";
 import {Turn} from "./turn.js";
-import {Icon, Loading, Problem} from "./ui.js";
+import {Back, Loading, Problem} from "./ui.js";
 
 /** `sides`: task, checkpoint, task, checkpoint; a checkpoint is an id or `current` */
 export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
@@ -20,12 +20,12 @@ export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
   return html`
     <div class="compare">
       <header class="page-header">
-        <a class="back icon-button" href=${href("tasks", leftTask, "travel")} aria-label="Time travel"><${Icon} name="back" /></a>
+        <${Back} label="Time travel" to=${href("tasks", leftTask, "travel")} />
         <h2>Two branches</h2>
         <span class="muted">${plural(shared, "request")} in common</span>
       </header>
       <details class="common" open=${shared <= 3 && shared > 0} hidden=${shared === 0}>
-        <summary>What both share</summary>
+        <summary>In common</summary>
         ${left.turns.slice(0, shared).map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${left.task} />`)}
       </details>
       <div class="branches">
@@ -60,7 +60,7 @@ function Branch({name, side, shared}) {
     <section class="branch" aria-label=${`${name} branch`}>
       <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a></h3>
       ${own.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${side.task} />`)}
-      ${own.length === 0 && html`<p class="muted">It ends where the other continues.</p>`}
+      ${own.length === 0 && html`<p class="muted">It ends where the other one goes on.</p>`}
     </section>
   `;
 }

@@ -1,7 +1,7 @@
 /** Where a message is written: text, images, and a button that sends or stops. */
 import {html, useLayoutEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {Icon, Problem} from "./ui.js";
+import {Icon, IconButton, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
 
@@ -46,7 +46,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   };
   const add = async (files) => {
     const chosen = [...files].filter((each) => each.type.startsWith("image/") && each.size <= LARGEST_IMAGE);
-    if (chosen.length < files.length) app.notify("Only images of up to 10 MB can be added.");
+    if (chosen.length < files.length) app.notify("You can add only images of up to 10 MB.");
     const read = await Promise.all(chosen.map(asImage));
     setImages((known) => [...known, ...read]);
   };
@@ -66,9 +66,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
       <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto"
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
       <div class="composer-actions">
-        <button type="button" class="icon-button" onClick=${() => file.current.click()} aria-label="Add an image" title="Add an image">
-          <${Icon} name="image" />
-        </button>
+        <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
         <input ref=${file} type="file" accept="image/png,image/jpeg,image/gif,image/webp" multiple hidden
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
         <span class="hint">Enter sends, Shift + Enter begins a line</span>
@@ -93,9 +91,7 @@ function Images({images, onRemove}) {
   return html`<ul class="images" aria-label="Images to send">
     ${images.map((image) => html`<li key=${image.key}>
       <img src=${image.source} alt=${image.name} />
-      <button type="button" class="icon-button small" onClick=${() => onRemove(image)} aria-label=${`Remove ${image.name}`}>
-        <${Icon} name="close" />
-      </button>
+      <${IconButton} name="close" size="small" label=${`Remove ${image.name}`} onClick=${() => onRemove(image)} />
     </li>`)}
   </ul>`;
 }

@@ -1,5 +1,6 @@
 /** What every view needs: the client, who is signed in, what the service says of itself, and messages. */
 import {createContext, useContext, useRef} from "./html.js";
+import {navigate} from "./router.js";
 
 export const App = createContext(null);
 
@@ -17,7 +18,7 @@ let ahead = 0;
 /** Takes the time from an answer, whose date is in whole seconds: less than that is no difference. */
 export function setTime(headers) {
   const difference = Date.parse(headers.get("date")) - Date.now();
-  if (!Number.isNaN(difference)) ahead = Math.abs(difference) > 2000 ? difference : 0;
+  ahead = Math.abs(difference) > 2000 ? difference : 0;
 }
 
 /** The time in milliseconds since 1970, by the clock of the service. */
@@ -27,15 +28,26 @@ export const serviceTime = () => Date.now() + ahead;
 export function useAttempt() {
   const {notify} = useApp();
   const busy = useRef(false);
-  return (action) => async () => {
+  return (action) => async (...given) => {
     if (busy.current) return;
     busy.current = true;
     try {
-      await action();
+      await action(...given);
     } catch (error) {
       notify(error.detail ?? error.message);
     } finally {
       busy.current = false;
     }
   };
+}
+
+/** Forks a task, from where it is or as `options` say, and shows the fork. */
+export function useFork(taskId) {
+  const {client, notify} = useApp();
+  return useAttempt()(async (options) => {
+    const made = await client.fork(taskId, options);
+    dispatchEvent(new Event("tasks-changed"));
+    navigate("tasks", made.task_id);
+    notify("This is the fork. Changes here do not affect the original.");
+  });
 }

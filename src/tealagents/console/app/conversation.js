@@ -11,7 +11,7 @@ import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Ended, Parts, Turn, UserMessage} from "./turn.js";
-import {Icon, Loading, Problem} from "./ui.js";
+import {Back, Icon, IconButton, Loading, Problem} from "./ui.js";
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -26,10 +26,11 @@ export function NewConversation({sessionId}) {
   };
   return html`
     <div class="welcome">
+      <${Back} />
       <img src="icon.svg" alt="" width="52" height="52" />
       <h2>${readable(config.name)}</h2>
       <p class="muted">${readable(config.description)}</p>
-      ${sessionId && html`<p class="muted">This conversation joins the session ${sessionId}.</p>`}
+      ${sessionId && html`<p class="muted">This conversation will be part of the session ${sessionId}.</p>`}
       <div class="welcome-composer"><${Composer} draft=${`new ${sessionId}`} onSend=${send} placeholder="Say something to begin" autofocus /></div>
       ${config.examples.length > 0 &&
       html`<ul class="examples" aria-label="Examples">
@@ -74,7 +75,7 @@ export function Conversation({task, foreign, reload}) {
       start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent?.request_id} follow=${live.parts}>
       ${running && html`<${Running} live=${live} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
       ${task.queued.length > 0 && html`<p class="muted" role="status">${plural(task.queued.length, "message")} waiting.</p>`}
-      ${past.length === 0 && !running && html`<p class="muted">No message is on this path. Write one below.</p>`}
+      ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
     <//>
     ${!foreign &&
     html`<div class="dock">
@@ -86,7 +87,7 @@ export function Conversation({task, foreign, reload}) {
 const requestOf = (turn) => turn.requestId;
 
 function placeholder(task, running) {
-  if (task.status === "Paused") return "A decision is awaited; sending a message cancels it";
+  if (task.status === "Paused") return "Waiting for a decision; a message cancels the request";
   return running ? "The agent is answering" : "Reply";
 }
 
@@ -106,8 +107,8 @@ function Running({live, user, task, foreign, reload}) {
         html`<div class="ended" role="status">
           <${Icon} name="warn" />
           <div>
-            <strong>The connection is lost</strong>
-            <p>The answer continues without this page. Retrying, attempt ${lost.attempt} …</p>
+            <strong>The connection was lost</strong>
+            <p>The service is still working on the answer. Reconnecting, attempt ${lost.attempt} …</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>
@@ -155,11 +156,10 @@ function Edit({message, task, before}) {
     const taken = await client.background(content, options);
     dispatchEvent(new Event("tasks-changed"));
     navigate("tasks", taken.task_id);
-    notify("The changed message was sent in a fork. The conversation that was is unchanged.");
+    notify("The changed message was sent in a fork. The original conversation is unchanged.");
   };
   if (!editing)
-    return html`<button class="icon-button small" onClick=${() => setEditing(true)} aria-label="Edit and send again"
-      title="Edit and send again"><${Icon} name="edit" /></button>`;
+    return html`<${IconButton} name="edit" size="small" label="Edit and send again" onClick=${() => setEditing(true)} />`;
   return html`
     <div class="editing">
       <${Composer} onSend=${send} initial=${text} placeholder="The message" autofocus />

@@ -57,12 +57,9 @@ export function usePages(list, keys, everyMs) {
   const again = useCallback(() => ((shown.asked += 1), reload()), [shown]);
   const next = () => shown.pages.at(-1)?.next_cursor ?? null;
   const more = useAttempt()(async () => {
-    let cursor, page;
-    do {
-      cursor = next();
-      page = cursor === null ? null : await list.page(cursor);
-    } while (cursor !== next()); // the pages were read again meanwhile
-    if (page) shown.pages = [...shown.pages, page];
+    const cursor = next();
+    const page = await list.page(cursor);
+    if (cursor === next()) shown.pages = [...shown.pages, page]; // else they were read again meanwhile
     redraw((n) => n + 1);
   });
   const items = useMemo(() => shown.pages.flatMap((page) => page.items), [shown.pages]);

@@ -1,6 +1,6 @@
 /** What a task says of itself: ids, times, where it came from, and metadata that can be changed. */
 import {html, useState} from "./html.js";
-import {useApp} from "./context.js";
+import {useApp, useAttempt} from "./context.js";
 import {longTime, shortId} from "./format.js";
 import {href} from "./router.js";
 import {exact, Json} from "./text.js";
@@ -60,7 +60,7 @@ function Metadata({task, reload}) {
       <label class="visually-hidden" for="metadata">Metadata as JSON</label>
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
         aria-invalid=${wanted === null} onInput=${(event) => setEdit({text: event.target.value, before})}></textarea>
-      ${wanted === null && html`<p class="wrong">This is no JSON object.</p>`}
+      ${wanted === null && html`<p class="wrong">This is not a JSON object.</p>`}
       ${error && html`<${Problem} error=${error} />`}
       <div class="actions"><button class="primary" disabled=${wanted === null || text === lines(before)}>Save</button></div>
     </form>
@@ -69,11 +69,13 @@ function Metadata({task, reload}) {
 
 const lines = (metadata) => JSON.stringify(metadata, null, 2);
 
-/** What leads from one to the other: new values, and null for what is gone. */
-function changes(before, wanted) {
-  const names = Object.keys({...before, ...wanted}).filter((name) => lines(before[name]) !== lines(wanted[name]));
-  return Object.fromEntries(names.map((name) => [name, wanted[name] ?? null]));
-}
+/** New values, and null for what is gone. */
+const changes = (before, wanted) =>
+  Object.fromEntries(
+    Object.keys({...before, ...wanted})
+      .filter((name) => lines(before[name]) !== lines(wanted[name]))
+      .map((name) => [name, wanted[name] ?? null]),
+  );
 
 function parsed(text) {
   try {
@@ -85,18 +87,14 @@ function parsed(text) {
 }
 
 function Expiry({task, reload}) {
-  const {client, notify} = useApp();
+  const {client} = useApp();
   const [when, setWhen] = useState("");
-  const set = async (expires_at) => {
-    try {
-      await client.patchTask(task.task_id, {expires_at});
-      await reload();
-    } catch (error) {
-      notify(error.detail ?? error.message);
-    }
-  };
+  const set = useAttempt()(async (expires_at) => {
+    await client.patchTask(task.task_id, {expires_at});
+    await reload();
+  });
   return html`
-    <p class="muted">After it the conversation cannot be reached any more; the operator's prune erases it.</p>
+    <p class="muted">After this time the conversation can no longer be read, and the operator's next prune erases it.</p>
     <div class="row">
       <input type="datetime-local" aria-label="Expires at" value=${when} onInput=${(event) => setWhen(event.target.value)} />
       <button disabled=${!when} onClick=${() => set(new Date(when))}>Set</button>

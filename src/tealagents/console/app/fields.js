@@ -124,14 +124,14 @@ function read({kind, text}) {
   try {
     return exactJson(text);
   } catch {
-    return new Error("This is no JSON.");
+    return new Error("This is not JSON.");
   }
 }
 
 function numberIn(text, kind) {
   const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value)) return new Error("This is no number.");
-  if (kind === "integer" && !Number.isInteger(value)) return new Error("This is no whole number.");
+  if (text.trim() === "" || !Number.isFinite(value)) return new Error("This is not a number.");
+  if (kind === "integer" && !Number.isInteger(value)) return new Error("This is not a whole number.");
   try {
     return Number.isSafeInteger(value) ? value : exactJson(text);
   } catch {

@@ -12,7 +12,7 @@ import {Sidebar} from "./sidebar.js";
 import {SignIn} from "./signin.js";
 import {TaskView} from "./task.js";
 import {applyTheme} from "./theme.js";
-import {Empty, Problem} from "./ui.js";
+import {Back, Empty, Problem} from "./ui.js";
 
 function Console({config, session, onSignOut, onRefused}) {
   const route = useRoute();
@@ -74,7 +74,10 @@ function View({route}) {
   if (place === "tasks" && id) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
   if (place === undefined || place === "new")
     return html`<${NewConversation} key=${route.query.get("session")} sessionId=${route.query.get("session")} />`;
-  return html`<${Empty} icon="info" title="There is no such page">Choose a conversation on the left.<//>`;
+  return html`<div class="page">
+    <${Back} />
+    <${Empty} icon="info" title="There is no such page">Choose a conversation from the list.<//>
+  </div>`;
 }
 
 function Root({config, first}) {

@@ -30,7 +30,7 @@ export function Countdown({until}) {
     const timer = setInterval(() => setLeft(new Date(until) - serviceTime()), 1000);
     return () => clearInterval(timer);
   }, [until]);
-  if (left <= 0) return html`<time class="countdown late" datetime=${until}>The time to decide is over</time>`;
+  if (left <= 0) return html`<time class="countdown late" datetime=${until}>The time to decide has run out</time>`;
   return html`<time class="countdown" datetime=${until} title=${longTime(until)} role="timer" aria-live="off">
     ${duration(left)} left
   </time>`;
@@ -41,7 +41,7 @@ function Authorizations({of}) {
   if (!of?.length) return null;
   return html`
     <div class="authorizations">
-      <p>Your own authorization is needed. Give it on the page of the provider, then approve here.</p>
+      <p>Your own authorization is needed. Give it on the provider's page, then approve here.</p>
       <ul>
         ${of.map(({server, url, scopes}) => html`<li key=${url}>
           ${/^https?:\/\//i.test(url)
@@ -111,7 +111,7 @@ function Decision({pause, onDecided}) {
       ${pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)}
       <${Outcome} outcome=${outcome} />
     `;
-  if (pause.gone && !busy) return html`<p role="status">This no longer waits: it was decided elsewhere, or it ended.</p>`;
+  if (pause.gone && !busy) return html`<p role="status">This is no longer waiting: it was decided elsewhere, or the request ended.</p>`;
   return html`
     ${pause.tool_calls.map((call) => html`
       <${DecidedCall} key=${call.id} call=${call} several=${several} choice=${choices[call.id] ?? {}}
@@ -170,7 +170,7 @@ function Outcome({outcome}) {
   const {status, content, problem} = outcome;
   return html`
     <div class="outcome-of" role="status">
-      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "It continues …" : html`The request is <${Status} value=${status} />`}</p>
+      <p><${Icon} name="check" /> Decided. ${status === "Running" ? "The request continues …" : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
       ${problem && html`<${Problem} error=${problem} />`}
     </div>
@@ -198,7 +198,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
       <div class="row">
         ${given !== null &&
         html`<button class="quiet" onClick=${editing ? stop : edit}>
-          <${Icon} name="edit" /> ${editing ? "Keep what was asked for" : "Edit the arguments"}
+          <${Icon} name="edit" /> ${editing ? "Keep the original arguments" : "Edit the arguments"}
         </button>`}
         ${several &&
         html`<div class="segments" role="group" aria-label=${`Decision on ${exact(name)}`}>

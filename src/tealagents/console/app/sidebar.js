@@ -1,12 +1,12 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
-import {isForeign, useApp} from "./context.js";
+import {isForeign, useApp, useAttempt} from "./context.js";
 import {Shared, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, IconButton, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -34,10 +34,8 @@ export function Sidebar({route, label, onSignOut}) {
       <${TaskList} current=${place === "tasks" ? id : null} />
       <footer class="who">
         <span class="name" title=${exactName(label)}>${readable(label)}</span>
-        <button class="icon-button" onClick=${() => (switchTheme(), setDark(isDark()))}
-          aria-label=${dark ? "Use light colours" : "Use dark colours"} title=${dark ? "Light" : "Dark"}>
-          <${Icon} name=${dark ? "sun" : "moon"} />
-        </button>
+        <${IconButton} name=${dark ? "sun" : "moon"} label=${dark ? "Use light colours" : "Use dark colours"}
+          onClick=${() => (switchTheme(), setDark(isDark()))} />
         <button class="quiet" onClick=${onSignOut}>Sign out</button>
       </footer>
     </nav>
@@ -95,7 +93,7 @@ function TaskList({current}) {
       ${roles.includes("auditor") && html`<${Whose} ofTenant=${ofTenant} onChange=${setOfTenant} />`}
       <div class="filter">
         <input type="search" placeholder="Filter" aria-label="Filter by title or metadata, such as team:north"
-          title="A word of the title or of the metadata, or key:value" value=${filter}
+          title="A word in the title or metadata, or key:value" value=${filter}
           onInput=${(event) => setFilter(event.target.value)} />
         <select aria-label="Status" value=${status} onChange=${(event) => setStatus(event.target.value)}>
           <option value="">All</option>
@@ -124,7 +122,7 @@ const Whose = ({ofTenant, onChange}) => html`
 `;
 
 const nothing = (status, filter) =>
-  status || filter ? "None of those read so far. Try another filter." : "Nothing yet. Your conversations will be here.";
+  status || filter ? "No match among those loaded so far. Try another filter." : "Nothing yet. Your conversations will appear here.";
 
 function bySession(tasks) {
   const groups = new Map();
@@ -139,23 +137,18 @@ function bySession(tasks) {
 function SessionGroup({session, tasks, current, reload}) {
   const {client, notify} = useApp();
   const [asking, setAsking] = useState(false);
-  if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
-  const remove = async () => {
+  const remove = useAttempt()(async () => {
     setAsking(false);
-    try {
-      await client.deleteSession(session);
-      notify("The session is deleted.");
-    } catch (error) {
-      notify(error.detail ?? error.message);
-    }
-    reload();
-  };
+    await client.deleteSession(session).finally(reload);
+    notify("The session is deleted.");
+  });
+  if (tasks.length === 1) return html`<${TaskLink} task=${tasks[0]} current=${current} />`;
   return html`
     <section class="session" aria-label=${`Session ${shortId(session)}`}>
       <header>
         <span>Session ${shortId(session)}</span>
         <${Menu} label="Session">
-          <button onClick=${() => (location.hash = `#/new?session=${session}`)}>New conversation in it</button>
+          <button onClick=${() => (location.hash = `#/new?session=${session}`)}>New conversation in this session</button>
           <button class="danger" onClick=${() => setAsking(true)}>Delete session</button>
         <//>
       </header>
@@ -174,7 +167,7 @@ function SessionGroup({session, tasks, current, reload}) {
 
 function TaskLink({task, current}) {
   const {me} = useApp();
-  if (task.error) return html`<div class="task damaged">${task.task_id ? shortId(task.task_id) : "What some user has"} is damaged: ${readable(task.error.detail)}</div>`;
+  if (task.error) return html`<div class="task damaged">${task.task_id ? shortId(task.task_id) : "A user's conversation"} is damaged: ${readable(task.error.detail)}</div>`;
   return html`
     <a class="task" href=${href("tasks", task.task_id)} aria-current=${task.task_id === current ? "page" : undefined}>
       <span class="title"><${Title} task=${task} /></span>
@@ -241,7 +234,7 @@ function ListMenu({reload}) {
       reload();
       navigate("tasks", task.task_id);
     } catch (error) {
-      notify(error instanceof SyntaxError ? "That file is not JSON: choose one that was exported here." : error.message);
+      notify(error instanceof SyntaxError ? "That file is not JSON. Choose one that was exported here." : error.message);
     }
   };
   return html`
@@ -264,7 +257,7 @@ function OpenById({onClose}) {
   };
   return html`<${Dialog} title="Open a conversation" onClose=${onClose}>
     <form onSubmit=${open}>
-      <label>The id of a conversation that you may read <input name="id" required autocomplete="off" autofocus /></label>
+      <label>The id of a conversation you may read <input name="id" required autocomplete="off" autofocus /></label>
       <div class="actions">
         <button type="button" onClick=${onClose}>Cancel</button>
         <button class="primary">Open</button>

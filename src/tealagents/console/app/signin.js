@@ -32,7 +32,7 @@ function NameForm({onSignedIn}) {
       <p id="name-help" class=${wrong ? "wrong" : "muted"}>
         ${wrong
           ? "Up to 200 letters, digits and signs, without spaces."
-          : "This service checks no passwords: you are who you say you are. What you make belongs to that name."}
+          : "This service checks no passwords: you are who you say you are. Everything you create belongs to that name."}
       </p>
       <button class="primary" disabled=${!NAME.test(name)}>Continue</button>
     </form>

@@ -1,6 +1,6 @@
 /** One task: what it is called, how it stands, and its views. */
 import {html, useCallback, useState} from "./html.js";
-import {isForeign, useApp, useAttempt} from "./context.js";
+import {isForeign, useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
 import {href, navigate} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
@@ -9,7 +9,7 @@ import {Conversation} from "./conversation.js";
 import {Details} from "./details.js";
 import {Trace} from "./trace.js";
 import {Travel} from "./travel.js";
-import {Dialog, Icon, Loading, Menu, Problem, Status} from "./ui.js";
+import {Back, Dialog, Icon, Loading, Menu, Problem, Status} from "./ui.js";
 
 const TABS = [
   ["conversation", "Conversation", "chat", Conversation],
@@ -31,7 +31,7 @@ export function TaskView({taskId, tab}) {
   }, [reload]);
   if (error && (!task || error.code === "not_found"))
     return html`<div class="page">
-      <a class="back" href="#/"><${Icon} name="back" /> Conversations</a>
+      <${Back} />
       <${Problem} error=${error} onRetry=${error.code ? undefined : reload} />
     </div>`;
   if (!task) return html`<div class="page"><${Loading} what="the task" /></div>`;
@@ -43,8 +43,8 @@ export function TaskView({taskId, tab}) {
       ${error && html`<div class="banner" role="status">${inBanner(error)}</div>`}
       ${foreign &&
       html`<div class="banner" role="status">
-        <${Icon} name="info" /> This is another user's conversation (${task.owner.oid}). You can read it, and change
-        nothing.
+        <${Icon} name="info" /> This is another user's conversation (${task.owner.oid}). You can read it, but not
+        change it.
       </div>`}
       <${View} task=${task} foreign=${foreign} reload=${changed} />
     </article>
@@ -52,13 +52,13 @@ export function TaskView({taskId, tab}) {
 }
 
 const inBanner = (error) =>
-  error.code ? error.detail : "The service cannot be reached. This page tries again by itself.";
+  error.code ? error.detail : "The service cannot be reached. This page will try again.";
 
 function Header({task, tab, foreign, reload}) {
   return html`
     <header class="task-header">
       <div class="headline">
-        <a class="back icon-button" href="#/" aria-label="Conversations"><${Icon} name="back" /></a>
+        <${Back} />
         <h2><${Title} key=${task.task_id} task=${task} /></h2>
         <${Status} value=${task.status} />
         <${Actions} task=${task} foreign=${foreign} reload=${reload} />
@@ -86,12 +86,7 @@ function Actions({task, foreign, reload}) {
   const {client, notify} = useApp();
   const [asking, setAsking] = useState(null);
   const attempt = useAttempt();
-  const fork = attempt(async () => {
-    const made = await client.fork(task.task_id);
-    dispatchEvent(new Event("tasks-changed"));
-    navigate("tasks", made.task_id);
-    notify("This is the fork: it has a life of its own.");
-  });
+  const fork = useFork(task.task_id);
   const remove = attempt(async () => {
     await client.deleteTask(task.task_id);
     dispatchEvent(new Event("tasks-changed"));
@@ -101,7 +96,7 @@ function Actions({task, foreign, reload}) {
   return html`
     <${Menu} label="Actions">
       ${!foreign && html`<button onClick=${() => setAsking("title")}>Rename …</button>`}
-      ${!foreign && html`<button onClick=${fork}>Fork</button>`}
+      ${!foreign && html`<button onClick=${() => fork()}>Fork</button>`}
       <button onClick=${attempt(() => download(client, task))}>Export</button>
       ${!foreign && html`<button class="danger" onClick=${() => setAsking("delete")}>Delete …</button>`}
     <//>
@@ -118,24 +113,19 @@ function Actions({task, foreign, reload}) {
 }
 
 function Rename({task, onClose, reload}) {
-  const {client, notify} = useApp();
+  const {client} = useApp();
   const [title, setTitle] = useState(titleOf(task));
-  const submit = async (event) => {
-    event.preventDefault();
-    try {
-      await client.patchTask(task.task_id, {metadata: {title: title.trim() || null}});
-      await reload();
-      onClose();
-    } catch (error) {
-      notify(error.detail ?? error.message);
-    }
-  };
+  const save = useAttempt()(async () => {
+    await client.patchTask(task.task_id, {metadata: {title: title.trim() || null}});
+    await reload();
+    onClose();
+  });
   return html`
     <${Dialog} title="Rename" onClose=${onClose}>
-      <form onSubmit=${submit}>
+      <form onSubmit=${(event) => (event.preventDefault(), save())}>
         <label for="title">Title</label>
         <input id="title" value=${title} maxlength="200" onInput=${(event) => setTitle(event.target.value)} autofocus />
-        <p class="muted">It is kept in the task's metadata. Without one the first message stands in its place.</p>
+        <p class="muted">It is stored in the task's metadata. Without a title, the first message is shown instead.</p>
         <div class="actions">
           <button type="button" onClick=${onClose}>Cancel</button>
           <button class="primary">Save</button>

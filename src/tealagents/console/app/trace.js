@@ -21,7 +21,7 @@ export function Trace({task}) {
   if (error && !known.current) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
   if (!known.current) return html`<div class="page"><${Loading} what="the trace" /></div>`;
   if (requests.length === 0)
-    return html`<${Empty} icon="trace" title="Nothing was done yet">
+    return html`<${Empty} icon="trace" title="Nothing has happened yet">
       Each model call, tool call, approval and error of a request will be here, with its times.
     <//>`;
   return html`
@@ -151,17 +151,17 @@ function StepDetails({step}) {
 
 const ORIGINS = {
   system_prompt: "System prompt",
-  summary: "Summary of what is not shown",
+  summary: "Summary of earlier messages",
   note: "Note",
   context: "Context",
   history: "History",
   request: "This request",
 };
 const GAPS = {
-  altered: "Messages that are marked were sent shortened by a reducer; they are shown as they are stored.",
-  agent: "Another version of the agent has answered: its system prompt may have been another one.",
-  path: "Failures before this request are no longer known, nor whether the model saw them.",
-  count: "The trace has recorded another number of parts than are shown.",
+  altered: "A reducer shortened the marked messages before they were sent; they are shown here as they are stored.",
+  agent: "Another version of the agent answered; its system prompt may have been different.",
+  path: "It is no longer known which failures preceded this request, or whether the model saw them.",
+  count: "The trace recorded a different number of parts than is shown here.",
 };
 const STANDING = "The system prompt is that of the agent as it is configured now; the descriptions of its tools are left out.";
 
@@ -215,7 +215,7 @@ function Part({part}) {
         <strong>${tool ? exact(tool) : role}</strong>
         <span class="muted">${ORIGINS[origin] ?? exact(origin)}${altered ? ", sent shortened" : ""}</span>
       </header>
-      ${withheld && html`<p class="muted">The operator does not show it.</p>`}
+      ${withheld && html`<p class="muted">The operator has hidden it.</p>`}
       ${items.map((item, place) => html`<${Content} key=${place} item=${item} />`)}
       ${calls.map((call) => html`<div key=${call.id}><code>${exact(call.tool)}</code><${Json} value=${call.arguments} /></div>`)}
     </li>

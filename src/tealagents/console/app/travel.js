@@ -1,10 +1,10 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
 import {html, useMemo, useRef, useState} from "./html.js";
-import {useApp, useAttempt} from "./context.js";
+import {useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
-import {href, navigate} from "./router.js";
+import {href} from "./router.js";
 import {lanesOf, readTree} from "./tree.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
@@ -26,7 +26,7 @@ export function Travel({task, foreign, reload}) {
   if (error && !tree) return html`<div class="page"><${Problem} error=${error} onRetry=${readAgain} /></div>`;
   if (!tree) return html`<div class="page"><${Loading} what="the tree" /></div>`;
   if (tree.nodes.length === 0)
-    return html`<${Empty} icon="branch" title="No point to go back to yet">
+    return html`<${Empty} icon="branch" title="Nothing to go back to yet">
       Each completed request is one. Once there are some, they are drawn here as a tree.
     <//>`;
   const mark = (id) => setMarked((chosen) => (chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id].slice(-2)));
@@ -89,18 +89,12 @@ function Tree({tree, marked, onMark, onLook, task, foreign, reload}) {
 
 function Node({node, marked, task, foreign, onMark, onLook, reload}) {
   const {client, notify} = useApp();
-  const attempt = useAttempt();
-  const rollback = attempt(async () => {
+  const rollback = useAttempt()(async () => {
     await client.rollback(task.task_id, node.id);
     await reload();
-    notify("This is the current point now. Nothing is erased: later points can be made current again.");
+    notify("This is now the current point. Nothing is erased: you can return to later points.");
   });
-  const fork = attempt(async () => {
-    const made = await client.fork(task.task_id, {checkpoint_id: node.id});
-    dispatchEvent(new Event("tasks-changed"));
-    navigate("tasks", made.task_id);
-    notify("This is the fork: it has a life of its own.");
-  });
+  const fork = useFork(task.task_id);
   return html`
     <li class="node" data-current=${node.current} data-on-path=${node.onPath}>
       <label class="mark" title="Mark for comparing">
@@ -113,7 +107,7 @@ function Node({node, marked, task, foreign, onMark, onLook, reload}) {
       <span class="node-side">
         ${node.current ? html`<span class="status" data-status="Current">Current</span>` : html`<${Time} at=${node.at} />`}
         ${!foreign && !node.current && html`<button class="quiet" onClick=${rollback}>${node.onPath ? "Roll back" : "Go here"}</button>`}
-        ${!foreign && html`<button class="quiet" onClick=${fork}>Fork</button>`}
+        ${!foreign && html`<button class="quiet" onClick=${() => fork({checkpoint_id: node.id})}>Fork</button>`}
       </span>
     </li>
   `;
@@ -124,7 +118,7 @@ function Look({task, node, onClose}) {
   const {client} = useApp();
   const {items, error} = useMessages(client, task, node.id);
   return html`
-    <${Dialog} title="As it was then" onClose=${onClose}>
+    <${Dialog} title="The conversation at that point" onClose=${onClose}>
       <div class="look">
         ${error && html`<${Problem} error=${error} />`}
         ${!items && !error && html`<${Loading} what="the messages" />`}

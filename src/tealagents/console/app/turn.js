@@ -5,14 +5,14 @@ import {duration, plural} from "./format.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, Plain, readable} from "./text.js";
-import {Icon, inWords, Status, Time} from "./ui.js";
+import {Icon, IconButton, inWords, Status, Time} from "./ui.js";
 
 /** images a browser draws without running or loading anything */
 const RASTER = /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,[a-z0-9+/=]+$/i;
 
 export function Image({source}) {
   if (RASTER.test(source)) return html`<img class="shown-image" src=${source} alt="Image of the message" />`;
-  return html`<p class="muted">An image that is not shown here: ${readable(source.slice(0, 60))}</p>`;
+  return html`<p class="muted">This image cannot be shown here: ${readable(source.slice(0, 60))}</p>`;
 }
 
 /** A message of the user: text as it was typed, and images. */
@@ -79,16 +79,16 @@ export function Turn({turn, task, actions}) {
 function AnswerFooter({turn, task}) {
   const {notify} = useApp();
   const copy = useAttempt()(async () => {
-    if (!navigator.clipboard) throw new Error("The browser copies only from pages over HTTPS. Select the text instead.");
+    if (!navigator.clipboard) throw new Error("Browsers can copy only from pages over HTTPS. Select the text instead.");
     await navigator.clipboard.writeText(turn.parts.filter((part) => part.type === "text").map((part) => part.text).join("\n\n"));
     notify("The answer is copied.");
   });
   return html`
     <footer class="turn-footer">
       <${Time} at=${turn.last.created_at} />
-      <button class="icon-button small" onClick=${copy} aria-label="Copy the answer" title="Copy"><${Icon} name="copy" /></button>
-      <a class="icon-button small" href=${href("tasks", task.task_id, "trace", turn.requestId)}
-        aria-label="Trace of this answer" title="Trace"><${Icon} name="trace" /></a>
+      <${IconButton} name="copy" size="small" label="Copy the answer" onClick=${copy} />
+      <${IconButton} name="trace" size="small" label="Trace of this answer"
+        href=${href("tasks", task.task_id, "trace", turn.requestId)} />
     </footer>
   `;
 }
@@ -111,8 +111,8 @@ function Ending({requestId}) {
 }
 
 const HINTS = {
-  interrupted: "The process that was answering stopped before it was done. What it had said is kept above. Send the message again if you still want an answer.",
-  request_canceled: "It was stopped. What had been said is kept above.",
+  interrupted: "The process that was answering stopped before it was done. What it had said so far is kept above. Send the message again if you still want an answer.",
+  request_canceled: "It was stopped. The answer so far is kept above.",
 };
 
 /** The end of a request that failed or was canceled. */

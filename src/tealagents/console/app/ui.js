@@ -34,6 +34,15 @@ export const Status = ({value}) => html`<span class="status" data-status=${value
 
 export const Time = ({at}) => html`<time datetime=${at} title=${longTime(at)}>${shortTime(at)}</time>`;
 
+/** A drawing to click, with its words: a link where it has an address. */
+export const IconButton = ({name, label, size = "", ...how}) =>
+  html`<${how.href ? "a" : "button"} type=${how.href ? undefined : "button"} class=${`icon-button ${size}`} aria-label=${label}
+    title=${label} ...${how}><${Icon} name=${name} /><//>`;
+
+/** On a phone, where there is room for one thing at a time: the way back, to the list or where `to` leads. */
+export const Back = ({label = "Conversations", to = "#/"}) =>
+  html`<${IconButton} name="back" size="back" label=${label} href=${to} />`;
+
 /** What stands where there is nothing yet: what it would be, and what to do. */
 export const Empty = ({icon, title, children}) => html`
   <div class="empty">
@@ -63,13 +72,13 @@ export function Problem({error, onRetry, children}) {
 
 const TITLES = {
   already_decided: "This has already been decided",
-  approval_expired: "This decision came too late",
+  approval_expired: "The time to decide has run out",
   approval_pending: "A decision is needed first",
-  not_found: "It is not there",
+  not_found: "Not found",
   not_owner: "This belongs to another user",
   request_canceled: "It was canceled",
   task_busy: "The agent is still answering",
-  unauthenticated: "You are not signed in any more",
+  unauthenticated: "You are no longer signed in",
 };
 
 /** An error as a sentence to read and one that says what to do. */
@@ -79,7 +88,7 @@ export function inWords(error) {
   if (error.name === "ConnectionLost" || error instanceof TypeError)
     return {
       title: "The service cannot be reached",
-      detail: "Check that it runs and that you are online. Running requests continue without this page.",
+      detail: "Check that it is running and that you are online. Running requests continue without this page.",
     };
   return {title: "Something went wrong", detail: error.detail ?? error.message ?? String(error)};
 }
