@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from email.utils import formatdate
 from typing import Any
@@ -54,6 +54,16 @@ def put(
 
 
 # --- the table ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_replies_about_the_table_that_are_lost() -> None:
+    """It is asked again; and a table that may have been made by this process is given its expiry."""
+    lost: Answer = (200, "close", {})
+    missing: Answer = (400, "ResourceNotFoundException", {})
+    table = ("DescribeTable", "CreateTable")
+    async with answering(lost, missing, lost, to=table) as (url, asked), store_of(url):
+        assert asked == ["DescribeTable", "DescribeTable", "CreateTable", "DescribeTable", "UpdateTimeToLive"]
 
 
 async def test_many_start_at_once(dynamodb_url: str, client: Any) -> None:
@@ -214,9 +224,13 @@ async def test_one_clock(dynamodb_url: str) -> None:
 Answer = tuple[int, str, dict[str, Any]]
 
 
+#: the calls that change something
+WRITES = ("PutItem", "TransactWriteItems")
+
+
 @asynccontextmanager
-async def answering(*answers: Answer) -> AsyncIterator[tuple[str, list[str]]]:
-    """A service that gives these answers to writes, one after the other, and to all else "nothing there"."""
+async def answering(*answers: Answer, to: Sequence[str] = WRITES) -> AsyncIterator[tuple[str, list[str]]]:
+    """A service that gives these answers, one after the other, and to all other calls "nothing there"."""
     asked: list[str] = []
     left = list(answers)
 
@@ -225,7 +239,7 @@ async def answering(*answers: Answer) -> AsyncIterator[tuple[str, list[str]]]:
         asked.append(operation)
         body: dict[str, Any] = {}
         status = 200
-        if operation in ("PutItem", "TransactWriteItems") and left:
+        if operation in to and left:
             status, kind, body = left.pop(0)
             if kind == "close":
                 assert request.transport is not None

@@ -106,13 +106,18 @@ class DynamoService:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    async def ask(self, operation: str, request: Mapping[str, Any]) -> Any:
-        """A call that may be repeated: it is, while the service is busy or the reply was lost."""
+    async def ask(self, operation: str, request: Mapping[str, Any], *, none_for: str = "") -> Any:
+        """A call that may be repeated: it is, while the service is busy or the reply was lost.
+
+        None where it is refused with the code `none_for`.
+        """
         problem: object = ""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await self.call(operation, request)
             except ClientError as error:
+                if none_for in codes(error):
+                    return None
                 if BUSY.isdisjoint(codes(error)) and not may_have_run(error):
                     raise self._unavailable(reason(error)) from None
                 problem = reason(error)
@@ -153,8 +158,8 @@ class DynamoService:
         while (table := await self._description()) is None or table["TableStatus"] != "ACTIVE":
             if time.monotonic() > deadline:
                 raise self._unavailable("the table does not become active")
-            if table is None and not made:
-                made = await self._create_table()
+            if table is None:
+                made = await self._create_table() or made
             await asyncio.sleep(0.2)
         keys = {key["KeyType"]: key["AttributeName"] for key in table["KeySchema"]}
         if keys != {"HASH": "p", "RANGE": "k"}:
@@ -163,24 +168,18 @@ class DynamoService:
             )
         if made:
             expiry = {"Enabled": True, "AttributeName": "t"}
-            await self.ask(
-                "update_time_to_live", {"TableName": self._table, "TimeToLiveSpecification": expiry}
-            )
+            request = {"TableName": self._table, "TimeToLiveSpecification": expiry}
+            # refused so where it is enabled already
+            await self.ask("update_time_to_live", request, none_for="ValidationException")
 
     async def _description(self) -> Mapping[str, Any] | None:
-        try:
-            reply = await self.call("describe_table", {"TableName": self._table})
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "ResourceNotFoundException":
-                return None
-            raise self._unavailable(reason(error)) from None
-        except Unknown as error:
-            raise self._unavailable(error) from None
-        description: Mapping[str, Any] = reply["Table"]
+        request = {"TableName": self._table}
+        reply = await self.ask("describe_table", request, none_for="ResourceNotFoundException")
+        description: Mapping[str, Any] | None = reply and reply["Table"]
         return description
 
     async def _create_table(self) -> bool:
-        """Whether it was this process that made it."""
+        """Whether it may have been this process that made it."""
         attributes = [{"AttributeName": name, "AttributeType": "S"} for name in ("p", "k")]
         schema = [{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "k", "KeyType": "RANGE"}]
         request = {
@@ -195,6 +194,8 @@ class DynamoService:
             if error.response["Error"]["Code"] == "ResourceInUseException":
                 return False
             raise self._unavailable(reason(error)) from None
+        except Unknown:
+            pass  # it is seen whether it is there, and if not it is made again
         return True
 
 
