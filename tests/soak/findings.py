@@ -12,7 +12,7 @@ from talkers import Event, Noted, Notes
 from tealagents.state import keys
 from tealagents.stores import open_store
 from tealagents.testing.digest_model import recount
-from tealagents.testing.history import audit_fault, everything, reader
+from tealagents.testing.history import Read, audit_fault, everything, reader
 
 Json = dict[str, Any]
 
@@ -29,7 +29,7 @@ async def findings(notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str
             found += [f"{request_id}: {each}" for each in await _request(request_id, noted, http, replicas)]
     for task_id in notes.tasks:
         found += [f"task {task_id}: {each}" for each in await _task(task_id, notes, http, replicas)]
-    return found + await _said_twice(http, replicas)
+    return found + await _said_twice(notes, http, replicas)
 
 
 async def left_over(notes: Notes, url: str) -> list[str]:
@@ -43,12 +43,13 @@ async def left_over(notes: Notes, url: str) -> list[str]:
     return found
 
 
-async def _said_twice(http: httpx.AsyncClient, replicas: Sequence[str]) -> list[str]:
+async def _said_twice(notes: Notes, http: httpx.AsyncClient, replicas: Sequence[str]) -> list[str]:
     """All replicas list the same tasks, and no message is in two of their requests, copies left aside."""
     listed = [await everything(reader(http, url), "/tasks") for url in replicas]
-    found = [f"the tasks are {listed}"] if any(other != listed[0] for other in listed[1:]) else []
+    kept = [[each for each in tasks if not notes.may_be_gone(each["task_id"])] for tasks in listed]
+    found = [f"the tasks are {kept}"] if any(other != kept[0] for other in kept[1:]) else []
     said: dict[str, set[str]] = defaultdict(set)
-    for task in listed[0]:
+    for task in kept[0]:
         for message in await everything(reader(http, replicas[-1]), f"/tasks/{task['task_id']}/messages"):
             if message["role"] == "user" and message.get("origin") is None:
                 said[json.loads(_text(message))["word"]].add(message["request_id"])
@@ -124,15 +125,24 @@ async def _task(task_id: str, notes: Notes, http: httpx.AsyncClient, replicas: S
         return []
     if len({answer.text for answer in answers}) != 1:
         return [f"reads as {[answer.text for answer in answers]}"]
-    found = [] if answers[0].json()["status"] in ENDED else [f"is {answers[0].json()['status']}"]
-    read = reader(http, replicas[0])
-    found += _history_faults(await everything(read, f"/tasks/{task_id}/messages"))
-    steps = await everything(read, f"/tasks/{task_id}/trace")
+    try:
+        return await _read_task(answers[0].json(), notes, reader(http, replicas[0]))
+    except httpx.HTTPStatusError as error:
+        if notes.may_be_gone(task_id) and error.response.status_code == 404:
+            return []  # a deletion that no one waits for any more was still under way
+        return [f"is {answers[0].text}, and {error.request.url} answers {error.response.text}"]
+
+
+async def _read_task(task: Json, notes: Notes, read: Read) -> list[str]:
+    path = f"/tasks/{task['task_id']}"
+    found = [] if task["status"] in ENDED else [f"is {task['status']}"]
+    found += _history_faults(await everything(read, f"{path}/messages"))
+    steps = await everything(read, f"{path}/trace")
     ids = {step["request_id"] for step in steps}
     statuses = {each: (await read(f"/requests/{each}"))["status"] for each in ids}
     found += _calls_faults(steps, statuses, notes)
-    found += _tree_faults(await everything(read, f"/tasks/{task_id}/checkpoints", parents="true"))
-    if fault := audit_fault(await everything(read, f"/tasks/{task_id}/audit")):
+    found += _tree_faults(await everything(read, f"{path}/checkpoints", parents="true"))
+    if fault := audit_fault(await everything(read, f"{path}/audit")):
         found.append(f"audit: {fault}")
     return found
 

@@ -32,6 +32,7 @@ SENT = ALWAYS | {
     "request_timeout",
 }
 DECIDED = SENT | {"already_decided", "approval_expired", "not_found"}
+REUSED = ALWAYS | {"idempotency_key_reused", "request_in_progress"}
 CHANGED = ALWAYS | {"task_busy", "approval_pending", "invalid_request"}
 #: the way of OpenAI to offer a tool
 OFFERED: Json = {
@@ -166,9 +167,19 @@ class Talker:
         headers = {**way, "idempotency-key": word} if rng.random() < 0.7 else way
         for _ in range(8 if "idempotency-key" in headers else 1):
             patience = rng.choice((HASTE, PATIENCE, PATIENCE)) if "idempotency-key" in headers else PATIENCE
-            if await self._call("send", "POST", "", SENT, body, headers, patience=patience):
+            if answered := await self._call("send", "POST", "", SENT, body, headers, patience=patience):
+                if answered < 300 and "idempotency-key" in headers and rng.random() < 0.1:
+                    await self._send_otherwise(headers["idempotency-key"])
                 return
             await asyncio.sleep(PAUSE)
+
+    async def _send_otherwise(self, key: str) -> None:
+        """Another message under a key that is taken."""
+        text = plan(self._notes.word(), self._notes.file, [])
+        body = {"items": [{"content_type": "text", "content": text}]}
+        answered = await self._call("reuse", "POST", "", REUSED, body, {"idempotency-key": key})
+        if answered is not None and answered < 300:
+            self._notes.wrong.append(f"another message was taken under the key {key}")
 
     async def _decide(self) -> None:
         """A decision on a pause, or two that differ, on two replicas at once."""

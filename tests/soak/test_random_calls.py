@@ -1,5 +1,7 @@
 """Random clients of two replicas that are killed, stopped and drained, for as long as `SOAK_RANDOM_SECONDS`.
 
+Where the store has a server, the connections to it break as well, one by one or all at once.
+
 Unlike `tests/crash/test_history.py`, which sends messages only, they also decide pauses, follow and replay
 streams, run tools of their own, cancel, go back, fork and delete tasks and sessions. `SOAK_SEED` says which
 calls are drawn.
@@ -23,6 +25,7 @@ sys.path.append(str(Path(__file__).parent))
 from findings import ENDED, findings, left_over
 from talkers import PATIENCE, Notes, Talker
 
+from tealagents.testing.faults import FaultProxy, Faults
 from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.history import everything, reader
 from tealagents.testing.pytest_stores import Place
@@ -39,7 +42,7 @@ PLUGINS = Path(__file__).parents[1] / "api" / "working" / "custom_plugins.py"
 
 
 @pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt", "rollback"])
-@pytest.mark.parametrize("place", ["files", "sqlite", "postgres", "redis"], indirect=True)
+@pytest.mark.parametrize("place", ["files", "sqlite", "postgres", "redis", "dynamodb"], indirect=True)
 async def test_every_answer_stays_true(
     place: Place, nursery: Nursery, concurrency: str, tmp_path: Path
 ) -> None:
@@ -80,6 +83,9 @@ async def test_every_answer_stays_true(
             for n, service in enumerate(services):
                 rng = random.Random(1000 * SEED + 100 + n)
                 group.create_task(torment(service, rng, faults, lambda: time.monotonic() < until))
+            if place.proxy is not None:
+                rng = random.Random(1000 * SEED + 200)
+                group.create_task(strain(place.proxy, rng, faults, lambda: time.monotonic() < until))
         await eventually(lambda: no_request_is_open(http, replicas[0]), every=0.5)
         found = await findings(notes, http, replicas)
     found += await left_over(notes, place.url)
@@ -104,6 +110,27 @@ async def torment(
         await asyncio.to_thread(service.kill if kind == "kill" else service.terminate)
         await asyncio.sleep(rng.uniform(0, 1.5))
         await asyncio.to_thread(started, service)
+
+
+async def strain(
+    proxy: FaultProxy, rng: random.Random, faults: "Counter[str]", during: Callable[[], bool]
+) -> None:
+    """Breaks the connections to the store, or keeps its replies from all of them; in the end it is there."""
+    while during():
+        await asyncio.sleep(rng.uniform(0.5, 4))
+        kind = rng.choice(("chaos", "reset", "mute", "away"))
+        faults[kind] += 1
+        if kind == "chaos":
+            proxy.chaos(seed=rng.randrange(1 << 30), rate=0.02)
+        elif kind == "mute":
+            proxy.faults = Faults(drop_replies=True)
+        else:
+            proxy.faults = Faults(refuse=kind == "away")
+            proxy.reset_all()
+        await asyncio.sleep(rng.uniform(0.2, 2.5))
+        proxy.calm()
+        if kind == "mute":  # a connection that has lost a reply gets no other
+            proxy.reset_all()
 
 
 def started(service: ForkedService) -> None:
