@@ -1,6 +1,7 @@
 """Deletion: complete, and resumed after any interruption."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from engine_setup import (
@@ -19,10 +20,12 @@ from engine_setup import (
 )
 
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.records import BLOB_BYTES
 from tealagents.stores.memory import MemoryStore
 
 TASK_DATA = ("task", "request/", "log/", "blob/", "event", "approval", "session")
@@ -100,6 +103,49 @@ async def test_a_task_that_begins_to_run_meanwhile_goes_with_its_session() -> No
         await here.eraser.erase_session(here.partition(), stored)
         assert await remains(here) == []
         gate.set()
+
+
+class Overtaken(MemoryStore):
+    """Lets something else happen just before the record of a request is deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overtaking: Callable[[], Awaitable[object]] | None = None
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        if self.overtaking is not None and any(key.startswith("request/") for key in commit.delete):
+            overtaking, self.overtaking = self.overtaking, None
+            await overtaking()
+        await super().commit(partition, commit)
+
+
+async def test_what_is_streamed_while_its_task_is_erased_goes_too() -> None:
+    """The process that answers learns of the deletion with its next commit only. covers: STATE-2"""
+    store, gate = Overtaken(), asyncio.Event()
+    async with process(store, Scripted(waits(gate))) as here:
+        running = await here.send("hello")
+        partition, request_id = here.partition(), running.request.request_id
+        version = (await here.tasks.request(partition, request_id)).version
+        late = [Recorded(2, TextDelta("late"))]
+        store.overtaking = lambda: here.tasks.streams.write(partition, request_id, version, late)
+        head = await here.tasks.head(partition, running.request.task_id)
+        assert await here.eraser.remove(partition, head)
+        assert store.overtaking is None
+        assert not [key for key in await remains(here) if not key.startswith("session")]
+        gate.set()
+
+
+async def test_what_is_said_at_length_in_an_erased_task_is_not_stored() -> None:
+    """A large body is stored before the commit that would find the task gone. covers: STATE-2"""
+    gate = asyncio.Event()
+    async with process(None, Scripted(waits(gate, "well", "x" * BLOB_BYTES))) as here:
+        running = (await here.send("hello")).request
+        head = await here.tasks.head(here.partition(), running.task_id)
+        assert await here.eraser.remove(here.partition(), head)
+        ended = asyncio.create_task(here.service.drain(5))
+        gate.set()
+        await ended
+        assert not [key for key in await remains(here) if not key.startswith("session")]
 
 
 @pytest.mark.parametrize("kind", ["request", "approval", "log"])

@@ -144,7 +144,7 @@ class RecordStore:
         commit = Commit(
             operation=operation or ids.operation_id(),
             expect=expect or {},
-            put=await self._sealed(partition, put or {}, ttl or {}),
+            put=await self._sealed(partition, put or {}, ttl or {}, expect or {}),
             delete=delete,
             unsynced=unsynced,
             notify=notify,
@@ -170,20 +170,26 @@ class RecordStore:
             raise CorruptState(marker, "exists, though its task ends before it")
 
     async def _sealed(
-        self, partition: str, records: Mapping[str, object], ttl: Mapping[str, float]
+        self,
+        partition: str,
+        records: Mapping[str, object],
+        ttl: Mapping[str, float],
+        expect: Mapping[str, str | None],
     ) -> dict[str, Put]:
         """The records' bytes; one that is too large is stored apart, and a reference takes its place."""
         puts: dict[str, Put] = {}
         for key, record in records.items():
             value = codec.seal(partition, key, record)
             if len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval):
-                value = await self._apart(partition, key, record)
+                value = await self._apart(partition, key, record, expect.get(keys.task(record.task_id)))
             puts[key] = Put(value, ttl.get(key))
         return puts
 
-    async def _apart(self, partition: str, key: str, record: RequestRecord | Approval) -> bytes:
+    async def _apart(
+        self, partition: str, key: str, record: RequestRecord | Approval, version: str | None
+    ) -> bytes:
         """Stores a record apart that is too large, and returns the reference that takes its place."""
-        ref = await self.put_blob(partition, record.task_id, codec.encode_json(record))
+        ref = await self.put_blob(partition, record.task_id, codec.encode_json(record), version=version)
         return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
     async def delete(
@@ -248,12 +254,15 @@ class RecordStore:
 
     # --- the log ---------------------------------------------------------------------------------
 
-    async def append(self, partition: str, head: Head, drafts: Sequence[Draft]) -> tuple[Head, str, Batch]:
+    async def append(
+        self, partition: str, head: Head, drafts: Sequence[Draft], version: str | None = None
+    ) -> tuple[Head, str, Batch]:
         """The head and the batch that `drafts` make of `head`; large bodies are already stored.
 
-        Nothing else is written: the caller commits both, with what belongs to them.
+        Nothing else is written: the caller commits both, with what belongs to them. `Conflict` where a body
+        is large, and the head no longer at `version`.
         """
-        bodies = await self._offload(partition, head.task_id, [item.body for item in drafts])
+        bodies = await self._offload(partition, head.task_id, [item.body for item in drafts], version)
         seal = self.chain.seal(head.task_id, head.tail_seq, head.tail_hash)
         if head.tail_seal not in ("", seal):
             log.error(
@@ -274,13 +283,15 @@ class RecordStore:
         )
         return grown, keys.log(head.task_id, first), batch
 
-    async def _offload(self, partition: str, task_id: str, bodies: list[bytes]) -> list[bytes]:
+    async def _offload(
+        self, partition: str, task_id: str, bodies: list[bytes], version: str | None
+    ) -> list[bytes]:
         """The bodies, those that are too large replaced by a reference to where they are stored now."""
         room = BATCH_BYTES
         kept: list[bytes] = []
         for body in bodies:
             if len(body) > BLOB_BYTES or len(body) > room:
-                body = codec.encode_json(await self.put_blob(partition, task_id, body))
+                body = codec.encode_json(await self.put_blob(partition, task_id, body, version=version))
             room -= len(body)
             kept.append(body)
         return kept
@@ -293,15 +304,22 @@ class RecordStore:
             while left := await self.store.scan(partition, prefix, limit=MOST_RECORDS - len(expect or ())):
                 await self.delete(partition, [name for name, _ in left], expect=expect)
 
-    async def put_blob(self, partition: str, task_id: str, data: bytes) -> BlobRef:
-        """Stores `data` in pieces named by its digest. Storing it twice is harmless."""
+    async def put_blob(
+        self, partition: str, task_id: str, data: bytes, *, version: str | None = None
+    ) -> BlobRef:
+        """Stores `data` in pieces named by its digest. Storing it twice is harmless.
+
+        `Conflict` where the task's head is no longer at `version`: nothing is to be left of a task that is
+        deleted meanwhile.
+        """
         digest = hashlib.sha256(data).hexdigest()
         text = data.decode()
         size = BLOB_BYTES // 2
         pieces = [text[i : i + size] for i in range(0, len(text), size)]
         named = {keys.blob(task_id, digest, n): piece for n, piece in enumerate(pieces)}
+        expect = {keys.task(task_id): version} if version is not None else {}
         for put in _portions(named):
-            await self.commit(partition, marker=next(iter(put)), put=put)
+            await self.commit(partition, marker=next(iter(put)), expect=expect, put=put)
         return BlobRef(digest, len(pieces))
 
     async def unless_deleted(self, partition: str, task_id: str, damage: CorruptState) -> TealError:
@@ -344,12 +362,12 @@ class RecordStore:
 
 
 def _portions(pieces: Mapping[str, str]) -> Iterator[dict[str, object]]:
-    """Pieces by as many as one commit holds."""
+    """Pieces by as many as one commit holds, with the head that it expects."""
     portion: dict[str, object] = {}
     room = PORTION_BYTES
     for key, piece in pieces.items():
         size = len(codec.encode_json(piece))
-        if portion and (size > room or len(portion) == MOST_RECORDS):
+        if portion and (size > room or len(portion) == MOST_RECORDS - 1):
             yield portion
             portion, room = {}, PORTION_BYTES
         portion[key] = piece

@@ -94,9 +94,11 @@ class Removal:
             found = None
         for approval_id in found.value.approvals if found else ():
             await self._approval(approval_id)
+        # first the record, which the writer of a stream expects: nothing is added to what is removed then.
+        # Followers learn that the request is gone
+        await self._delete([key], notify=[key])
         await self._delete_under(keys.streams(request_id))
         await self._delete_under(keys.stream_parts(request_id))
-        await self._delete([key], notify=[key])  # who follows it learns that it is gone
 
     async def _approval(self, approval_id: str) -> None:
         key = keys.approval(approval_id)

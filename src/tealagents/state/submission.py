@@ -13,6 +13,7 @@ from tealagents.domain.errors import (
     AlreadyExists,
     ApprovalPending,
     CheckpointMoved,
+    Conflict,
     CorruptState,
     IdempotencyKeyReused,
     InvalidRequest,
@@ -398,7 +399,7 @@ class _Attempt:
         if head.running is not None or head.queue:
             if tasks.rules.concurrency == "enqueue":
                 self._check_room(head)
-                return await self._queued(head, now)
+                return await self._queued(stored, now)
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
                 return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
             if head.running is not None:
@@ -466,13 +467,18 @@ class _Attempt:
             unsynced=not self._announced and self._key is None,
         )
 
-    async def _queued(self, head: Head, now: datetime) -> Transition:
+    async def _queued(self, found: Stored[Head], now: datetime) -> Transition | _Again:
+        head = found.value
         request = self._request(head, now, status="Queued")
         message = self._user_message(request)
         body = encode_json(message)
         stored: Message | BlobRef = message
         if len(body) > MOST_INLINE:
-            stored = await self._tasks.records.put_blob(self._partition, head.task_id, body)
+            put = self._tasks.records.put_blob
+            try:
+                stored = await put(self._partition, head.task_id, body, version=found.version)
+            except Conflict:
+                return _Again()
         request = replace(request, waiting=msgspec.to_builtins(stored))
         actor = self._caller.user.key
         transition = queued(head, request, self._deadline(request), actor, now)

@@ -311,7 +311,7 @@ class Tasks:
         grown = transition.head
         if grown.updated_at < grown.created_at:  # the clock was set back
             grown = replace(grown, updated_at=grown.created_at)
-        head, log_key, batch = await self.records.append(partition, grown, transition.entries)
+        head, log_key, batch = await self.records.append(partition, grown, transition.entries, version)
         put: dict[str, object] = {**transition.put, keys.task(head.task_id): head}
         if request is not None and request.ended_at is not None:
             put[keys.request(request.request_id)] = request
