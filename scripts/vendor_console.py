@@ -2,9 +2,9 @@
 
 The libraries come from npm in the versions below, each with its licence; the client comes from `clients/js`.
 A browser knows no bare names (`import "preact"`) without an import map, which the console's policy forbids:
-they are replaced by paths. The client's comments and indentation stay in `clients/js`; libraries that are
-larger than they have to be are shrunk. MSAL is larger than all the rest, and most of it is for what the
-console does not do: it is bundled without that. Nothing else is changed.
+they are replaced by paths. The client's comments, blank lines and indentation stay in `clients/js`; libraries
+that are larger than they have to be are shrunk. MSAL is larger than all the rest, and most of it is for what
+the console does not do: it is bundled without that. Nothing else is changed.
 """
 
 import json
@@ -87,7 +87,8 @@ PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
 _COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n|^[ \t]*//[^\n]*\n", re.MULTILINE)
 _OWN_IMPORT = re.compile(r"""^import \{[^}]*\} from "\./[^"]*";\n""", re.MULTILINE)
-_INDENTATION = re.compile(r"^[ \t]+", re.MULTILINE)
+_CAST = re.compile(r"/\*\* @type [^*]*\*/ ")
+_INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$\n?", re.MULTILINE)
 
@@ -110,7 +111,7 @@ def client() -> str:
 
 def _bare(source: str) -> str:
     """A module without comments and indentation; it has no text of several lines."""
-    return _INDENTATION.sub("", _COMMENT.sub("", source)).lstrip()
+    return _INDENTATION.sub("", _CAST.sub("", _COMMENT.sub("", source)))
 
 
 def fetch(package: str, version: str, files: dict[str, str], licence: str, scratch: Path) -> None:

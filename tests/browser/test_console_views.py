@@ -3,26 +3,14 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
-from agents import ENVIRONMENT, agent
+from agents import ENVIRONMENT, agent, talk
 from playwright.sync_api import Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
-
-
-def talk(service: ServiceThread, *texts: str, user: str = "ada", **more: Any) -> list[dict[str, Any]]:
-    """The answers to messages of one task."""
-    answers: list[dict[str, Any]] = []
-    with service.client(user) as client:
-        for text in texts:
-            task = {"task_id": answers[-1]["task_id"]} if answers else more
-            body = {"items": [{"content_type": "text", "content": text}], **task}
-            answers.append(client.post("", json=body).raise_for_status().json())
-    return answers
 
 
 def test_time_travel(ada: Tab, service: ServiceThread) -> None:

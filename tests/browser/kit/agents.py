@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from tealagents.testing.service import ServiceThread
+
 HERE = Path(__file__).parents[1]
 
 #: what the offline model says besides what it says by itself
@@ -29,3 +31,14 @@ ENVIRONMENT = {
     "TA_PLUGIN_MODULE": str(HERE / "custom_plugins.py"),
     "TA_PLUGIN_CATALOG_FILE": str(HERE / "catalogue.json"),
 }
+
+
+def talk(service: ServiceThread, *texts: str, user: str = "ada", **more: Any) -> list[dict[str, Any]]:
+    """The answers to messages of one task."""
+    answers: list[dict[str, Any]] = []
+    with service.client(user) as client:
+        for text in texts:
+            task = {"task_id": answers[-1]["task_id"]} if answers else more
+            body = {"items": [{"content_type": "text", "content": text}], **task}
+            answers.append(client.post("", json=body).raise_for_status().json())
+    return answers

@@ -5,7 +5,7 @@ import {usePages} from "./data.js";
 import {Pause, ShownCall} from "./pause.js";
 import {href} from "./router.js";
 import {readable} from "./text.js";
-import {Back, Empty, Icon, Loading, Problem, Time} from "./ui.js";
+import {Back, Empty, Guard, Icon, Loading, Problem, Time} from "./ui.js";
 
 const FILTERS = [
   ["pending", "To decide"],
@@ -33,7 +33,7 @@ export function Approvals() {
       ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
       ${!loaded && !error && html`<${Loading} what="the inbox" />`}
       <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
-        ${items.map((item) => html`<${Item} key=${item.approval_id} item=${item} onDecided=${reload} />`)}
+        ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} onDecided=${reload} /><//>`)}
       </div>
       ${loaded && items.length === 0 && html`<${Nothing} status=${status} />`}
       ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}

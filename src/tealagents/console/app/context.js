@@ -1,6 +1,7 @@
 /** What every view needs: the client, who is signed in, what the service says of itself, and messages. */
 import {createContext, useContext, useRef} from "./html.js";
 import {navigate} from "./router.js";
+import {inWords} from "./ui.js";
 
 export const App = createContext(null);
 
@@ -34,7 +35,7 @@ export function useAttempt() {
     try {
       await action(...given);
     } catch (error) {
-      notify(error.detail ?? error.message);
+      notify(inWords(error).detail);
     } finally {
       busy.current = false;
     }

@@ -11,7 +11,7 @@ import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Ended, Parts, Turn, UserMessage} from "./turn.js";
-import {Back, Icon, IconButton, Loading, Problem} from "./ui.js";
+import {Back, Guard, Icon, IconButton, Loading, Problem} from "./ui.js";
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -97,9 +97,9 @@ function Running({live, user, task, foreign, reload}) {
   const waiting = parts.length === 0 && !pause && !problem && !live.answer;
   return html`
     <section class="turn" data-live="true">
-      ${user.map((message) => html`<${UserMessage} key=${message.message_id} message=${message} />`)}
+      ${user.map((message) => html`<${Guard} key=${message.message_id}><${UserMessage} message=${message} /><//>`)}
       <div class="answer">
-        <${Parts} parts=${parts} growing />
+        <${Guard}><${Parts} parts=${parts} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
         ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}

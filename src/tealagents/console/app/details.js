@@ -1,7 +1,7 @@
 /** What a task says of itself: ids, times, where it came from, and metadata that can be changed. */
 import {html, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
-import {longTime, shortId} from "./format.js";
+import {asObject, longTime, shortId} from "./format.js";
 import {href} from "./router.js";
 import {exact, Json} from "./text.js";
 import {Problem, Status} from "./ui.js";
@@ -42,7 +42,7 @@ function Metadata({task, reload}) {
   const [error, setError] = useState(null);
   const before = edit?.before ?? task.metadata;
   const text = edit?.text ?? lines(before);
-  const wanted = parsed(text);
+  const wanted = asObject(text);
   const save = async (event) => {
     event.preventDefault();
     try {
@@ -76,15 +76,6 @@ const changes = (before, wanted) =>
       .filter((name) => lines(before[name]) !== lines(wanted[name]))
       .map((name) => [name, wanted[name] ?? null]),
   );
-
-function parsed(text) {
-  try {
-    const value = JSON.parse(text);
-    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
-  } catch {
-    return null;
-  }
-}
 
 function Expiry({task, reload}) {
   const {client} = useApp();

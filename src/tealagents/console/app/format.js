@@ -47,6 +47,16 @@ export const exactJson = (text) =>
     typeof value === "number" && String(value) !== source ? (JSON.rawJSON?.(source) ?? value) : value,
   );
 
+/** The object that JSON text says, or null. */
+export function asObject(text) {
+  try {
+    const value = exactJson(text);
+    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+  } catch {
+    return null;
+  }
+}
+
 /** JSON text as it is easiest to read; what is no JSON stays as it is. */
 export function prettyJson(text) {
   try {

@@ -1,5 +1,5 @@
 /** The rendering library, bound once: `html` makes elements, the hooks keep state. */
-import {Component, createContext, Fragment, h, render} from "../vendor/preact.js";
+import {Component, createContext, h, render} from "../vendor/preact.js";
 import htm from "../vendor/htm.js";
 
 export {
@@ -9,9 +9,8 @@ export {
   useId,
   useLayoutEffect,
   useMemo,
-  useReducer,
   useRef,
   useState,
 } from "../vendor/preact-hooks.js";
-export {Component, createContext, Fragment, render};
+export {Component, createContext, render};
 export const html = htm.bind(h);

@@ -3,6 +3,7 @@
  * page that was reloaded, or a second one, shows what the first one shows.
  */
 import {useEffect, useRef, useState} from "./html.js";
+import {sleep} from "../vendor/client.js";
 
 const NOTHING = {requestId: null, status: null, parts: [], pause: null, problem: null, answer: null, lost: null};
 
@@ -28,20 +29,28 @@ export function useLive(client, requestId, onEnd) {
   return live.requestId === requestId ? live : {...NOTHING, requestId};
 }
 
-/** Reads events to the end of the request; a decision that is awaited may take days. */
+/** Reads events to the end of the request, which refusals to be read do not end; a decision may take days. */
 async function follow(client, requestId, view, signal) {
   let after = 0;
   let last = null;
+  let attempt = 0;
   do {
     const stream = client.follow(requestId, {after, signal, onReconnect: (why) => view.lose(why)});
     last = null;
-    for await (const event of stream) {
-      if (signal.aborted) return false;
-      view.take(event);
-      last = event.event;
-      after = event.id ?? after;
+    try {
+      for await (const event of stream) {
+        if (signal.aborted) return false;
+        view.take(event);
+        last = event.event;
+        after = event.id ?? after;
+        attempt = 0;
+      }
+    } catch (error) {
+      if (error.status !== 429 && !(error.status >= 500 && attempt < 5)) throw error;
+      view.lose({attempt: (attempt += 1)});
+      await sleep(Math.max(2, error.retryAfter) * 1000, signal);
     }
-  } while (last === "approval-required" && !signal.aborted);
+  } while ((attempt || last === "approval-required") && !signal.aborted);
   return !signal.aborted;
 }
 

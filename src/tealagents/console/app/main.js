@@ -1,6 +1,6 @@
 /** The console: a client of the service's public API, in a page. */
 import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js";
-import {Client} from "../vendor/client.js";
+import {Client, isId} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
 import {useRead} from "./data.js";
 import {useRoute} from "./router.js";
@@ -12,7 +12,7 @@ import {Sidebar} from "./sidebar.js";
 import {SignIn} from "./signin.js";
 import {TaskView} from "./task.js";
 import {applyTheme} from "./theme.js";
-import {Back, Empty, Problem} from "./ui.js";
+import {Back, Empty, Guard, Problem} from "./ui.js";
 
 function Console({config, session, onSignOut, onRefused}) {
   const route = useRoute();
@@ -33,13 +33,13 @@ function Console({config, session, onSignOut, onRefused}) {
     const timer = setTimeout(() => setNotice(""), 6000);
     return () => clearTimeout(timer);
   }, [notice]);
-  const [place] = route.path;
+  const [place, id] = route.path;
   return html`
     <${App.Provider} value=${known}>
       <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
       <div class="frame" data-place=${place ?? "home"}>
         <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
-        <main id="main" tabindex="-1"><${View} route=${route} /></main>
+        <main id="main" tabindex="-1"><${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//></main>
       </div>
       <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""}>${notice}</div>
     <//>
@@ -70,8 +70,8 @@ function toMain(event) {
 function View({route}) {
   const [place, id, tab] = route.path;
   if (place === "approvals") return html`<${Approvals} />`;
-  if (place === "compare") return html`<${Compare} key=${route.path.join("/")} sides=${route.path.slice(1)} />`;
-  if (place === "tasks" && id) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
+  if (place === "compare" && route.path.slice(1).every(isId)) return html`<${Compare} key=${route.path.join("/")} sides=${route.path.slice(1)} />`;
+  if (place === "tasks" && isId(id)) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
   if (place === undefined || place === "new")
     return html`<${NewConversation} key=${route.query.get("session")} sessionId=${route.query.get("session")} />`;
   return html`<div class="page">
@@ -85,7 +85,7 @@ function Root({config, first}) {
   const [error, setError] = useState(first.error);
   const leave = useCallback(
     async (reason) => {
-      await signOut(config);
+      await signOut(config, reason);
       setError(reason ?? null);
       setSession(null);
     },

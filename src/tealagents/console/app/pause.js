@@ -1,7 +1,7 @@
 /** A pause: the calls that wait, exactly as they would run, and what is decided of them. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {serviceTime, useApp} from "./context.js";
-import {duration, exactJson, longTime} from "./format.js";
+import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
 import {exact, Json, readable} from "./text.js";
@@ -24,7 +24,7 @@ export function Pause({pause, foreign = false, onDecided}) {
 }
 
 /** How long there is to decide, by the clock of the service. */
-export function Countdown({until}) {
+function Countdown({until}) {
   const [left, setLeft] = useState(() => new Date(until) - serviceTime());
   useEffect(() => {
     const timer = setInterval(() => setLeft(new Date(until) - serviceTime()), 1000);
@@ -178,9 +178,10 @@ function Outcome({outcome}) {
 }
 
 function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
-  const [editing, setEditing] = useState(false);
+  // it may have been edited before a decision that failed
+  const [editing, setEditing] = useState(choice.edited !== undefined);
   const name = nameOf(call);
-  const given = useMemo(() => parsed(call.arguments), [call.arguments]);
+  const given = useMemo(() => asObject(call.arguments || "{}"), [call.arguments]); // what is none is decided as it is
   const edit = () => {
     setEditing(true);
     onEdit();
@@ -193,7 +194,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
     <fieldset class="shown-call">
       <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
       ${editing && schemas
-        ? html`<${Fields} value=${given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
+        ? html`<${Fields} value=${choice.edited ?? given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
         : html`<${Json} value=${call.arguments} />`}
       <div class="row">
         ${given !== null &&
@@ -212,14 +213,4 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
       </div>
     </fieldset>
   `;
-}
-
-/** The arguments as an object to edit, or null: what is no object has to be decided as it is. */
-function parsed(text) {
-  try {
-    const value = exactJson(text || "{}");
-    return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
-  } catch {
-    return null;
-  }
 }

@@ -58,9 +58,10 @@ export async function restored(config) {
   return kept?.kind === config.sign_in.kind ? made(kept) : null;
 }
 
-export async function signOut(config) {
+/** After a refusal what was written stays. */
+export async function signOut(config, refusal) {
   sessionStorage.removeItem(KEPT);
-  sessionStorage.removeItem(DRAFTS);
+  if (!refusal) sessionStorage.removeItem(DRAFTS);
   if (config.sign_in.kind === "entra") {
     const {signOutOfEntra} = await import("./entra.js");
     await signOutOfEntra(config.sign_in);

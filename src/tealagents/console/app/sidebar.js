@@ -6,7 +6,7 @@ import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, IconButton, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, IconButton, inWords, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -33,7 +33,7 @@ export function Sidebar({route, label, onSignOut}) {
       </div>
       <${TaskList} current=${place === "tasks" ? id : null} />
       <footer class="who">
-        <span class="name" title=${exactName(label)}>${readable(label)}</span>
+        <span class="name" title=${`Signed in as ${readable(label)}`}>${readable(label)}</span>
         <${IconButton} name=${dark ? "sun" : "moon"} label=${dark ? "Use light colours" : "Use dark colours"}
           onClick=${() => (switchTheme(), setDark(isDark()))} />
         <button class="quiet" onClick=${onSignOut}>Sign out</button>
@@ -41,8 +41,6 @@ export function Sidebar({route, label, onSignOut}) {
     </nav>
   `;
 }
-
-const exactName = (label) => `Signed in as ${readable(label)}`;
 
 function InboxLink({current}) {
   const {client} = useApp();
@@ -234,7 +232,7 @@ function ListMenu({reload}) {
       reload();
       navigate("tasks", task.task_id);
     } catch (error) {
-      notify(error instanceof SyntaxError ? "That file is not JSON. Choose one that was exported here." : error.message);
+      notify(error instanceof SyntaxError ? "That file is not JSON. Choose one that was exported here." : inWords(error).detail);
     }
   };
   return html`

@@ -9,7 +9,7 @@ import {Conversation} from "./conversation.js";
 import {Details} from "./details.js";
 import {Trace} from "./trace.js";
 import {Travel} from "./travel.js";
-import {Back, Dialog, Icon, Loading, Menu, Problem, Status} from "./ui.js";
+import {Back, Dialog, Guard, Icon, Loading, Menu, Problem, Status} from "./ui.js";
 
 const TABS = [
   ["conversation", "Conversation", "chat", Conversation],
@@ -46,7 +46,7 @@ export function TaskView({taskId, tab}) {
         <${Icon} name="info" /> This is another user's conversation (${task.owner.oid}). You can read it, but not
         change it.
       </div>`}
-      <${View} task=${task} foreign=${foreign} reload=${changed} />
+      <${Guard} key=${tab}><${View} task=${task} foreign=${foreign} reload=${changed} /><//>
     </article>
   `;
 }

@@ -5,6 +5,7 @@ import {useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
+import {titleOf} from "./sidebar.js";
 import {lanesOf, readTree} from "./tree.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
@@ -144,7 +145,7 @@ function Forks({task}) {
       <ul>
         ${data.map((other) => html`<li key=${other.task_id}>
           <${Icon} name=${other.origin?.task_id === task.task_id ? "branch" : "chat"} />
-          <a href=${href("tasks", other.task_id)}>${readable(titled(other))}</a>
+          <a href=${href("tasks", other.task_id)}>${readable(titleOf(other) || `Task ${shortId(other.task_id)}`)}</a>
           <span class="muted">${relation(task, other)}</span>
           <a class="button" href=${href("compare", task.task_id, "current", other.task_id, "current")}>Compare</a>
         </li>`)}
@@ -152,8 +153,6 @@ function Forks({task}) {
     </section>
   `;
 }
-
-const titled = (task) => (typeof task.metadata.title === "string" ? task.metadata.title : `Task ${shortId(task.task_id)}`);
 
 function relation(task, other) {
   if (other.origin?.task_id === task.task_id) return "forked from this one";

@@ -1,16 +1,16 @@
 /** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
 import {html, useEffect, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
-import {duration, plural} from "./format.js";
+import {duration} from "./format.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, Plain, readable} from "./text.js";
-import {Icon, IconButton, inWords, Status, Time} from "./ui.js";
+import {Guard, Icon, IconButton, inWords, Status, Time} from "./ui.js";
 
 /** images a browser draws without running or loading anything */
 const RASTER = /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,[a-z0-9+/=]+$/i;
 
-export function Image({source}) {
+function Image({source}) {
   if (RASTER.test(source)) return html`<img class="shown-image" src=${source} alt="Image of the message" />`;
   return html`<p class="muted">This image cannot be shown here: ${readable(source.slice(0, 60))}</p>`;
 }
@@ -33,7 +33,7 @@ export function UserMessage({message, children}) {
 }
 
 /** A call of a tool, folded: its arguments and what came of it. */
-export function Call({call}) {
+function Call({call}) {
   const {result} = call;
   const outcome = result ? (result.is_error ? "failed" : "done") : "open";
   return html`
@@ -65,10 +65,10 @@ export function Turn({turn, task, actions}) {
   return html`
     <section class="turn" id=${`turn-${turn.requestId}`}>
       ${turn.user.map((message) => html`
-        <${UserMessage} key=${message.message_id} message=${message}>${actions?.(message)}<//>
+        <${Guard} key=${message.message_id}><${UserMessage} message=${message}>${actions?.(message)}<//><//>
       `)}
       <div class="answer">
-        <${Parts} parts=${turn.parts} />
+        <${Guard}><${Parts} parts=${turn.parts} /><//>
         ${!turn.answered && html`<${Ending} requestId=${turn.requestId} />`}
         ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
       </div>
@@ -119,7 +119,7 @@ const HINTS = {
 export function Ended({status, problem}) {
   if (status === "Paused" || status === "Running" || status === "Queued") return html`<${Status} value=${status} />`;
   const canceled = status === "Canceled";
-  const words = problem ? inWords(problem) : {title: canceled ? "It was canceled" : "It failed", detail: ""};
+  const words = problem ? inWords(problem) : {title: "It failed", detail: ""};
   return html`
     <div class="ended" data-status=${status} role="status">
       <${Icon} name=${canceled ? "stop" : "warn"} />
@@ -130,5 +130,3 @@ export function Ended({status, problem}) {
     </div>
   `;
 }
-
-export const tokensOf = (usage) => plural(usage.total_tokens, "token");

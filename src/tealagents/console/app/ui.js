@@ -1,5 +1,5 @@
 /** The parts that views are made of. */
-import {html, useEffect, useLayoutEffect, useRef} from "./html.js";
+import {Component, html, useEffect, useLayoutEffect, useRef} from "./html.js";
 import {longTime, shortTime} from "./format.js";
 import {readable} from "./text.js";
 
@@ -55,7 +55,7 @@ export const Empty = ({icon, title, children}) => html`
 export const Loading = ({what}) => html`<p class="loading" role="status">Loading ${what} …</p>`;
 
 /** Something went wrong: what, and what to do next. */
-export function Problem({error, onRetry, children}) {
+export function Problem({error, onRetry}) {
   const {title, detail} = inWords(error);
   return html`
     <div class="problem" role="alert">
@@ -63,11 +63,23 @@ export function Problem({error, onRetry, children}) {
       <div>
         <strong>${title}</strong>
         <p>${readable(detail)}</p>
-        ${children}
         ${onRetry && html`<button onClick=${onRetry}>Try again</button>`}
       </div>
     </div>
   `;
+}
+
+/** What cannot be drawn says so in its place, and the rest of the page stays. */
+export class Guard extends Component {
+  componentDidCatch(error) {
+    reportError(error);
+    this.setState({error});
+  }
+
+  render({children}, {error}) {
+    if (!error) return children;
+    return html`<${Problem} error=${{code: 1, title: "This cannot be shown", detail: error.message}} />`;
+  }
 }
 
 const TITLES = {
@@ -83,14 +95,15 @@ const TITLES = {
 
 /** An error as a sentence to read and one that says what to do. */
 export function inWords(error) {
-  const code = error.code ?? null;
-  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail: error.detail};
-  if (error.name === "ConnectionLost" || error instanceof TypeError)
+  const {code, detail} = error;
+  if (code) return {title: TITLES[code] ?? error.title ?? "The service refused this", detail};
+  // a gateway in front of the service gives no code
+  if (error.name === "ConnectionLost" || error instanceof TypeError || error.status > 501)
     return {
       title: "The service cannot be reached",
-      detail: "Check that it is running and that you are online. Running requests continue without this page.",
+      detail: "Check that the service is running and that you are online. Running requests continue without this page.",
     };
-  return {title: "Something went wrong", detail: error.detail ?? error.message ?? String(error)};
+  return {title: "Something went wrong", detail: detail ?? error.message ?? String(error)};
 }
 
 /** A dialog over the page. It closes with Escape, by its buttons, and by `onClose`. */

@@ -1,0 +1,91 @@
+"""What goes wrong around a page does not mislead, and loses nothing of what was written."""
+
+from typing import Any
+
+import pytest
+from agents import talk
+from playwright.sync_api import Route, expect
+from tabs import Tab, Tabs
+
+from tealagents.testing.service import ServiceThread
+
+
+def _once(tab: Tab, url: str, **answer: Any) -> None:
+    """The next call of that address is answered with this."""
+    tab.page.route(url, lambda route: route.fulfill(**answer), times=1)
+
+
+def test_arguments_that_could_not_be_sent_stay_as_they_were_edited(ada: Tab, service: ServiceThread) -> None:
+    """What is shown is what runs, at the second attempt too."""
+    (pause,) = talk(service, 'call Files-delete {"path": "first.txt"}')
+    ada.expected = {500}
+    ada.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    path = ada.page.locator(".fields").get_by_label("path required")
+    path.fill("second.txt")
+    _once(ada, "**/resume/sse**", status=500, json={"code": "internal_error", "detail": "It broke."})
+    ada.button("Approve").click()
+    expect(ada.page.get_by_role("alert")).to_contain_text("It broke.")
+    expect(path).to_have_value("second.txt")
+    ada.button("Keep the original arguments").click()
+    ada.button("Edit the arguments").click()
+    expect(path).to_have_value("first.txt")
+    ada.button("Approve").click()
+    expect(ada.text("Files-delete said: first.txt is deleted")).to_be_visible()
+
+
+def test_a_message_that_cannot_be_shown_leaves_the_others(ada: Tab, service: ServiceThread) -> None:
+    """The page says so in its place."""
+    first, _ = talk(service, "hello", "My name is Ada.")
+
+    def broken(route: Route) -> None:
+        document = route.fetch().json()
+        document["items"][0]["items"][0]["content"] = None
+        route.fulfill(json=document)
+
+    ada.page.route("**/messages?**", broken)
+    ada.open("tasks", first["task_id"])
+    expect(ada.page.get_by_role("alert")).to_contain_text("This cannot be shown")
+    expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+    expect(ada.link("New conversation")).to_be_visible()
+    assert ada.errors, "it was not reported"
+    ada.errors.clear()
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_an_answer_is_followed_although_one_reading_was_refused(ada: Tab, status: int) -> None:
+    """It did not fail, and runs still."""
+    ada.expected = {status}
+    refusal = {"code": "overloaded", "detail": "Too many requests."}
+    _once(ada, "**/events", status=status, headers={"retry-after": "1"}, json=refusal)
+    with ada.page.expect_response(lambda seen: seen.url.endswith("/events") and seen.status == status):
+        ada.say('call Files-delete {"path": "notes.txt"}')
+    expect(ada.text("The connection was lost")).to_be_visible()
+    expect(ada.button("Approve")).to_be_visible()
+    expect(ada.page.locator(".ended")).to_have_count(0)
+
+
+def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
+    """One signs in again, and finds it where it was."""
+    hal = tabs.signed_in(f"{service.url}/console/", "hal")
+    hal.expected = {401}
+    field = hal.page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("Half a thought")
+    refused = {"www-authenticate": 'Bearer error="invalid_token"'}
+    _once(hal, "**/tasks?**", status=401, headers=refused, json={"code": "unauthenticated"})
+    expect(hal.page.get_by_role("alert")).to_contain_text("Sign in again")
+    hal.sign_in("hal")
+    expect(field).to_have_value("Half a thought")
+
+
+def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service: ServiceThread) -> None:
+    """Its page is no sentence for a user."""
+    (answer,) = talk(service, "hello")
+    ada.expected = {502}
+    _once(ada, "**/fork", status=502, content_type="text/html", body="<html><h1>Bad Gateway</h1>")
+    ada.open("tasks", answer["task_id"], "travel").button("Fork").last.click()
+    expect(ada.page.locator(".notice")).to_contain_text("Check that the service is running")
+
+
+def test_an_address_that_is_no_id_is_no_lost_connection(ada: Tab) -> None:
+    ada.open("tasks", "a b")
+    expect(ada.text("There is no such page")).to_be_visible()
