@@ -25,6 +25,7 @@ from tealagents.domain.ids import random_id
 from tealagents.domain.models import ToolCall
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.memories import Memory
 from tealagents.state.records import BLOB_BYTES
 from tealagents.stores.memory import MemoryStore
 
@@ -146,6 +147,18 @@ async def test_what_is_said_at_length_in_an_erased_task_is_not_stored() -> None:
         gate.set()
         await ended
         assert not [key for key in await remains(here) if not key.startswith("session")]
+
+
+async def test_nothing_is_learned_in_an_erased_task() -> None:
+    """No later deletion would find it. covers: STATE-2"""
+    async with process() as here:
+        request, partition = await here.ask(), here.partition()
+        memory = Memory(here.records, partition, "facts", request.session_id, request.task_id)
+        await memory.remember("likes tea")
+        await here.eraser.delete_task(partition, request.task_id)
+        assert await memory.recall() == ()
+        await memory.remember("likes coffee")
+        assert await memory.recall() == ()
 
 
 @pytest.mark.parametrize("kind", ["request", "approval", "log"])

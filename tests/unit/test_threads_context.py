@@ -379,7 +379,7 @@ def test_what_counts_as_a_fact() -> None:
 async def test_memories_are_bounded(store: CountedStore) -> None:
     """The oldest go first, an equal one is made the newest, and texts are cut."""
     async with Engine(store, ScriptedModel()) as engine:
-        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t")
+        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t", has_head=False)
         for n in range(MOST_MEMORIES + 3):
             await memory.remember(f"fact {n}")
         await memory.remember("fact 10")
@@ -394,7 +394,7 @@ async def test_memories_are_bounded(store: CountedStore) -> None:
 async def test_memories_added_at_once_are_all_kept(store: CountedStore) -> None:
     """From several requests of one user side by side."""
     async with Engine(store, ScriptedModel()) as engine:
-        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t")
+        memory = Memory(engine.tasks.records, engine.partition, "p", "s", "t", has_head=False)
         await asyncio.gather(*(memory.remember(f"fact {n}") for n in range(20)))
         assert len(await memory.recall()) == 20
         assert not search(await memory.recall(), "the of and", 5)

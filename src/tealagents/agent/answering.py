@@ -74,7 +74,8 @@ class ThreadConversation:
 
     def memory(self, provider: str) -> Memory:
         thread_id = self._thread.thread_id
-        return Memory(self._records, self._records.partition(self._user), provider, thread_id, thread_id)
+        partition = self._records.partition(self._user)
+        return Memory(self._records, partition, provider, thread_id, thread_id, has_head=False)
 
 
 class ThreadRecorder(Recorder):

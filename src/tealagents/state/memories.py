@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.errors import Conflict
-from tealagents.domain.models import Json
+from tealagents.domain.models import Head, Json
 from tealagents.state import keys
 from tealagents.state.records import RecordStore
 
@@ -39,8 +39,17 @@ class Memory:
     """One provider's memories of one user, as seen from one task."""
 
     def __init__(
-        self, records: RecordStore, partition: str, provider: str, session_id: str, task_id: str
+        self,
+        records: RecordStore,
+        partition: str,
+        provider: str,
+        session_id: str,
+        task_id: str,
+        *,
+        has_head: bool = True,
     ) -> None:
+        """`has_head`: whether the task is a task of the service, and not a thread of the library."""
+        self._head = keys.task(task_id) if has_head else None
         self._records = records
         self._partition = partition
         self._key = keys.memory(provider)
@@ -53,7 +62,10 @@ class Memory:
         return found.value if found else ()
 
     async def remember(self, text: str, **data: object) -> Remembered:
-        """Adds a memory. One of the same text is replaced, so that it counts as new."""
+        """Adds a memory. One of the same text is replaced, so that it counts as new.
+
+        Nothing is learned any more in a task that is deleted meanwhile.
+        """
         added = Remembered(
             memory_id=ids.random_id(),
             text=text[:MOST_CHARACTERS],
@@ -69,7 +81,7 @@ class Memory:
         await self._change(lambda known: tuple(each for each in known if each.memory_id not in memory_ids))
 
     async def _change(self, change: Callable[[Learned], Learned]) -> None:
-        await _change(self._records, self._partition, self._key, change)
+        await _change(self._records, self._partition, self._key, change, head=self._head)
 
 
 async def forget_task(records: RecordStore, partition: str, task_id: str) -> None:
@@ -85,18 +97,25 @@ async def forget_task(records: RecordStore, partition: str, task_id: str) -> Non
 
 
 async def _change(
-    records: RecordStore, partition: str, key: str, change: Callable[[Learned], Learned]
+    records: RecordStore,
+    partition: str,
+    key: str,
+    change: Callable[[Learned], Learned],
+    *,
+    head: str | None = None,
 ) -> None:
+    """Does nothing where the task with this `head` is gone."""
     while True:
         found = await records.get(partition, key, Learned)
         known = change(found.value if found else ())[-MOST_MEMORIES:]
+        expect = {key: found.version if found else None}
+        if head is not None:
+            task = await records.get(partition, head, Head)
+            if task is None or task.value.erased:
+                return
+            expect[head] = task.version
         try:
-            await records.commit(
-                partition,
-                marker=key,
-                expect={key: found.version if found else None},
-                put={key: known},
-            )
+            await records.commit(partition, marker=key, expect=expect, put={key: known})
         except Conflict:
             continue
         return
