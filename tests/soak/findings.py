@@ -64,7 +64,7 @@ async def _request(
 ) -> list[str]:
     answers = [await http.get(f"{url}/requests/{request_id}") for url in replicas]
     if any(answer.status_code != 200 for answer in answers):
-        return [f"read as {[answer.text for answer in answers]}"]
+        return [f"named by {noted.named_by}, read as {[answer.text for answer in answers]}"]
     request, *others = [answer.json() for answer in answers]
     found = [f"is {request} here and {other} there" for other in others if other != request]
     if request["status"] not in ENDED:

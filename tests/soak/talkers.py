@@ -10,6 +10,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -45,6 +46,8 @@ OFFERED: Json = {
 }
 #: seconds after which a client gives up on an answer that it asks for again under its key
 HASTE = 0.15
+#: with these ids may be named of what was never stored
+UNCERTAIN = frozenset({"persistence_unavailable"})
 #: after these the same call is made again
 AGAIN = frozenset({"draining", "persistence_unavailable", "request_in_progress"})
 
@@ -54,6 +57,8 @@ class Noted:
     """A request, as far as clients have heard of it."""
 
     task_id: str
+    #: the answer that first named it
+    named_by: Json
     #: by number; a number that came twice came alike
     events: dict[int, Event] = field(default_factory=dict)
     #: what it ended with, as it was answered: a status, and the text or the code of the error
@@ -94,7 +99,7 @@ class Notes:
         """An answer, or the last event of a stream."""
         if document.get("request_id") is None or document.get("task_id") is None:
             return
-        noted = self.requests.setdefault(document["request_id"], Noted(document["task_id"]))
+        noted = self.requests.setdefault(document["request_id"], Noted(document["task_id"], document))
         if session_id := document.get("session_id"):
             self.sessions[noted.task_id] = session_id
         if noted.task_id not in self.tasks:
@@ -144,6 +149,7 @@ class Talker:
             self._fork: 3,
             self._delete: 1,
             self._delete_session: 1,
+            self._expire: 1,
             self._run_tool: 5,
         }
         [act] = self._rng.choices(list(acts), list(acts.values()))
@@ -271,6 +277,15 @@ class Talker:
         if await self._call("delete session", "DELETE", f"/sessions/{session_id}", CHANGED) == 204:
             self._notes.gone |= known
 
+    async def _expire(self) -> None:
+        """A task that is soon no longer there, and erased when it is pruned."""
+        if self._notes.tasks:
+            task_id = self._rng.choice(self._notes.tasks)
+            self._notes.deleted.add(task_id)
+            at = datetime.now(UTC) + timedelta(seconds=self._rng.uniform(0.1, 3))
+            body = {"expires_at": at.isoformat()}
+            await self._call("expire", "PATCH", f"/tasks/{task_id}", CHANGED, body)
+
     async def _run_tool(self) -> None:
         """A call of the client's own tool, its output sent to the replicas, now and then two that differ."""
         word, same = self._notes.word(), self._rng.random() < 0.6
@@ -340,12 +355,15 @@ class Talker:
             if what == "fork":
                 self._notes.tasks.append(document["task_id"])
                 self._notes.sessions[document["task_id"]] = document["session_id"]
+                if document["expires_at"] is not None:
+                    self._notes.deleted.add(document["task_id"])
             return answer.status_code
         code = document.get("code", "")
         self._notes.done[f"{what}: {code}"] += 1
         if code not in allowed:
             self._notes.wrong.append(f"{what} {path} was answered {document}")
-        self._notes.see({**document, "status": None})
+        if code not in UNCERTAIN:
+            self._notes.see({**document, "status": None})
         return None if code in AGAIN else answer.status_code
 
     async def _listen(self, what: str, answer: httpx.Response) -> int | None:
@@ -361,9 +379,9 @@ class Talker:
             elif kind == "data":
                 document = json.loads(value)
                 request_id = document["request_id"]
-                self._notes.see({**document, "status": None} if name == "error" else document)
                 if number == 0 and name == "error":
-                    continue  # how the request ends is not known here
+                    continue  # how the request ends is not known here, nor whether it is stored
+                self._notes.see({**document, "status": None} if name == "error" else document)
                 self._notes.hear(request_id, number, (name, value))
                 if what == "decide" and not last:
                     last = number - 1  # the answer to a decision begins behind the pause

@@ -1,6 +1,7 @@
 """Random clients of two replicas that are killed, stopped and drained, for as long as `SOAK_RANDOM_SECONDS`.
 
-Where the store has a server, the connections to it break as well, one by one or all at once.
+Where the store has a server, the connections to it break as well, one by one or all at once. Beside it all
+an operator prunes what expires, and in the end verifies the audits.
 
 Unlike `tests/crash/test_history.py`, which sends messages only, they also decide pauses, follow and replay
 streams, run tools of their own, cancel, go back, fork and delete tasks and sessions. `SOAK_SEED` says which
@@ -13,12 +14,14 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -68,6 +71,7 @@ async def test_every_answer_stays_true(
         env = {**place.env, "TA_PLUGIN_MODULE": str(PLUGINS)}
         services = [stack.enter_context(nursery.service(config, env)) for _ in range(2)]
         replicas = [service.url for service in services]
+        operator = Operator(config, env, tmp_path / "config.yaml")
         http = await stack.enter_async_context(services[0].async_client("ada", timeout=PATIENCE))
         talkers = [Talker(notes, http, replicas, 1000 * SEED + n) for n in range(CLIENTS)]
         faults: Counter[str] = Counter()
@@ -83,12 +87,17 @@ async def test_every_answer_stays_true(
             for n, service in enumerate(services):
                 rng = random.Random(1000 * SEED + 100 + n)
                 group.create_task(torment(service, rng, faults, lambda: time.monotonic() < until))
+            rng = random.Random(1000 * SEED + 300)
+            group.create_task(tend(operator, rng, faults, notes, lambda: time.monotonic() < until))
             if place.proxy is not None:
                 rng = random.Random(1000 * SEED + 200)
                 group.create_task(strain(place.proxy, rng, faults, lambda: time.monotonic() < until))
         await eventually(lambda: no_request_is_open(http, replicas[0]), every=0.5)
         found = await findings(notes, http, replicas)
     found += await left_over(notes, place.url)
+    status, said = await operator.run("verify-audit")
+    if status or "0 tasks with a bad one" not in said or "damaged" in said:
+        found.append(f"the audits: {said}")
     print(f"\n{place.name}, {concurrency}, seed {SEED}: {dict(notes.done)}, faults {dict(faults)}")
     assert not found, f"seed {SEED}:\n" + "\n".join(found[:20])
     assert len(notes.requests) > SECONDS
@@ -110,6 +119,36 @@ async def torment(
         await asyncio.to_thread(service.kill if kind == "kill" else service.terminate)
         await asyncio.sleep(rng.uniform(0, 1.5))
         await asyncio.to_thread(started, service)
+
+
+class Operator:
+    """Runs `tealagents state …` beside the service."""
+
+    def __init__(self, config: Mapping[str, Any], env: Mapping[str, str], file: Path) -> None:
+        file.write_text(yaml.safe_dump(config))
+        self._env = {**os.environ, **env, "TA_SERVICE_CONFIG": str(file)}
+
+    async def run(self, *arguments: str) -> tuple[int | None, str]:
+        """The exit status of a command, and all that it says."""
+        command = (sys.executable, "-m", "tealagents", "state", *arguments)
+        to = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=to, stderr=asyncio.subprocess.STDOUT, env=self._env
+        )
+        said, _ = await process.communicate()
+        return process.returncode, said.decode()
+
+
+async def tend(
+    operator: Operator, rng: random.Random, faults: "Counter[str]", notes: Notes, during: Callable[[], bool]
+) -> None:
+    """Prunes now and then; without a store that is one line."""
+    while during():
+        await asyncio.sleep(rng.uniform(1, 5))
+        status, said = await operator.run("prune")
+        faults["prune" if status == 0 else "prune failed"] += 1
+        if "Traceback" in said or "damaged" in said or (status and len(said.splitlines()) > 3):
+            notes.wrong.append(f"prune said {said}")
 
 
 async def strain(
@@ -134,9 +173,10 @@ async def strain(
 
 
 def started(service: ForkedService) -> None:
-    for _ in range(20):
+    for _ in range(20):  # the store may be away
         with suppress(RuntimeError):
             return service.start()
+        time.sleep(0.25)
     return service.start()
 
 
