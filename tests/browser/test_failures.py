@@ -89,3 +89,34 @@ def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service
 def test_an_address_that_is_no_id_is_no_lost_connection(ada: Tab) -> None:
     ada.open("tasks", "a b")
     expect(ada.text("There is no such page")).to_be_visible()
+
+
+def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab) -> None:
+    ada.page.set_viewport_size({"width": 390, "height": 780})
+    ada.page.get_by_label("Images").set_input_files(__file__)
+    notice = ada.page.locator(".notice")
+    expect(notice).to_have_text("You can add only images of up to 10 MB.")
+    assert notice.evaluate("notice => notice.offsetWidth") > 260
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def test_a_message_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: ServiceThread) -> None:
+    """The service had taken it; one who sends it again continues with what is there."""
+    ivy = tabs.signed_in(f"{service.url}/console/", "ivy")
+    ivy.may_be_cut = True
+    cut = True
+
+    def lost(route: Route) -> None:
+        answer = route.fetch()
+        if cut:
+            return route.abort()
+        return route.fulfill(response=answer)
+
+    ivy.page.route(f"{service.url}", lost)
+    ivy.say("My name is Ivy.")
+    expect(ivy.page.get_by_role("main").get_by_role("alert")).to_contain_text("cannot be reached")
+    cut = False
+    ivy.button("Send").click()
+    expect(ivy.text("Nice to meet you, Ivy.")).to_be_visible()
+    with service.client("ivy") as client:
+        assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1

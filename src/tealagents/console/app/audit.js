@@ -1,5 +1,5 @@
 /** The append-only record of a task, and whether its chain holds. */
-import {html, useEffect, useRef, useState} from "./html.js";
+import {html, useEffect, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {all, useRead} from "./data.js";
 import {verify} from "./chain.js";
@@ -14,12 +14,9 @@ const DRAWN = 200;
 export function Audit({task}) {
   const {client} = useApp();
   const read = (signal) => all(client.audit(task.task_id, {limit: 200, signal}), signal);
-  const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated]);
-  const known = useRef(null);
-  known.current = data ?? known.current;
+  const {data: entries, error, reload} = useRead(read, [client, task.task_id, task.last_updated]);
   const [drawn, setDrawn] = useState(DRAWN);
-  const verdict = useVerdict(known.current);
-  const entries = known.current;
+  const verdict = useVerdict(entries);
   if (error && !entries) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
   if (!entries) return html`<div class="page"><${Loading} what="the audit" /></div>`;
   return html`

@@ -1,12 +1,13 @@
 /** Where a message is written: text, images, and a button that sends or stops. */
-import {html, useLayoutEffect, useRef, useState} from "./html.js";
+import {html, useEffect, useLayoutEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {Icon, IconButton, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
 
 /**
- * `onSend(items)` resolves when the service has taken the message; what it refuses stays to be changed.
+ * `onSend(items, key)` resolves when the service has taken the message, which it knows again by its key; what it
+ * refuses stays to be changed.
  * `onStop` is there while an answer is on its way. Text that was not sent is kept under the name `draft`.
  */
 export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {
@@ -19,6 +20,8 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
   const file = useRef(null);
+  const sent = useRef();
+  useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
   const empty = text.trim() === "" && images.length === 0;
 
@@ -34,7 +37,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
     try {
-      await onSend(items);
+      await onSend(items, (sent.current ??= String(Math.random())));
       const now = drafts.get(draft) ?? "";
       write(now.startsWith(text) ? now.slice(text.length) : now);
       setImages((now) => now.filter((image) => !images.includes(image)));

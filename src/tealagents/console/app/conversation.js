@@ -16,8 +16,9 @@ import {Back, Guard, Icon, IconButton, Loading, Problem} from "./ui.js";
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
   const attempt = useAttempt();
-  const send = async (items) => {
+  const send = async (items, idempotencyKey) => {
     const taken = await client.background(items, {
+      idempotencyKey,
       session_id: sessionId ?? undefined,
       metadata: {title: titleFrom(items)},
     });
@@ -55,8 +56,8 @@ export function Conversation({task, foreign, reload}) {
   const live = useLive(patient, running, refresh);
   useEffect(() => void (live.status && reload()), [live.status]);
 
-  const send = async (content) => {
-    const taken = await client.background(content, {task_id: task.task_id, supersede: task.status === "Paused"});
+  const send = async (content, idempotencyKey) => {
+    const taken = await client.background(content, {idempotencyKey, task_id: task.task_id, supersede: task.status === "Paused"});
     setSent({request_id: taken.request_id, items: content});
     reload();
   };

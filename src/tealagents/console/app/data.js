@@ -22,7 +22,6 @@ export function useRead(read, keys, everyMs) {
         .finally(() => (under = null));
       return under;
     };
-    setState({data: null, error: null});
     run.current();
     const looked = () => document.visibilityState === "visible" && run.current?.();
     const timer = everyMs && setInterval(looked, everyMs);
@@ -53,7 +52,7 @@ export function usePages(list, keys, everyMs) {
     shown.read = asked;
     return (shown.pages = pages);
   };
-  const {data, error, reload} = useRead(read, keys, everyMs);
+  const {error, reload} = useRead(read, keys, everyMs);
   const again = useCallback(() => ((shown.asked += 1), reload()), [shown]);
   const next = () => shown.pages.at(-1)?.next_cursor ?? null;
   const more = useAttempt()(async () => {
@@ -63,7 +62,7 @@ export function usePages(list, keys, everyMs) {
     redraw((n) => n + 1);
   });
   const items = useMemo(() => shown.pages.flatMap((page) => page.items), [shown.pages]);
-  return {items, loaded: data !== null, error, reload: again, more: next() && more};
+  return {items, loaded: shown.pages.length > 0, error, reload: again, more: next() && more};
 }
 
 const sameItems = (one, other) => keysOf(one) === keysOf(other);

@@ -15,11 +15,9 @@ export function Trace({task}) {
   const wanted = route.path[3];
   const read = (signal) => all(client.trace(task.task_id, {limit: 200, signal}), signal);
   const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated, task.status]);
-  const known = useRef(null);
-  known.current = data ?? known.current;
-  const requests = useMemo(() => byRequest(known.current ?? []), [known.current]);
-  if (error && !known.current) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
-  if (!known.current) return html`<div class="page"><${Loading} what="the trace" /></div>`;
+  const requests = useMemo(() => byRequest(data ?? []), [data]);
+  if (error && !data) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
+  if (!data) return html`<div class="page"><${Loading} what="the trace" /></div>`;
   if (requests.length === 0)
     return html`<${Empty} icon="trace" title="Nothing has happened yet">
       Each model call, tool call, approval and error of a request will be here, with its times.

@@ -1,5 +1,5 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
-import {html, useMemo, useRef, useState} from "./html.js";
+import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
@@ -18,12 +18,9 @@ const LANE = 22;
 export function Travel({task, foreign, reload}) {
   const {client} = useApp();
   const read = (signal) => readTree(client, task.task_id, signal);
-  const {data, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
-  const known = useRef(null);
-  known.current = data ?? known.current;
+  const {data: tree, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
   const [looked, setLooked] = useState(null);
   const [marked, setMarked] = useState([]);
-  const tree = known.current;
   if (error && !tree) return html`<div class="page"><${Problem} error=${error} onRetry=${readAgain} /></div>`;
   if (!tree) return html`<div class="page"><${Loading} what="the tree" /></div>`;
   if (tree.nodes.length === 0)
