@@ -67,11 +67,11 @@ def test_what_is_new_in_a_history_stands_behind_the_assistants_last_words() -> N
     )
     assert given.instructions == "a\n\nb"
     assert [item.content for item in given.items] == ["3", "4"]
-    assert in_words(given.before) == (
+    assert in_words(given.before) == [
         said("user", "1"),
         said("assistant", "add(2, 3) returned: 5"),
         said("assistant", "2"),
-    )
+    ]
     assert taken_apart([*before[:2], returned], "input").answers == [returned]
 
 

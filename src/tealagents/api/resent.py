@@ -7,7 +7,7 @@ from msgspec import Struct
 from tealagents.api.decisions import CallAnswer
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
-from tealagents.state.submission import MOST_EARLIER, Earlier
+from tealagents.state.submission import Earlier
 
 
 class Instruction(Struct, frozen=True):
@@ -78,8 +78,8 @@ def _is_ours(entry: Entry) -> bool:
     return isinstance(entry, Made) or (isinstance(entry, Earlier) and entry.role == "assistant")
 
 
-def in_words(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
-    """What was said, for a new task, the newest `MOST_EARLIER`; what came of calls is put into words."""
+def in_words(entries: Sequence[Entry]) -> list[Earlier]:
+    """What was said; what came of calls is put into words."""
     calls = {each.call_id: each.text for each in entries if isinstance(each, Made)}
     said: list[Earlier] = []
     for each in entries:
@@ -88,4 +88,4 @@ def in_words(entries: Sequence[Entry]) -> tuple[Earlier, ...]:
         elif isinstance(each, AnsweredCall) and each.answer.output is not None:
             text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
             said.append(Earlier("assistant", (Item("text", text),)))
-    return tuple(said[-MOST_EARLIER:])
+    return said

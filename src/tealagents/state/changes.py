@@ -53,6 +53,8 @@ class Changes:
     async def add(self, partition: str, task_id: str, actor: User, said: Sequence[Earlier]) -> Head:
         """Adds messages from elsewhere behind what the task holds. `TaskBusy`, `ApprovalPending`."""
         tasks = self._tasks
+        if not said:
+            return (await tasks.head(partition, task_id)).value
         tag = ids.owner_tag(actor.key)
 
         async def decide(found: Stored[Head] | None) -> Transition | None:

@@ -1,5 +1,6 @@
 """Conversations with OpenAI's SDK: made, filled, continued, listed, changed, deleted."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ def test_what_a_conversation_cannot_keep_is_refused(ada: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         ada.conversations.create(metadata={str(n): "x" for n in range(17)})
     assert refused.value.param == "metadata"
+
+
+def test_a_history_with_calls_is_added_in_words(ada: OpenAI) -> None:
+    """Clients that keep conversations here add all that happened elsewhere, calls of their tools included."""
+    asked: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
+    returned: Any = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+    made = ada.conversations.create()
+    assert ada.conversations.items.create(made.id, items=[asked]).data == []
+    added = ada.conversations.items.create(
+        made.id, items=[{"role": "user", "content": "Is it sunny?"}, asked, returned]
+    )
+    kept = list(ada.conversations.items.list(made.id, order="asc"))
+    assert kept == added.data
+    assert [json.loads(item.to_json())["content"][0]["text"] for item in kept] == [
+        "Is it sunny?",
+        "weather({}) returned: sunny",
+    ]
 
 
 def test_items_are_added_where_nothing_waits(ada: OpenAI, file: Path) -> None:

@@ -39,6 +39,22 @@ def test_an_approval_is_executed_once(wire: httpx.Client, file: Path) -> None:
     assert retrieved(wire, paused["id"]) == paused
 
 
+def test_a_client_may_name_the_agents_own_tools(wire: httpx.Client, file: Path) -> None:
+    """Some ask for approval only of calls to servers that they have named; an address is never taken."""
+    named: Any = {"type": "mcp", "server_label": "Work"}
+    words = call("Work-write", file=str(file), line="one")
+    paused = create(wire, input=words, tools=[named])
+    done = create(wire, input=approval(paused["output"][0]), tools=[named], previous_response_id=paused["id"])
+    assert (kinds(done), lines(file)) == (["mcp_call", "message"], ["one"])
+    for more in (
+        {"server_url": "https://example.com"},
+        {"require_approval": "never"},
+        {"authorization": "x"},
+    ):
+        refused = wire.post("/responses", json={"input": words, "tools": [{**named, **more}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools.0.type")
+
+
 def test_the_stretches_of_a_request_are_replayed_apart(wire: httpx.Client, file: Path) -> None:
     """Each is numbered from 0 and ends as it did, also when the pause is long decided."""
     before = stream(wire, input=call("Work-write", file=str(file), line="one"))

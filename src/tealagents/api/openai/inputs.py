@@ -24,16 +24,17 @@ ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "background_options", "max_tool_calls", "moderation", "prompt"), (None,)),
     **dict.fromkeys(("context_management", "functions", "stop"), (None, [])),
     **dict.fromkeys(("function_call", "tool_choice"), (None, "auto")),
+    **dict.fromkeys(("logprobs", "top_logprobs"), (None, False)),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "n": (None, 1),
     "response_format": (None, {"type": "text"}),
-    "top_logprobs": (None, 0),
     "web_search_options": (None,),
 }
 #: parameters that a response repeats and the agent does not need
 KEPT = ("background", "metadata", "previous_response_id", "store")
+#: what an entry of `tools` says that names the agent's own, as clients must that ask a human for approval
+_OWN = {"type", "server_label"}
 #: within OpenAI's own bounds
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -90,6 +91,8 @@ def create(value: Any) -> CreateResponse:
     value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
     if isinstance(named := value.get("conversation"), dict):
         value["conversation"] = named.get("id", named)
+    if isinstance(tools := value.get("tools"), list):
+        value["tools"] = [each for each in tools if not (isinstance(each, dict) and each.keys() == _OWN)]
     body = bodies.validated(CreateResponse, value)
     if body.text is not None and body.text.get("format") not in (None, {"type": "text"}):
         raise InvalidRequest("text.format", "is not supported by this service")
@@ -111,14 +114,12 @@ def read(given: Any) -> Resent:
 
 
 def messages(given: Sequence[Json]) -> list[Earlier]:
-    """Items for a conversation: messages of the user and the assistant, which are what it keeps."""
-    said: list[Earlier] = []
-    for n, each in enumerate(given):
-        entry = _entry(each, f"items.{n}")
-        if not isinstance(entry, Earlier) or not entry.items:
-            raise InvalidRequest(f"items.{n}", "must be a message of the user or the assistant, with content")
-        said.append(entry)
-    return said
+    """Items for a conversation: what the user and the assistant said, and in words what came of calls."""
+    entries = [_entry(each, f"items.{n}") for n, each in enumerate(given)]
+    for n, each in enumerate(entries):
+        if isinstance(each, Instruction) or (isinstance(each, Earlier) and not each.items):
+            raise InvalidRequest(f"items.{n}", "must be of the user or the assistant, with content")
+    return resent.in_words(entries)
 
 
 def _entry(each: Json, where: str) -> Entry:

@@ -20,7 +20,7 @@ from tealagents.api.resent import Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state import keys
-from tealagents.state.submission import NewMessage
+from tealagents.state.submission import MOST_EARLIER, NewMessage
 
 #: the names of calls that clients answer
 _CALLS = ("mcpr", "fc", "call")
@@ -63,7 +63,7 @@ async def send(
         )
     message = NewMessage(
         items=given.items,
-        earlier=in_words(given.before),
+        earlier=tuple(in_words(given.before)[-MOST_EARLIER:]),
         instructions="\n\n".join(filter(None, (body.instructions, given.instructions))),
         client_tools=tuple(
             requests.client_tool(tool.name, tool.description or "", tool.parameters, "tools")
