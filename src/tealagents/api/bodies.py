@@ -230,6 +230,14 @@ def string(of: Json, name: str, where: str) -> str:
     return value
 
 
+def flag(of: Json, name: str, where: str) -> bool:
+    """True or false, which must be there. `InvalidRequest`."""
+    value = of.get(name)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{where}.{name}", "must be true or false")
+    return value
+
+
 def objects(value: Any, field: str) -> list[Json]:
     """A list of objects. `InvalidRequest`, naming the field, for anything else."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):

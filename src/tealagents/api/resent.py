@@ -86,6 +86,10 @@ def in_words(entries: Sequence[Entry]) -> list[Earlier]:
         if isinstance(each, Earlier) and each.items:
             said.append(each)
         elif isinstance(each, AnsweredCall) and each.answer.output is not None:
-            text = f"{calls.get(each.call_id, 'A call')} returned: {each.answer.output}"
-            said.append(Earlier("assistant", (Item("text", text),)))
+            said.append(outcome(calls.get(each.call_id, "A call"), each.answer.output))
     return said
+
+
+def outcome(call: str, returned: object) -> Earlier:
+    """What a call returned, as the assistant may have said it."""
+    return Earlier("assistant", (Item("text", f"{call} returned: {returned}"),))

@@ -1,5 +1,6 @@
 """Responses with OpenAI's SDK: create, stream, retrieve, continue, branch, cancel, delete."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,41 @@ def test_errors_are_those_of_the_sdk(ada: OpenAI, eve: OpenAI) -> None:
     assert refused.value.param == "top_logprobs"
     with pytest.raises(openai.AuthenticationError):
         ada.with_options(api_key="two words").responses.create(model="Tester", input="hi")
+
+
+def test_an_item_of_a_response_can_be_referred_to(ada: OpenAI, eve: OpenAI, file: Path) -> None:
+    """Clients that resend the history may send only the ids of what they were answered."""
+
+    def history(*ids: str) -> Any:
+        referred = [{"type": "item_reference", "id": each} for each in ids]
+        return [{"role": "user", "content": "My cat is Tom."}, *referred, {"role": "user", "content": "And?"}]
+
+    noted = ada.responses.create(model="Tester", input=call("Work-note", file=str(file), line="one"))
+    said = ada.responses.create(model="Tester", input="My name is Ada.")
+    named = [item.id for item in (*noted.output, *said.output) if item.id is not None]
+    made = ada.responses.create(model="Tester", input=history(*named))
+    assert made.conversation is not None
+    kept = list(ada.conversations.items.list(made.conversation.id, order="asc"))
+    words = [json.loads(item.to_json())["content"][0]["text"] for item in kept[:-1]]
+    assert [each.partition("(")[0] for each in words] == [
+        *("My cat is Tom.", "note", noted.output_text, said.output_text, "And?"),
+    ]
+    for client, identifier in ((eve, named[-1]), (ada, named[-1].replace("_1_", "_2_")), (ada, "msg_1")):
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.responses.create(model="Tester", input=history(identifier))
+        assert identifier in str(unknown.value)
+
+
+def test_a_request_for_approval_can_be_referred_to(ada: OpenAI, file: Path) -> None:
+    """With its answer behind it, as clients send it that resend the history."""
+    asked: Any = {"role": "user", "content": call("Work-write", file=str(file), line="one")}
+    paused = ada.responses.create(model="Tester", input=[asked])
+    [request] = paused.output
+    referred: Any = {"type": "item_reference", "id": request.id}
+    answer: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    done = ada.responses.create(model="Tester", input=[asked, referred, answer])
+    assert [item.type for item in done.output] == ["mcp_call", "message"]
+    assert file.read_text() == "one\n"
 
 
 def test_a_response_is_deleted_with_its_conversation(ada: OpenAI) -> None:

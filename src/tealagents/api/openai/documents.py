@@ -129,8 +129,7 @@ def deleted(identifier: str, kind: str) -> Json:
 
 def listed(items: Sequence[Json], *, has_more: bool = False) -> Json:
     first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
-    ends = {"first_id": first, "last_id": last, "has_more": has_more}
-    return {"object": "list", "data": list(items), **ends}
+    return {"object": "list", "data": list(items), "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def page(items: Sequence[Json], request: Request) -> Json:

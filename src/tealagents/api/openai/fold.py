@@ -1,8 +1,7 @@
 """The events of one response, made of what was recorded of it: pure, so that any tail can be made again.
 
-The events are numbered from 0 without a gap. A follower who has seen some of them is sent what the same fold
-makes of the same records, without those: `ResponseFold(…, after=n)` gives exactly what
-`ResponseFold(…)` gives behind number n.
+The events are numbered from 0 without a gap. A follower who has seen some of them is sent the others of the
+same fold: `ResponseFold(…, after=n)` gives exactly what `ResponseFold(…)` gives behind number n.
 """
 
 from datetime import datetime
@@ -152,8 +151,7 @@ class ResponseFold(EventFold):
                 self._arguments("function_call_arguments", place, call)
             self._done(place)
         gone = approval.status in ("canceled", "expired")
-        usage = None if gone else approval.usage
-        self._finish("cancelled" if gone else "completed", usage, approval.created_at)
+        self._finish("cancelled" if gone else "completed", approval.usage, approval.created_at)
 
     def _link(self, approval: Approval) -> None:
         """The user's own consent is needed: where it is given stands in the text, and as its citations."""
@@ -174,11 +172,8 @@ class ResponseFold(EventFold):
         self._finish(status, outcome.usage, outcome.ended_at, incomplete_details=details)
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
-        if canceled:
-            self._finish("cancelled", None, None)
-        else:
-            error = {"code": "server_error", "message": failure.detail, "type": failure.code}
-            self._finish("failed", None, None, error=error)
+        error = {"code": "server_error", "message": failure.detail, "type": failure.code}
+        self._finish("cancelled" if canceled else "failed", None, None, error=None if canceled else error)
 
     def _finish(self, status: str, total: TokenUsage | None, at: datetime | None, **outcome: object) -> None:
         """`total` is what the request has used so far, `at` when this ended."""
@@ -188,7 +183,7 @@ class ResponseFold(EventFold):
         for place in self._calls.values():
             self._output[place["output_index"]]["status"] = "incomplete"
             self._done(place)
-        if total is not None:
+        if total is not None and status != "cancelled":
             outcome["usage"] = documents.usage(self._stretch.spent(total))
         # there is no event for a response that was cancelled: its status says it
         self._show("failed" if status == "cancelled" else status, status, **outcome)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tealagents.api import bodies, items, resent
-from tealagents.api.decisions import CallAnswer
+from tealagents.api.decisions import CallAnswer, StrictDocument
 from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, Resent
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
@@ -39,13 +39,6 @@ _OWN = {"type", "server_label"}
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
-Items = list[dict[str, Any]]
-
-
-class Incoming(BaseModel):
-    """What comes in: no unknown parameters, no conversions."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class FunctionTool(BaseModel):
@@ -57,7 +50,7 @@ class FunctionTool(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class CreateResponse(Incoming):
+class CreateResponse(StrictDocument):
     """The body of a new response."""
 
     input: Any = None
@@ -72,17 +65,17 @@ class CreateResponse(Incoming):
     store: bool | None = None
 
 
-class NewConversation(Incoming):
-    items: Items | None = None
+class NewConversation(StrictDocument):
+    items: list[Json] | None = None
     metadata: Metadata | None = None
 
 
-class ChangedConversation(Incoming):
+class ChangedConversation(StrictDocument):
     metadata: Metadata | None
 
 
-class MoreItems(Incoming):
-    items: Items = Field(min_length=1)
+class MoreItems(StrictDocument):
+    items: list[Json] = Field(min_length=1)
 
 
 def create(value: Any) -> CreateResponse:
@@ -131,16 +124,16 @@ def _entry(each: Json, where: str) -> Entry:
         case "function_call_output":
             return returned(bodies.string(each, "call_id", where), each.get("output"), where, "output")
         case "mcp_approval_response":
-            if not isinstance(approve := each.get("approve"), bool):
-                raise InvalidRequest(f"{where}.approve", "must be true or false")
             reason = each["reason"] if isinstance(each.get("reason"), str) else None
+            approve = bodies.flag(each, "approve", where)
             answer = CallAnswer(action="approve" if approve else "reject", reason=reason)
             return AnsweredCall(bodies.string(each, "approval_request_id", where), answer, where)
         case "mcp_call":
-            text = f"{made('', each).text} returned: {each.get('output') or each.get('error')}"
-            return Earlier("assistant", (Item("text", text),))
+            return resent.outcome(made("", each).text, each.get("output") or each.get("error"))
         case "mcp_approval_request" | "mcp_list_tools" | "reasoning":  # nothing that the history needs
             return Made()
+        case "item_reference":  # what is not known by now has nothing to say
+            return Earlier("assistant", ())
         case kind:
             raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is no input of this service")
 

@@ -29,6 +29,10 @@ _CALLS = ("mcpr", "fc", "call")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body = inputs.create(value)
+    if isinstance(body.input, list):
+        known: dict[str, Json] = {}
+        last = [await _item(exchange, caller, each, known) for each in body.input[-MOST_EARLIER:]]
+        body.input = [*body.input[:-MOST_EARLIER], *last]
     stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
     headers, unstored = headers_of(stretch), stretch.record.client.get("store") is False
     if body.stream:
@@ -46,16 +50,25 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     return answer
 
 
+async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, Json]) -> Any:
+    """An item of the input; where it refers to what was said or done in a response, that item. `NotFound`."""
+    name = str(given.get("id")) if isinstance(given, dict) and given.get("type") == "item_reference" else ""
+    if name not in known and name.startswith(("msg_", "mcp_")):
+        with names.unknown_as("item", name):
+            stretch = await find(exchange, caller, f"resp{name[3:]}".rpartition("_")[0])
+        known |= {each["id"]: each for each in (await document(exchange, stretch))["output"]}
+    return known.get(name, given)
+
+
 async def send(
     exchange: Exchange, caller: Caller, request: Request, value: Any, body: CreateResponse, given: Resent
 ) -> Stretch:
     """Stores what was sent and begins to answer it. `value` is what an idempotency key stands for."""
     streamed, unstored = bool(body.stream or body.background), body.store is False
-    previous = task_id = None
-    if body.previous_response_id is not None:
-        previous = await find(exchange, caller, body.previous_response_id)
-        task_id = previous.record.task_id
-    elif body.conversation is not None:
+    named = body.previous_response_id
+    previous = await find(exchange, caller, named) if named is not None else None
+    task_id = previous.record.task_id if previous is not None else None
+    if body.conversation is not None:
         task_id = (await conversation(exchange, caller, body.conversation))[1].task_id
     if given.answers:
         return await stretches.answered(
