@@ -44,11 +44,12 @@ def test_a_client_may_name_the_agents_own_tools(wire: httpx.Client, file: Path) 
     named: Any = {"type": "mcp", "server_label": "Work"}
     words = call("Work-write", file=str(file), line="one")
     paused = create(wire, input=words, tools=[named])
+    named["require_approval"] = "never"  # as some always say; the config decides what needs it
     done = create(wire, input=approval(paused["output"][0]), tools=[named], previous_response_id=paused["id"])
     assert (kinds(done), lines(file)) == (["mcp_call", "message"], ["one"])
     for more in (
         {"server_url": "https://example.com"},
-        {"require_approval": "never"},
+        {"require_approval": "always"},
         {"authorization": "x"},
     ):
         refused = wire.post("/responses", json={"input": words, "tools": [{**named, **more}]})

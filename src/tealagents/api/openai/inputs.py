@@ -33,8 +33,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 #: parameters that a response repeats and the agent does not need
 KEPT = ("background", "metadata", "previous_response_id", "store")
-#: what an entry of `tools` says that names the agent's own, as clients must that ask a human for approval
-_OWN = {"type", "server_label"}
+#: an entry of `tools` that names the agent's own, as clients must that ask a human for approval
+_OWN: Json = {"type": "mcp", "server_label": "", "require_approval": "never"}
 #: within OpenAI's own bounds
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -84,8 +84,8 @@ def create(value: Any) -> CreateResponse:
     value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
     if isinstance(named := value.get("conversation"), dict):
         value["conversation"] = named.get("id", named)
-    if isinstance(tools := value.get("tools"), list):
-        value["tools"] = [each for each in tools if not (isinstance(each, dict) and each.keys() == _OWN)]
+    tools = bodies.objects(value.get("tools") or [], "tools")
+    value["tools"] = [each for each in tools if {**_OWN, "type": "", **each, "server_label": ""} != _OWN]
     body = bodies.validated(CreateResponse, value)
     if body.text is not None and body.text.get("format") not in (None, {"type": "text"}):
         raise InvalidRequest("text.format", "is not supported by this service")
