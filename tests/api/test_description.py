@@ -1,5 +1,9 @@
 """What orchestrators read before they call: the descriptions of the routes that take messages."""
 
+import json
+
+from openapi_spec_validator import validate
+
 from tealagents.testing.service import agent_config, offline_service
 
 
@@ -58,3 +62,25 @@ def test_a_replayed_failure_is_described_where_keys_are_taken() -> None:
     assert str(replayed.status_code) in described[""]
     assert described.pop("") == described.pop("/sse")
     assert not any(described.values()), described
+
+
+def test_the_document_is_valid() -> None:
+    """Valid OpenAPI 3.1; no schema is just `true` or `false`, which generators of clients do not take."""
+    with offline_service() as (service, _), service.client(None) as client:
+        document = client.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1.")
+    validate(document)
+    assert '"items": false' not in json.dumps(document)
+
+
+def test_only_what_is_sent_is_described() -> None:
+    """Routes that stream answer with events alone, and every content has a schema that says something."""
+    with offline_service() as (service, _), service.client(None) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                assert all(content.get("schema") for content in response.get("content", {}).values()), path
+    assert list(paths[f"{service.prefix}/sse"]["post"]["responses"]["200"]["content"]) == [
+        "text/event-stream"
+    ]

@@ -164,6 +164,7 @@ async def send_message(request: Request) -> Response:
     "/sse",
     operation_id="stream_message",
     summary="Send a message and take the answer as a stream",
+    response_class=Response,
     description=SEND,
     responses={
         200: {
@@ -205,6 +206,7 @@ def _resume_at(path: str, suffix: str = "") -> None:
         path + "/sse",
         operation_id=f"resume_request_stream{suffix}",
         summary="Decide a pause and take the answer as a stream",
+        response_class=Response,
         description=RESUME,
         responses={
             200: openapi.event_stream("Events from the decision on"),

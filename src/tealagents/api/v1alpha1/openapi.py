@@ -138,12 +138,13 @@ def json_body(model: type[BaseModel], *, required: bool = True, **examples: Any)
 
 
 def event_stream(description: str) -> dict[str, Any]:
-    """A response of events; `itemSchema` describes one of them (OpenAPI 3.2)."""
+    """A response of events."""
     return {"description": description, "content": {"text/event-stream": event_content()}}
 
 
 def event_content() -> dict[str, Any]:
-    return {"itemSchema": {"oneOf": [_event(name, model.__name__) for name, model in EVENTS.items()]}}
+    """One event, of which there are many: OpenAPI 3.1 has no word of its own for streams."""
+    return {"schema": ref("Event")}
 
 
 def _event(name: str, model: str) -> Json:
@@ -224,6 +225,10 @@ def _complete(document: dict[str, Any], *, max_items: int, description: str) -> 
     schemas_of = components.setdefault("schemas", {})
     schemas_of.update(_unseen())
     schemas_of.update(_exported(), JsonValue=schemas.JSON_VALUE, JsonObject=schemas.JSON_OBJECT)
+    schemas_of["Event"] = {
+        "description": "A server-sent event of a stream; its data is the JSON document that `event` names",
+        "oneOf": [_event(name, model.__name__) for name, model in EVENTS.items()],
+    }
     schemas_of["UserMessage"]["properties"]["items"]["maxItems"] = max_items
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas_of.pop(unused, None)
@@ -275,10 +280,10 @@ def _with_references(schema: Any) -> Any:
 def _exported() -> dict[str, Any]:
     """The schemas of an exported task. Its parts are named apart from the documents of the same names."""
     _, components = msgspec.json.schema_components(
-        (ExportedTask,), ref_template=_COMPONENTS + "Exported.{name}"
+        (ExportedTask,), ref_template=_COMPONENTS + "Exported{name}"
     )
-    named = {f"Exported.{name}": schema for name, schema in components.items()}
-    written = json.dumps(named).replace("Exported.ExportedTask", "ExportedTask")
+    named = {f"Exported{name}": schema for name, schema in components.items()}
+    written = json.dumps(named).replace("ExportedExported", "Exported")
     made: dict[str, Any] = _bounded(json.loads(written))
     return made
 
@@ -290,6 +295,10 @@ def _bounded(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {name: value if name in _LITERAL else _bounded(value) for name, value in schema.items()}
+    if (
+        kept.get("items") is False
+    ):  # a tuple, whose length says so, too; generators of clients know no `false`
+        del kept["items"]
     match schema.get("type"):
         case "integer" | "number":
             kept |= {"minimum": 0, "maximum": 2**53}

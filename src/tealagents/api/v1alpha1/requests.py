@@ -40,6 +40,7 @@ async def get_request(request: Request, request_id: RequestId) -> Response:
     "/{request_id}/events",
     operation_id="follow_request",
     summary="Replay and follow the events of a request",
+    response_class=Response,
     description=(
         "Every event behind `Last-Event-ID` (or `?after=`), then those to come, to the one that ends the "
         "stream. Kept for 24 hours after the request's end; 204 when there is nothing left to send."
