@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tealagents import client
+from tealagents.api.http import STATUSES
 from tealagents.client import (
     Answer,
     ApprovalRequired,
@@ -518,6 +520,13 @@ def test_problems_in_every_form() -> None:
     assert "<b>Bad</b>" in html.detail
     assert "no body" in str(problem_from_body(b"", status=500))
     assert problem_from_body(b"[1]", status=400).raw == {}
+
+
+@pytest.mark.parametrize("code", STATUSES)
+def test_every_code_has_a_class(code: str) -> None:
+    """What the service answers with can be caught by a name of its own."""
+    error = problem_from_document({"code": code, "detail": "no"})
+    assert type(error) is getattr(client, "".join(map(str.capitalize, code.split("_"))))
 
 
 def test_retry_after() -> None:

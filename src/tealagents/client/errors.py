@@ -15,7 +15,8 @@
         ├── Overloaded              ├── Draining                ├── AuthUnavailable
         ├── ModelError              ├── ModelTimeout            ├── ToolRoundsExceeded
         ├── RemoteThreadLost        ├── RequestTimeout          ├── Interrupted
-        └── CorruptState            └── PersistenceUnavailable
+        ├── CorruptState            ├── PersistenceUnavailable  ├── MethodNotAllowed
+        └── InternalError
 
 An unknown code is a plain `ProblemError`. So is an error of a gateway in between, which has no code.
 """
@@ -208,6 +209,14 @@ class CorruptState(ProblemError):
 
 class PersistenceUnavailable(ProblemError):
     stands_for = "persistence_unavailable"
+
+
+class MethodNotAllowed(ProblemError):
+    stands_for = "method_not_allowed"
+
+
+class InternalError(ProblemError):
+    stands_for = "internal_error"
 
 
 _BY_CODE: dict[str | None, type[ProblemError]] = {
