@@ -82,6 +82,35 @@ async def test_many_start_at_once(dynamodb_url: str, client: Any) -> None:
     assert expiry["TimeToLiveDescription"]["AttributeName"] == "t"
 
 
+async def test_a_table_that_erases_nothing_is_reported(
+    dynamodb_url: str, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that was made by hand, or by a process that died before it came to it; with what to do."""
+    table = table_of(dynamodb_url)
+    async with store_of(dynamodb_url):
+        pass
+    off = {"Enabled": False, "AttributeName": "t"}
+    await client.update_time_to_live(TableName=table, TimeToLiveSpecification=off)
+    caplog.clear()
+    async with store_of(dynamodb_url):
+        (message,) = caplog.messages
+    assert f"aws dynamodb update-time-to-live --table-name {table} " in message
+    on = {"Enabled": True, "AttributeName": "t"}
+    await client.update_time_to_live(TableName=table, TimeToLiveSpecification=on)
+    caplog.clear()
+    async with store_of(dynamodb_url):
+        assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_service_that_does_not_tell_of_expiry() -> None:
+    """Nothing is asked again, and nothing fails."""
+    answers: list[Answer] = [(400, "AccessDeniedException", {}), (200, "close", {})]
+    for answer in answers:
+        async with answering(answer, to=("DescribeTimeToLive",)) as (url, asked), store_of(url):
+            assert asked == ["DescribeTable", "DescribeTimeToLive"]
+
+
 async def test_a_foreign_table_is_refused(dynamodb_url: str, client: Any) -> None:
     """A table with other keys is not touched."""
     await client.create_table(

@@ -6,6 +6,7 @@ to connect and a connection that broke in the middle by the same name. Here a wr
 
 import asyncio
 import io
+import logging
 import math
 import random
 import socket
@@ -27,6 +28,8 @@ from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.stores.base import StoreConfigError
 
 __all__ = ["ATTEMPTS", "BUSY", "DynamoService", "ServiceClock", "codes", "may_have_run", "pause", "reason"]
+
+log = logging.getLogger(__name__)
 
 #: how often something is tried that the service was too busy to do
 ATTEMPTS: Final = 8
@@ -153,13 +156,14 @@ class DynamoService:
 
     async def _make_table(self) -> None:
         """Makes the table where it is missing, and waits until it can be used."""
-        made = False
+        made = waited = False
         deadline = time.monotonic() + 120
         while (table := await self._description()) is None or table["TableStatus"] != "ACTIVE":
             if time.monotonic() > deadline:
                 raise self._unavailable("the table does not become active")
             if table is None:
                 made = await self._create_table() or made
+            waited = True
             await asyncio.sleep(0.2)
         keys = {key["KeyType"]: key["AttributeName"] for key in table["KeySchema"]}
         if keys != {"HASH": "p", "RANGE": "k"}:
@@ -171,6 +175,23 @@ class DynamoService:
             request = {"TableName": self._table, "TimeToLiveSpecification": expiry}
             # refused so where it is enabled already
             await self.ask("update_time_to_live", request, none_for="ValidationException")
+        elif not waited:
+            await self._check_expiry()
+
+    async def _check_expiry(self) -> None:
+        """Warns where nothing that expires would be erased, as of a table that somebody made by hand."""
+        try:
+            reply = await self.call("describe_time_to_live", {"TableName": self._table})
+        except (ClientError, Unknown):
+            return  # it may not be allowed; a warning is no reason not to start
+        if reply.get("TimeToLiveDescription", {}).get("TimeToLiveStatus", "").startswith("DISABL"):
+            log.warning(
+                "the table %s erases nothing that has expired: event logs and idempotency keys stay. "
+                "Run `aws dynamodb update-time-to-live --table-name %s --time-to-live-specification "
+                "Enabled=true,AttributeName=t`.",
+                self._table,
+                self._table,
+            )
 
     async def _description(self) -> Mapping[str, Any] | None:
         request = {"TableName": self._table}
