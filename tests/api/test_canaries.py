@@ -7,7 +7,7 @@ OpenTelemetry, what it answers where something is wrong, and every byte that it 
 import base64
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -245,7 +245,7 @@ def test_a_store_is_served_with_its_own_key_only(
         with nursery.service(config, env | before) as service, service.client("ada") as ada:
             ada.post("", json=text("hello")).raise_for_status()
             service.terminate()
-        with sqlite3.connect(tmp_path / "state.db") as database:
+        with closing(sqlite3.connect(tmp_path / "state.db")) as database, database:
             database.execute("DELETE FROM records WHERE partition LIKE '%/workers'")
         refused = nursery.service(config, env | now)
         try:

@@ -190,6 +190,7 @@ _SHAPE: dict[str, Make] = {
     "claims that are a list": lambda f: f.raw(json.dumps([f.claims()])),
     "claims that are a text": lambda f: f.raw(json.dumps(json.dumps(f.claims()))),
     "claims nested 4,000 deep": lambda f: _with(f, "[" * 4000 + "]" * 4000),
+    "claims nested 70 deep": lambda f: _with(f, "[" * 70 + "]" * 70),
     "claims nested without end": lambda f: f.raw('{"a":' * 2000),
     "a header nested deep": lambda f: f.raw("{}", '{"alg":' + "[" * 9000),
     "a claim named twice": lambda f: _twice(f, "oid", "0" * 36),

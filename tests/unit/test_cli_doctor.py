@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -158,7 +158,7 @@ def unknown_model(patient: Patient) -> None:
 
 
 def schema_of_another_version(patient: Patient) -> None:
-    with sqlite3.connect(patient.database) as database:
+    with closing(sqlite3.connect(patient.database)) as database, database:
         database.execute("INSERT INTO schema_version VALUES (99, 'of tomorrow', 'then')")
 
 

@@ -120,6 +120,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     yield make
     for client in opened:
         client.close()
+    loop.run_until_complete(loop.shutdown_asyncgens())  # those of `httpx`, whose streams were left
     loop.close()
 
 

@@ -149,7 +149,9 @@ async def test_text_that_no_encoding_has_is_kept_as_far_as_it_can_be() -> None:
 
 
 @pytest.mark.parametrize("governed", [False, True])
-@pytest.mark.parametrize("arguments", ["[" * 100_000, "[1]", "{", "\x00", '{"a":' * 5000 + "1" + "}" * 5000])
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000, "[1]", "{", "\x00", *('{"a":' * n + "1" + "}" * n for n in (65, 5000))]
+)
 async def test_invalid_arguments_are_reported_to_the_model(arguments: str, governed: bool) -> None:
     """Whatever a model writes as arguments: no approver is asked, nothing runs, and it may try again."""
     ran: list[Json] = []

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from typing_extensions import TypeVar
 
+from tealagents.domain.depth import DEEPEST
 from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 
@@ -21,8 +22,6 @@ T = TypeVar("T", bound=BaseModel)
 
 _JSON_TYPE = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json", re.IGNORECASE | re.ASCII)
 
-#: how deep JSON may be nested
-DEEPEST = 64
 #: a body past the limit is read on so far, unseen, so that the client gets to read the answer
 DISCARDED = 64 * 1024 * 1024
 #: who stops sending for this long is answered at once

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
+from tealagents.domain.depth import too_deep
 from tealagents.domain.models import Json
 
 __all__ = ["MAX_TOKEN_CHARACTERS", "CompactToken", "Malformed", "take_apart"]
@@ -70,7 +71,7 @@ def _object(text: bytes) -> Json:
         value = _STRICT_JSON.decode(text.decode("utf-8"))
     except (ValueError, RecursionError):
         raise _not_an_object() from None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or too_deep(value):
         raise _not_an_object()
     return value
 

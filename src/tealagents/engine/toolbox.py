@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tealagents.domain.depth import DEEPEST, too_deep
 from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR, ClientTool, Json, ToolCall, User
 from tealagents.domain.ports import (
@@ -380,4 +381,6 @@ def _arguments(call: ToolCall) -> Json | str:
         parsed = msgspec.json.decode(call.arguments or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
         return str(error)
+    if too_deep(parsed):
+        return f"nested deeper than {DEEPEST} levels"
     return parsed if isinstance(parsed, dict) else f"got {type(parsed).__name__}"
