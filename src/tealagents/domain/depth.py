@@ -1,6 +1,6 @@
-"""How deep JSON may be nested that others have written.
+"""How deeply JSON from outside may be nested.
 
-Parsers have limits of their own, which differ between versions of Python.
+The parsers' own limits differ between versions of Python.
 """
 
 from typing import Any, Final

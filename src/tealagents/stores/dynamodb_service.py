@@ -179,11 +179,11 @@ class DynamoService:
             await self._check_expiry()
 
     async def _check_expiry(self) -> None:
-        """Warns where nothing that expires would be erased, as of a table that somebody made by hand."""
+        """Warns if the table's expiry is off, as on one that was made by hand."""
         try:
             reply = await self.call("describe_time_to_live", {"TableName": self._table})
         except (ClientError, Unknown):
-            return  # it may not be allowed; a warning is no reason not to start
+            return  # the call is optional: its permission may be missing
         if reply.get("TimeToLiveDescription", {}).get("TimeToLiveStatus", "").startswith("DISABL"):
             log.warning(
                 "the table %s erases nothing that has expired: event logs and idempotency keys stay. "

@@ -295,9 +295,8 @@ def _bounded(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {name: value if name in _LITERAL else _bounded(value) for name, value in schema.items()}
-    if (
-        kept.get("items") is False
-    ):  # a tuple, whose length says so, too; generators of clients know no `false`
+    # of a tuple, whose length says the same; client generators do not understand `false`
+    if kept.get("items") is False:
         del kept["items"]
     match schema.get("type"):
         case "integer" | "number":
