@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLS  := .tools/.ready
 PORT   ?= 8000
-# Most of what tests do is waiting, for servers, leases and processes.
-WORKERS ?= $(shell expr 3 \* $$(getconf _NPROCESSORS_ONLN))
+# Tests wait for servers, leases and processes; but each worker collects all tests and starts servers of its own.
+WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
 # Bytecode is compiled once: without it every process that a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE

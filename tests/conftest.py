@@ -2,10 +2,12 @@
 
 import atexit
 import gc
+import inspect
 import os
 import signal
 import tempfile
 
+import httpx
 from hypothesis import settings
 
 pytest_plugins = ["tealagents.testing.pytest_servers", "tealagents.testing.pytest_stores"]
@@ -19,6 +21,10 @@ gc.disable()
 # A busy machine is slow; what an example finds does not depend on how long it took.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+# Nor is an answer wrong after five seconds, httpx's default: one object, which all of its calls share.
+_default = inspect.signature(httpx.get).parameters["timeout"].default
+_default.connect = _default.read = _default.write = _default.pool = 60
 
 # Nobody out there is called: the certificates of the world, 40 ms an HTTP client, stay on disk.
 os.environ.pop("SSL_CERT_FILE", None)

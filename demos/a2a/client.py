@@ -17,7 +17,7 @@ def message(part: dict[str, object], **ids: str) -> SendMessageRequest:
 
 
 async def main(origin: str) -> None:
-    async with httpx.AsyncClient(headers={"authorization": "Bearer ada"}) as http:
+    async with httpx.AsyncClient(headers={"authorization": "Bearer ada"}, timeout=60) as http:
         card = await A2ACardResolver(http, origin).get_agent_card()
         print(card.name, "-", card.description, [skill.name for skill in card.skills])
         client = ClientFactory(ClientConfig(httpx_client=http)).create(card)

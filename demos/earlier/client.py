@@ -19,7 +19,7 @@ def first_path(http: httpx.Client, openapi: str) -> tuple[str, str]:
 
 def old(url: str) -> None:
     """The whole conversation goes with each call; a body that names no type is JSON."""
-    with httpx.Client(base_url=url, headers=GATEWAY) as http:
+    with httpx.Client(base_url=url, headers=GATEWAY, timeout=60) as http:
         path, description = first_path(http, "/Greeter/0.1/openapi.json")
         print(f"{path}: {description}")
         body = b'{"chat_history": [{"role": "user", "content": "ada"}]}'
@@ -34,7 +34,7 @@ def old(url: str) -> None:
 
 def new(url: str) -> None:
     """The agent keeps the conversation; the answer's task_id continues it."""
-    with httpx.Client(base_url=url, headers={"Authorization": "Bearer orchestrator"}) as http:
+    with httpx.Client(base_url=url, headers={"Authorization": "Bearer orchestrator"}, timeout=60) as http:
         path, description = first_path(http, "/Keeper/0.1/openapi.json")
         print(f"{path}: {description}")
         known: dict[str, str] = {}

@@ -7,7 +7,7 @@ import sys
 
 import httpx
 
-with httpx.Client(base_url=sys.argv[1], headers={"Authorization": "Bearer orchestrator"}) as http:
+with httpx.Client(base_url=sys.argv[1], headers={"Authorization": "Bearer orchestrator"}, timeout=60) as http:
     agent = http.get("/").raise_for_status().json()["agents"][0]
     skills = [skill["name"] for skill in agent["metadata"]["skills"]]
     print(f"found {agent['name']} {agent['version']}: {', '.join(skills)}")

@@ -8,7 +8,7 @@ import httpx
 key = str(uuid.uuid4())
 message = {"items": [{"content_type": "text", "content": "Remember that the kettle is loud."}]}
 
-with httpx.Client(headers={"Authorization": "Bearer ada", "Idempotency-Key": key}) as http:
+with httpx.Client(headers={"Authorization": "Bearer ada", "Idempotency-Key": key}, timeout=60) as http:
     first = http.post(sys.argv[1], json=message)
     again = http.post(sys.argv[1], json=message)  # as after a time-out, when the outcome is unknown
     print(first.status_code, first.json()["content"]["output"])

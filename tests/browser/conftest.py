@@ -19,11 +19,12 @@ expect.set_options(timeout=PATIENCE)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if CHROMIUM is not None:
         return
+    missing = "there is no Chromium: apt-get install chromium-headless-shell"
     if os.environ.get("REQUIRE_BACKENDS") == "1":
-        pytest.fail("REQUIRE_BACKENDS=1, but there is no Chromium: apt-get install chromium", pytrace=False)
+        pytest.fail(f"REQUIRE_BACKENDS=1, but {missing}", pytrace=False)
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="there is no Chromium: apt-get install chromium"))
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
 # one for all tests of this folder: nothing costs more to start, and each tab has a profile of its own. It is

@@ -160,7 +160,8 @@ async def test_a_server_that_dies(kind: type[PostgresServer] | type[RedisServer]
 
 async def test_a_server_that_stands_still(dynamodb_server: DynamoServer, dynamodb_url: str) -> None:
     """The service stops answering for longer than any caller waits, and continues: the log is exact."""
-    async with plain_store(dynamodb_url), plain_store(dynamodb_url + "&command_timeout=1") as store:
+    async with plain_store(dynamodb_url), AsyncExitStack() as stack:
+        store = await eventually(lambda: opened(dynamodb_url + "&command_timeout=1", stack))
         writers = [Writer(store, f"writer{n}") for n in range(2)]
         writing = asyncio.gather(*(writer.write(10) for writer in writers))
         for part in (5, 12):
