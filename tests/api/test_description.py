@@ -1,9 +1,14 @@
 """What orchestrators read before they call: the descriptions of the routes that take messages."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
 
+import pytest
 from openapi_spec_validator import validate
 
+from tealagents.api.v1alpha1 import openapi
 from tealagents.testing.service import agent_config, offline_service
 
 
@@ -71,6 +76,28 @@ def test_the_document_is_valid() -> None:
     assert document["openapi"].startswith("3.1.")
     validate(document)
     assert '"items": false' not in json.dumps(document)
+
+
+def test_turns_continue_while_the_document_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes long enough for streams to stand still. It is written once, whoever asks meanwhile."""
+    write, answered, begun = openapi.document, Event(), []
+
+    def slowly(*parts: Any, **said: Any) -> dict[str, Any]:
+        begun.append(1)
+        assert answered.wait(60)
+        return write(*parts, **said)
+
+    monkeypatch.setattr(openapi, "document", slowly)
+    message = {"items": [{"content_type": "text", "content": "hello"}]}
+    with offline_service() as (service, _), service.client() as ada, ThreadPoolExecutor(2) as others:
+        reading = [others.submit(ada.get, "/openapi.json") for _ in range(2)]
+        while not begun:
+            ada.get("/health/live").raise_for_status()
+        ada.post("", json=message).raise_for_status()
+        answered.set()
+        first, second = (each.result() for each in reading)
+    assert first.json()["openapi"] == second.json()["openapi"] == "3.1.0"
+    assert begun == [1]
 
 
 def test_only_what_is_sent_is_described() -> None:

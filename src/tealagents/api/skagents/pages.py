@@ -1,7 +1,9 @@
-"""The pages on which the API can be read; all they load comes from here."""
+"""The pages on which the API can be read; all they load comes from here.
 
-from collections.abc import Awaitable, Callable
-from functools import cache, partial
+No coroutines: they run in a thread, since importing FastAPI takes long enough for streams to stand still.
+"""
+
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,13 +20,13 @@ _DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js")
 def pages(prefix: str, title: str) -> list[BaseRoute]:
     """Their routes; `title` is the agent's name and version."""
     return [
-        Route(f"{prefix}/docs", _made_once(partial(_docs, prefix, title))),
-        Route(f"{prefix}/redoc", _made_once(partial(_redoc, prefix, title))),
+        Route(f"{prefix}/docs", partial(_docs, prefix, title)),
+        Route(f"{prefix}/redoc", partial(_redoc, prefix, title)),
         Route(f"{prefix}/docs/{{name}}", _docs_file),
     ]
 
 
-def _docs(prefix: str, title: str) -> Response:
+def _docs(prefix: str, title: str, _: Request) -> Response:
     from fastapi.openapi.docs import get_swagger_ui_html
 
     return get_swagger_ui_html(
@@ -36,7 +38,7 @@ def _docs(prefix: str, title: str) -> Response:
     )
 
 
-def _redoc(prefix: str, title: str) -> Response:
+def _redoc(prefix: str, title: str, _: Request) -> Response:
     from fastapi.openapi.docs import get_redoc_html
 
     return get_redoc_html(
@@ -46,16 +48,6 @@ def _redoc(prefix: str, title: str) -> Response:
         redoc_favicon_url="data:,",
         with_google_fonts=False,
     )
-
-
-def _made_once(make: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
-    """A page that is made when it is first asked for."""
-    made = cache(make)
-
-    async def shown(_: Request) -> Response:
-        return made()
-
-    return shown
 
 
 async def _docs_file(request: Request) -> Response:

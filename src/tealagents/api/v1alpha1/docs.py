@@ -4,11 +4,10 @@ All that the page needs comes from here: many a network has no way out, and a sc
 what is typed. Both are made when they are first asked for.
 """
 
+import asyncio
 from collections.abc import Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -20,8 +19,6 @@ from tealagents.api.v1alpha1.context import exchange_of
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain.errors import NotFound
 
-_routes = Routes(include_in_schema=False)
-
 #: what the page loads
 _SCRIPT, _STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
 
@@ -29,10 +26,11 @@ _SCRIPT, _STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
 def pages(exchange: Exchange, parts: Sequence[Routes]) -> list[BaseRoute]:
     """The routes of the document of these parts, and of the page."""
     agent, settings = exchange.agent, exchange.settings
+    written = b""
+    writing = asyncio.Lock()
 
-    @cache
-    def described() -> dict[str, Any]:
-        return openapi.document(
+    def write() -> bytes:
+        document = openapi.document(
             parts,
             exchange.prefix,
             title=agent.name,
@@ -40,16 +38,20 @@ def pages(exchange: Exchange, parts: Sequence[Routes]) -> list[BaseRoute]:
             description=settings.description,
             max_items=settings.max_items,
         )
+        return bytes(JSONResponse(document).body)
 
     async def document(_: Request) -> Response:
-        return JSONResponse(described())
+        nonlocal written
+        async with writing:
+            # it takes long enough for streams to stand still, were it written on the event loop
+            written = written or await asyncio.to_thread(write)
+        return Response(written, media_type="application/json")
 
-    at = f"{exchange.prefix}/openapi.json"
-    return [Route(at, document, include_in_schema=False), *_routes.served(exchange.prefix)]
+    served = {"openapi.json": document, "docs": _page, "docs/{name}": _file}
+    return [Route(f"{exchange.prefix}/{at}", page, include_in_schema=False) for at, page in served.items()]
 
 
-@_routes.get("/docs")
-async def page(request: Request) -> Response:
+def _page(request: Request) -> Response:  # no coroutine, so it runs in a thread: see `document`
     from fastapi.openapi.docs import get_swagger_ui_html
 
     agent = exchange_of(request).agent
@@ -62,8 +64,7 @@ async def page(request: Request) -> Response:
     )
 
 
-@_routes.get("/docs/{name}")
-async def file(request: Request) -> Response:
+async def _file(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in (_SCRIPT, _STYLE):
         raise NotFound(f"There is no file {name} of the docs page.")
