@@ -89,6 +89,11 @@ def refusal(headers: Iterable[tuple[bytes, bytes]], encodings: Iterable[str]) ->
     return None
 
 
+#: idle ones are closed before a server that drops them after five seconds, as many do, can do so while it is
+#: called: what became of a tool's call would be unknown
+_CONNECTIONS = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=2)
+
+
 class BoundedClient(httpx2.AsyncClient):
     """A client of the server at `url`.
 
@@ -102,6 +107,7 @@ class BoundedClient(httpx2.AsyncClient):
         self, url: str, *, seconds: float, limit: int = MAX_ANSWER, streams: bool = False, **options: Any
     ) -> None:
         options.setdefault("timeout", seconds)
+        options.setdefault("limits", _CONNECTIONS)
         if options.setdefault("verify", True) is True:
             options["verify"] = _tls()
         super().__init__(trust_env=not is_loopback(url), follow_redirects=False, **options)

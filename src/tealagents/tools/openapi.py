@@ -251,7 +251,6 @@ def _client(options: RemotePluginOptions, url: str) -> BoundedClient:
         headers={"Accept": "application/json, text/*;q=0.9, */*;q=0.5"},
         verify=options.verify_ssl,
         cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
-        limits=httpx2.Limits(max_connections=100, max_keepalive_connections=20),
     )
 
 
