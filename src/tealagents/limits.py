@@ -34,6 +34,10 @@ class Limits(Options):
     """Requests that wait for their turn on one task (`concurrency: enqueue`)."""
     keepalive_seconds: Seconds = 15
     """Seconds of silence on a stream after which a comment keeps it open."""
+    idle_connection_seconds: Seconds = 75
+    """Seconds that a connection stays open for its next request, or for the rest of one that stopped
+    arriving. Keep it above the time for which a proxy in front keeps unused connections: 60 with nginx and
+    AWS's load balancer."""
     drain_seconds: DrainSeconds = 20
     """Seconds that running requests get to finish after SIGTERM."""
     approval_expiry_seconds: Seconds = 86_400

@@ -23,7 +23,8 @@ class Drains(Protocol):
 def drained_by_signals(service: Drains, seconds: float) -> Iterator[None]:
     """Within it, the first SIGTERM or SIGINT drains `service`; the server stops only then.
 
-    New messages are refused meanwhile; reads, followers and health continue. A second signal ends what runs
+    New messages are refused meanwhile; reads, followers and health continue. What is asked for from then on
+    is the last on its connection, so that clients move to other processes. A second signal ends what runs
     at once; it is stored and reported as interrupted.
     A signal that is ignored stays so. Outside the main thread signals belong to the host application, and
     nothing is done.

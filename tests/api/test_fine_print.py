@@ -1,8 +1,10 @@
 """Small promises of the wire that clients trip over where they are not kept."""
 
 import json
+import select
 import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from talk import call, paused, send, working_service
 from wire import NOBODYS, events, problem, text
 
 from tealagents.testing.service import ServiceThread, offline_service
+from tealagents.testing.waits import until
 
 
 def limited() -> Iterator[ServiceThread]:
@@ -183,6 +186,25 @@ def test_a_comment_is_a_line_and_no_event() -> None:
         assert received.count(": keepalive\n") > 2
         assert ": keepalive\n\n" not in received
         assert [event.name for event in events(received)][-1] == "final-response"
+
+
+def test_a_connection_stays_open_for_longer_than_a_proxy_keeps_it() -> None:
+    """A proxy that keeps it for the usual minute never sends into one that is being closed."""
+    with offline_service(moved=True) as (service, _):
+        kept = HTTPConnection("127.0.0.1", service.port)
+        for _ in range(3):
+            kept.request("GET", f"{service.prefix}/health/live")
+            answer = kept.getresponse()
+            assert (answer.status, answer.read()[:1]) == (200, b"{")
+            service.advance(61)
+
+        def is_closed() -> bool:
+            service.advance(76)
+            return bool(select.select([kept.sock], [], [], 0.1)[0])
+
+        until(is_closed)
+        assert kept.sock.recv(1) == b""
+        kept.close()
 
 
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:

@@ -141,6 +141,7 @@ def test_a_process_that_is_stopped_finishes_what_runs_and_takes_nothing_new(
             ):
                 problem(refused, 503, "draining")
                 assert int(refused.headers["retry-after"]) >= 1
+                assert refused.headers["connection"] == "close"  # the next attempt may reach another process
             assert ada.get("/health/live").status_code == 200
             assert ada.get("/health").json()["status"] != "ok"
             assert request(ada, pause["request_id"])["content"] == pause

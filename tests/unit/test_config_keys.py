@@ -58,6 +58,7 @@ def test_defaults_are_the_contracts(tmp_path: Path) -> None:
         "max_requests_per_user": 100,
         "max_queued_requests": 1000,
         "keepalive_seconds": 15,
+        "idle_connection_seconds": 75,
         "drain_seconds": 20,
         "approval_expiry_seconds": 86400,
         "lease_seconds": 15,

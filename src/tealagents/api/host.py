@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import local, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import json_response
+from tealagents.api.http import ending_connection, json_response
 from tealagents.api.protocols import Served
 from tealagents.domain.errors import NotFound
 
@@ -47,6 +47,8 @@ class Host:
             await local.refuse(reason, scope, receive, send)
             return
         sse.remember_connection(scope, send)
+        if self.exchange.service.admission.draining:
+            send = ending_connection(send)
         await self._app(scope, receive, send)
 
     def _answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

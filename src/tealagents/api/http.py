@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Message, Send
 
 from tealagents.domain.errors import InvalidRequest, Overloaded, Refusal, TealError
 
@@ -89,6 +90,17 @@ def retry_after(error: TealError) -> str | None:
 def worded(error: TealError, advice: Mapping[str, str]) -> str:
     """What happened, and what to do about it where the protocol has a way of its own: code → advice."""
     return " ".join(filter(None, (error.detail, advice.get(error.code))))
+
+
+def ending_connection(send: Send) -> Send:
+    """Sends a response as the last one of its connection: another process gets its client's next request."""
+
+    async def ending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return ending
 
 
 def json_response(

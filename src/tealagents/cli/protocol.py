@@ -1,14 +1,18 @@
-"""HTTP/1.1 as uvicorn reads it with httptools, with a bound on what comes before a body.
+"""HTTP/1.1 as uvicorn serves it with httptools, with two bounds more.
 
-httptools keeps a request line and headers of any size in memory before the application sees any of it.
+httptools keeps a request line and headers of any size in memory before the application sees any of it, and
+uvicorn waits for ever for the rest of a request.
 """
 
+import asyncio
 import json
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["MOST_HEAD", "BoundedProtocol"]
+from tealagents.limits import Limits
+
+__all__ = ["MOST_HEAD", "BoundedProtocol", "server_options"]
 
 #: bytes of a request's line and headers together
 MOST_HEAD: Final = 64 * 1024
@@ -30,23 +34,49 @@ _ANSWER: Final = (
 )
 
 
+def server_options(limits: Limits) -> dict[str, Any]:
+    """What uvicorn's `Config` is given for a service with these limits."""
+    return {
+        "access_log": False,
+        "log_config": None,
+        "lifespan": "on",
+        "http": BoundedProtocol,
+        "ws_max_size": limits.max_body_bytes,
+        "timeout_keep_alive": limits.idle_connection_seconds,
+    }
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Answers 431 to a request whose line and headers are too large, and closes the connection."""
+    """Answers 431 to a request whose line and headers are too large, and closes the connection.
+
+    It also closes a connection whose client stops sending before a request is complete, after the same time
+    as one that is idle. A client that lost its network closes nothing.
+    """
 
     # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte a connection
-    __slots__ = ("_head", "_heads", "_in_head", "_too_large")
+    __slots__ = ("_head", "_heads", "_in_head", "_incomplete", "_too_large")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_head = False
+        #: a request has begun, and its body has not ended
+        self._incomplete = False
         #: bytes of the head that is being received, but for those that came with the end of another request
         self._head = 0
         self._heads = 0
         self._too_large = False
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # also of one that was reset: the timer would keep all of it
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._in_head = self._incomplete = True
         self._head = 0
         self._heads += 1
 
@@ -57,6 +87,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._incomplete = False
+        super().on_message_complete()
+
     def data_received(self, data: bytes) -> None:
         before = self._heads if self._in_head else None
         super().data_received(data)
@@ -65,6 +99,22 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head > MOST_HEAD and not self.transport.is_closing():
                 self._too_large = True
                 self.send_400_response("")
+        if self._incomplete and self.timeout_keep_alive_task is None:
+            self._expect_more()
+
+    def _expect_more(self) -> None:
+        """Ends the connection after a while, unless more is received before."""
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def timeout_keep_alive_handler(self) -> None:
+        answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+        # the client may well be sending where we do not read, or have sent the beginning of its next request
+        if (answering or self.flow.read_paused) and not self.transport.is_closing():
+            self._expect_more()
+        else:
+            super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
         if not self._too_large:

@@ -174,17 +174,15 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     from uvicorn import Config, Server
     from uvicorn.config import STARTUP_FAILURE
 
+    from tealagents.cli.protocol import server_options
+
     # The server raises the signal again that stopped it; having drained, we exit with 0.
     for number in _STOPPING:
         signal.signal(number, lambda *_: None)
     options: dict[str, Any] = {
-        "access_log": False,
-        "log_config": None,
+        **server_options(config.limits),
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "server_header": False,
-        "lifespan": "on",
-        "http": "tealagents.cli.protocol:BoundedProtocol",
-        "ws_max_size": config.limits.max_body_bytes,
     }
     if reload:
         _run_reloading(config.source.parent, listener, options)

@@ -22,6 +22,7 @@ import httpx
 import uvicorn
 import yaml
 
+from tealagents.cli.protocol import server_options
 from tealagents.testing.clock import ShiftedClock, advance
 
 #: seconds a service may take to answer before its start is given up; one that has ended is noticed at once
@@ -154,15 +155,7 @@ class ServiceThread(RunningService):
         sock.bind(("127.0.0.1", self._wanted_port))
         sock.listen(512)
         self.port = sock.getsockname()[1]
-        options = uvicorn.Config(
-            self.app,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=2,
-            http="tealagents.cli.protocol:BoundedProtocol",
-            ws_max_size=config.limits.max_body_bytes,
-        )
+        options = uvicorn.Config(self.app, **server_options(config.limits), timeout_graceful_shutdown=2)
         self._server = server = uvicorn.Server(options)
 
         factory = asyncio.SelectorEventLoop if self._clock else options.get_loop_factory()

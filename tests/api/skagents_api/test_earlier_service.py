@@ -270,6 +270,7 @@ def test_sigterm_drains(nursery: Nursery, tmp_path: Path) -> None:
             until(lambda: _health(service.url) != "ok")
             refused = post(service.url, json=HELLO)
             assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+            assert refused.headers["connection"] == "close"
             model.release()
             calling.join(60)
             assert answers[0].json()["output_raw"] == "Late."

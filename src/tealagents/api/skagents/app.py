@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tealagents import __version__
 from tealagents.api import bodies, local, sse
-from tealagents.api.http import WrongMethod, json_response, status_of
+from tealagents.api.http import WrongMethod, ending_connection, json_response, status_of
 from tealagents.api.settings import ApiSettings
 from tealagents.api.skagents import documents, inputs, openapi
 from tealagents.api.skagents.identity import Identity, check_origin
@@ -99,6 +99,8 @@ class StatelessApp:
                 await local.refuse(reason, scope, receive, send)
                 return
             sse.remember_connection(scope, send)
+            if self._front.turns.admission.draining:
+                send = ending_connection(send)
         await self._app(scope, receive, send)
 
     def _middleware(self) -> list[Middleware]:

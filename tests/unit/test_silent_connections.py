@@ -1,0 +1,186 @@
+"""Connections on which nothing arrives are closed, unless an answer is on its way."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from socket import SO_LINGER, SOL_SOCKET
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+from websockets.asyncio.client import connect
+
+from tealagents.cli.protocol import BoundedProtocol, server_options
+from tealagents.limits import Limits
+from tealagents.testing.clock import advance
+
+POST = b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
+
+
+class Application:
+    """Reads what is sent, all of it or nothing, and answers once it may."""
+
+    def __init__(self, *, reads: bool = True) -> None:
+        self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.called = asyncio.Event()
+        self.connections: list[BoundedProtocol] = []
+        self.answer = asyncio.Event()
+        self._reads = reads
+
+    async def __call__(
+        self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]
+    ) -> None:
+        self.called.set()
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "text": (await receive())["text"]})
+            return
+        more = self._reads
+        while more:
+            message = await receive()
+            self.received.put_nowait(message)
+            more = message.get("more_body", False)
+        await self.answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Client:
+    """One connection, whose time is set forward."""
+
+    def __init__(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.port = port
+        self.send = writer.write
+        self._reader = reader
+        self._writer = writer
+
+    def reset(self) -> None:
+        """Ends the connection as a machine that has forgotten it."""
+        socket = self._writer.get_extra_info("socket")
+        socket.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.close()
+
+    async def wait(self, seconds: float) -> None:
+        """Lets time pass once the service has had all that was sent."""
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        advance(asyncio.get_running_loop(), seconds)
+        await asyncio.sleep(0.001)
+
+    def answer(self) -> "asyncio.Task[bytes]":
+        return asyncio.create_task(self._reader.readuntil(b"ok"))
+
+    async def is_closed(self) -> bool:
+        return await self._reader.read() == b""
+
+
+@asynccontextmanager
+async def connected(application: Application) -> AsyncIterator[Client]:
+    options = {**server_options(Limits()), "lifespan": "off"}
+    config = uvicorn.Config(application, **options)
+    config.load()
+    state = ServerState()
+
+    def connection() -> BoundedProtocol:
+        application.connections.append(BoundedProtocol(config, state, {}))
+        return application.connections[-1]
+
+    async with AsyncExitStack() as stack:
+        server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
+        await stack.enter_async_context(server)
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        stack.callback(writer.close)
+        yield Client(port, reader, writer)
+        application.answer.set()
+
+
+async def test_a_client_that_says_nothing() -> None:
+    async with connected(Application()) as client:
+        await client.wait(76)
+        assert await client.is_closed()
+
+
+async def test_a_client_that_stops_within_the_head() -> None:
+    async with connected(Application()) as client:
+        client.send(GET[:20])
+        await client.wait(76)
+        assert await client.is_closed()
+
+
+async def test_a_client_that_stops_within_the_body() -> None:
+    """The application learns of it, and gives back what the body held."""
+    application = Application()
+    async with connected(application) as client:
+        client.send(POST + b"half")
+        assert (await application.received.get())["body"] == b"half"
+        await client.wait(76)
+        assert (await application.received.get())["type"] == "http.disconnect"
+        assert await client.is_closed()
+
+
+async def test_a_body_that_arrives_slowly() -> None:
+    """However long it takes: the time counts from what arrived last."""
+    application = Application()
+    async with connected(application) as client:
+        client.send(POST)
+        await application.called.wait()
+        for byte in b"123456789":
+            await client.wait(61)
+            client.send(bytes([byte]))
+            while not (message := await application.received.get())["body"]:
+                assert message["more_body"]
+        application.answer.set()
+        assert (await client.answer()).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_answer_that_takes_long() -> None:
+    """The next request may have begun meanwhile; it is answered too."""
+    application = Application()
+    async with connected(application) as client:
+        client.send(GET + POST[:20])
+        await application.received.get()
+        await client.wait(3600)
+        await client.wait(3600)
+        application.answer.set()
+        assert (await client.answer()).startswith(b"HTTP/1.1 200")
+        client.send(POST[20:] + b"123456789")
+        assert (await client.answer()).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_application_that_does_not_read() -> None:
+    """What the client sends stays where it is: it is not the client that is silent."""
+    application = Application(reads=False)
+    async with connected(application) as client:
+        client.send(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 10000000\r\n\r\n" + b"x" * 1_000_000)
+        while not (application.connections and application.connections[0].flow.read_paused):
+            await asyncio.sleep(0.001)
+        await client.wait(76)
+        await client.wait(76)
+        application.answer.set()
+        assert (await client.answer()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_connection_that_was_reset_is_forgotten_at_once() -> None:
+    """Its timer would keep it, and all that it had received, for another minute."""
+    application = Application()
+    async with connected(application) as client:
+        while not application.connections:
+            await asyncio.sleep(0.001)
+        (connection,) = application.connections
+        timer = connection.timeout_keep_alive_task
+        client.reset()
+        while connection.parser is not None:
+            await asyncio.sleep(0.001)
+        assert timer is not None
+        assert timer.cancelled()
+
+
+async def test_a_websocket_is_not_a_request_that_never_ends() -> None:
+    async with connected(Application()) as client, connect(f"ws://127.0.0.1:{client.port}") as socket:
+        await client.wait(76)
+        await socket.send("still here")
+        assert await socket.recv() == "still here"
