@@ -148,6 +148,17 @@ def parse(body: bytes) -> Any:
     return value
 
 
+class _Identified(msgspec.Struct):
+    id: Any = None
+
+
+def identified(body: bytes) -> Json | None:
+    """The `id` of a call whose body `parse` refuses, as far as it is JSON: its error is for that call."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {"id": msgspec.json.decode(body, type=_Identified).id}
+    return None
+
+
 def _explain(body: bytes, error: Exception) -> NoReturn:
     """Says where a body that could not be read goes wrong."""
     if isinstance(error, RecursionError) or "recursion" in str(error).lower():

@@ -33,6 +33,8 @@ class EventFold:
         self.event_id = 0
         #: whether there was text since the last call of a tool
         self.said = False
+        #: it was last seen to wait its turn
+        self._queued = False
 
     def __call__(self, recorded: Recorded) -> bytes:
         """The frames of one event."""
@@ -47,12 +49,16 @@ class EventFold:
         return b"".join(self.frames)
 
     def take(self, event: Event) -> None:
+        if self._queued and not isinstance(event, Started | Failed | Canceled):
+            self._queued = False
+            self.begun()
         if isinstance(event, TextDelta):  # most are
             self.text(event.text, refusal=event.refusal)
             self.said = True
             return
         match event:
             case Started(status):
+                self._queued = status == "Queued"
                 self.started(status)
             case ToolCalled(call):
                 self.end_text()
@@ -81,6 +87,9 @@ class EventFold:
 
     def started(self, status: str) -> None:
         """It has begun, or waits its turn (`Queued`)."""
+
+    def begun(self) -> None:
+        """It has waited its turn, and something has happened since: no event says when it began."""
 
     def text(self, text: str, *, refusal: bool) -> None:
         """Some text; `said` is set where it continues what came before it."""

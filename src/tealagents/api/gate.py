@@ -112,7 +112,11 @@ class Gate:
         body = await self._exchange.raw_body(request)
         if body:
             bodies.require_json(request)
-            parsed = bodies.parse(body)
+            try:
+                parsed = bodies.parse(body)
+            except InvalidRequest:
+                call.body = bodies.identified(body)
+                raise
             if not isinstance(parsed, dict):
                 raise InvalidRequest("body", "must be a JSON object")
             call.body = parsed

@@ -8,16 +8,24 @@ import re
 import threading
 import uuid
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import httpx
 import pytest
 from a2a.types import a2a_pb2 as pb
-from a2a_talk import VERSION, Wire, answer, message, state, streamed_text
+from a2a_talk import BINDINGS, VERSION, Wire, answer, message, state, streamed_text
 from google.protobuf.json_format import ParseDict
+from talk import working_service
 
 from tealagents.testing.service import ServiceThread
 
+JSON = {**VERSION, "content-type": "application/json"}
+ENQUEUES = """
+rules:
+  - when: {text: until released}
+    reply: {pieces: [drip, {text: ' drip', delay_ms: 600000}]}
+"""
 NOBODYS = "00000000-0000-4000-8000-000000000001"
 
 
@@ -113,6 +121,22 @@ def test_an_answer_at_once_names_the_task_that_continues(wire: Wire, release: Ca
     release()
     *_, last = subscribed
     assert state(last["statusUpdate"]) == "COMPLETED"
+
+
+def test_a_task_that_waited_its_turn_is_seen_to_work() -> None:
+    """Followers learn that it is no longer submitted before anything of its answer comes."""
+    serving = working_service(ENQUEUES, protocols=["a2a"], concurrency="enqueue")
+    with serving as (service, offline), Wire(service, BINDINGS[0]) as wire:
+        first = wire.result("SendMessage", _at_once("until released"))["task"]
+        said = message("hello", contextId=first["contextId"])
+        updates = wire.stream("SendStreamingMessage", {"message": said})
+        assert state(next(updates)["task"]) == "SUBMITTED"
+        offline.release()
+        followed = list(updates)
+        again = list(wire.stream("SendStreamingMessage", {"message": said}))
+    shown = [state(each["statusUpdate"]) if "statusUpdate" in each else "artifact" for each in followed]
+    assert [key for key, _ in groupby(shown)] == ["SUBMITTED", "WORKING", "artifact", "COMPLETED"]
+    assert again[1:] == followed
 
 
 def test_a_repeated_message_is_answered_with_the_first_outcome(wire: Wire, model: Any) -> None:
@@ -442,6 +466,16 @@ def test_json_rpc_errors_are_those_of_json_rpc(service: ServiceThread) -> None:
             assert answered.headers["content-type"] == "application/json"
             assert answered.json()["jsonrpc"] == "2.0"
             assert answered.json()["error"]["code"] == code, body
+            assert answered.json()["id"] == (body.get("id") if isinstance(body, dict) else None)
+
+
+def test_the_error_of_a_call_that_cannot_be_stored_names_the_call(service: ServiceThread) -> None:
+    """A client waits for the answer under its id."""
+    call = {"jsonrpc": "2.0", "id": 12, "method": "SendMessage", "params": {"message": message("a\0b")}}
+    with service.client(headers=VERSION) as client:
+        answered = client.post("/a2a", json=call).json()
+        assert (answered["id"], answered["error"]["code"]) == (12, -32602)
+        assert client.post("/a2a", content=b'{"id": 12,', headers=JSON).json()["id"] is None
 
 
 @pytest.mark.parametrize("field", ["messageId", "role", "parts"])

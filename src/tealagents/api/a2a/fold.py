@@ -56,6 +56,9 @@ class Updates(EventFold):
     def started(self, status: str) -> None:
         self._status(documents.status(self._record, status))
 
+    def begun(self) -> None:
+        self.started("Running")
+
     def text(self, text: str, *, refusal: bool) -> None:
         before, _, after = self._around[self.said]
         self.frames.append(b"%b%b%b" % (before, _encode(text), after))
@@ -69,8 +72,7 @@ class Updates(EventFold):
         self._status(documents.status(self._record, "Completed"))
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
-        status = "Canceled" if canceled else "Failed"
-        self._status(documents.status(self._record, status, failure.detail))
+        self._status(documents.status(self._record, "Canceled" if canceled else "Failed", failure.detail))
 
     def _status(self, status: Json) -> None:
         self.frames.append(self._frame({"statusUpdate": {**self._ids, "status": status}}))
