@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -61,11 +60,11 @@ async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> No
 
     What routed and read a call is not kept for as long as its stream is open.
     """
-    streams: list[Callable[[], Awaitable[None]]] = []
+    streams: list[_Stream] = []
     scope[_STREAM] = streams
     await app(scope, receive, send)
     for stream in streams:
-        await stream()
+        await stream.send(scope, receive, send)
 
 
 class EventStreamResponse(Response):
@@ -87,47 +86,68 @@ class EventStreamResponse(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self._frames = frames
-        self._keepalive = keepalive_seconds
-        self._on_disconnect = on_disconnect
+        self._stream = _Stream(frames, keepalive_seconds, on_disconnect)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get(HEAD):
-            await self._frames.aclose()
+            await self._stream.frames.aclose()
             await super().__call__(scope, receive, send)
         else:
-            scope[_STREAM].append(partial(self.send, scope, receive, send))
+            await self._start(send)
+            scope[_STREAM].append(self._stream)
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream at once."""
-        left = False
+        """Sends the response at once, the stream included."""
+        await self._start(send)
+        await self._stream.send(scope, receive, send)
 
-        def leave() -> None:
-            nonlocal left
-            left = True
-            sender.cancel()
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-        sending = _Sending(send, scope.get(_TRANSPORT), self._keepalive, leave)
+
+class _Stream:
+    """The body of such a response. It keeps only what is still to be sent."""
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        keepalive: float,
+        on_disconnect: Callable[[], None] | None,
+    ) -> None:
+        self.frames = frames
+        self._keepalive = keepalive
+        self._on_disconnect = on_disconnect
+        self._sender: asyncio.Task[None] | None = None
+        self._left = False
+
+    async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = _Sending(send, scope.get(_TRANSPORT), self._keepalive, self._leave)
         # a task of its own, so that a frame wakes this one and not every application around the response
-        sender = asyncio.create_task(self._send(sending))
+        sender = self._sender = asyncio.create_task(self._send(sending))
         try:
             if await _left_before(sender, receive) and not sending.ended:
-                leave()
+                self._leave()
             await asyncio.wait([sender])
         finally:
             sending.stop()
             sender.cancel()
-        if not (left and sender.cancelled()):
+        if not (self._left and sender.cancelled()):
             sender.result()
         elif self._on_disconnect is not None:
             self._on_disconnect()
 
+    def _leave(self) -> None:
+        self._left = True
+        if self._sender is not None:
+            self._sender.cancel()
+
     async def _send(self, sending: "_Sending") -> None:
-        async with contextlib.aclosing(self._frames) as frames:
-            await sending.start(self.raw_headers)
+        sending.watch()
+        async with contextlib.aclosing(self.frames) as frames:
             async for data in frames:
                 if data:  # an event may be none of this reader's business
                     await sending.body(data)
+                data = b""  # what was sent is not kept for as long as nothing comes
         await sending.end()
 
 
@@ -237,10 +257,6 @@ class _Sending:
         self._untaken = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ping: asyncio.Task[None] | None = None
-
-    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
-        await self.write({"type": "http.response.start", "status": 200, "headers": headers})
-        self.watch()
 
     def watch(self) -> None:
         """Begins to look whether the client takes what it is sent."""

@@ -40,6 +40,7 @@ def server_options(limits: Limits) -> dict[str, Any]:
         "access_log": False,
         "log_config": None,
         "lifespan": "on",
+        "interface": "asgi3",
         "http": BoundedProtocol,
         "ws_max_size": limits.max_body_bytes,
         "timeout_keep_alive": limits.idle_connection_seconds,

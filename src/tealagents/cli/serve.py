@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -290,11 +290,7 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
         examine(found, config)
         raise fail(*(found.wrong + found.needed or [str(error)])) from None
 
-    async def plainly(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        if scope["type"] != "lifespan":
-            await app(scope, receive, send)
-            return
-
+    async def start(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def passed_on(message: "Message") -> None:
             if message["type"] == "lifespan.startup.complete":
                 _settled()
@@ -308,6 +304,9 @@ def build_or_exit(config: ServiceConfig) -> "ASGIApp":
         except (Exception, SystemExit) as error:
             log.exception("the start failed")
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}: {error}"})
+
+    def plainly(scope: "Scope", receive: "Receive", send: "Send") -> Awaitable[None]:
+        return (start if scope["type"] == "lifespan" else app)(scope, receive, send)
 
     return plainly
 

@@ -6,7 +6,7 @@ One generator. It persists nothing and publishes nothing: its driver stores what
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 
@@ -112,7 +112,7 @@ class LoopState(Struct, kw_only=True):
     prompt: Prompt
     stream: bool
     max_rounds: int
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = {}
     response_format: ResponseFormat | None = None
     observer: Observer
     remote: bool = False
@@ -196,7 +196,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         stream=state.stream,
         remote_id=state.remote_id,
         response_format=state.response_format,
-        headers={**state.headers, **watch.headers()},
+        headers=watch.headers(state.headers),
     )
     try:
         async with aclosing(state.model.stream(call)) as batches:

@@ -1,7 +1,9 @@
 """What can be watched of a request. The base watches nothing and costs nothing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Token
+from typing import Self
 
 from msgspec import Struct
 
@@ -29,9 +31,9 @@ class Load(Struct, frozen=True, kw_only=True):
 class ModelWatch:
     """One model call."""
 
-    def headers(self) -> dict[str, str]:
-        """What continues the trace at the model service."""
-        return {}
+    def headers(self, sent: Mapping[str, str]) -> Mapping[str, str]:
+        """The headers sent to the model service, and what continues the trace there."""
+        return sent
 
     def first_piece(self) -> None:
         """The first piece has come."""
@@ -54,7 +56,22 @@ class ToolWatch:
 
 
 class RequestWatch:
-    """One stretch of a request: to its end or its pause."""
+    """One stretch of a request, to its end or its pause: around everything that a run does.
+
+    While it is entered, the ids of the request are those of `current_ids`.
+    """
+
+    def __init__(self, request: RequestRecord) -> None:
+        self._ids = request.ids
+        self._token: Token[Mapping[str, str]] | None = None
+
+    def __enter__(self) -> Self:
+        self._token = current_ids.set(self._ids)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._token is not None:
+            current_ids.reset(self._token)
 
     def ended(self, request: RequestRecord) -> None:
         """It ended or paused so."""
@@ -66,20 +83,9 @@ class RequestWatch:
 class Observer:
     """Observes requests, model calls and tool calls, and keeps the ids of the current one at hand."""
 
-    @contextmanager
-    def request(self, request: RequestRecord) -> Iterator[RequestWatch]:
+    def request(self, request: RequestRecord) -> RequestWatch:
         """Around everything that a run does."""
-        token = current_ids.set(
-            {
-                "session_id": request.session_id,
-                "task_id": request.task_id,
-                "request_id": request.request_id,
-            }
-        )
-        try:
-            yield self.watch_request(request)
-        finally:
-            current_ids.reset(token)
+        return RequestWatch(request)
 
     def named(self, **ids: str) -> None:
         """An HTTP request is about these: `task_id`, `request_id`, …"""
@@ -89,9 +95,6 @@ class Observer:
 
     def loaded(self, load: Callable[[], Load]) -> None:
         """`load` reports how busy the process is; it may be called at any time, on any thread."""
-
-    def watch_request(self, request: RequestRecord) -> RequestWatch:
-        return RequestWatch()
 
     def model_call(self, model: str, provider: str, *, streamed: bool) -> ModelWatch:
         return ModelWatch()

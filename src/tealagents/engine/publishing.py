@@ -57,7 +57,7 @@ class Publisher:
         """Numbers events and shows them to the followers here; the log is written behind them."""
         first = self._buffer.last_id + 1
         self._buffer.extend([*map(Recorded, count(first), events)])
-        if self._buffer.last_id > 1 and (self._writing_behind is None or self._writing_behind.done()):
+        if self._buffer.last_id > 1 and self._writing_behind is None:
             self._writing_behind = asyncio.create_task(self._write_behind())
 
     def end(self, request: RequestRecord) -> None:
@@ -89,7 +89,7 @@ class Publisher:
 
     async def _drain(self) -> None:
         """Waits until there is room, or nothing is written behind any more."""
-        if self._writing_behind is not None and not self._writing_behind.done():
+        if self._writing_behind is not None:
             self._drained = asyncio.Event()
             await self._drained.wait()
             self._drained = None
@@ -123,6 +123,15 @@ class Publisher:
 
     async def _write_behind(self) -> None:
         """Writes events to the log in batches until there are none left."""
+        try:
+            await self._write_batches()
+        finally:
+            if self._writing_behind is asyncio.current_task():  # not kept for as long as nothing more comes
+                self._writing_behind = None
+            if self._drained is not None:
+                self._drained.set()
+
+    async def _write_batches(self) -> None:
         pause = FIRST_GATHER_SECONDS if self._written <= self.base + 1 else GATHER_SECONDS
         while self._writing_behind is not None and self.last_event > self._written:
             self._gathering = True
@@ -138,8 +147,6 @@ class Publisher:
                 pause = GATHER_SECONDS
                 if self._drained is not None and self.last_event - self._written < MOST_UNWRITTEN:
                     self._drained.set()
-        if self._drained is not None:
-            self._drained.set()
 
     async def _write_batch(self) -> None:
         writer = self._writer

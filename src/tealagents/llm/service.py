@@ -10,7 +10,9 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
@@ -31,7 +33,7 @@ _END = b"[DONE]"
 MAX_TEXT, MAX_CALLS = 4_000_000, 1_000
 
 
-class Question(NamedTuple):
+class Question(Struct):
     """What is posted."""
 
     path: str
@@ -154,6 +156,8 @@ class ModelService:
                     if text > MAX_TEXT:
                         raise too_much(f"it is longer than {MAX_TEXT:,} characters")
                     deadlines.begun = reading.begun
+                    if deadlines.begun:
+                        question.body = b""  # not sent again; a long conversation is a long body
                     if frames[-1] == _END:
                         break
                 await answer.linger()

@@ -5,8 +5,10 @@ Names follow OpenTelemetry's semantic conventions for generative AI: `invoke_age
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Token
+from typing import Self
 
 from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -94,8 +96,7 @@ class OpenTelemetryObserver(LoggedRequests):
             "tealagents.refusals", "{request}", "HTTP requests that were answered with a problem."
         )
 
-    @contextmanager
-    def request(self, request: RequestRecord) -> Iterator[RequestWatch]:
+    def request(self, request: RequestRecord) -> RequestWatch:
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": self._agent,
@@ -106,13 +107,7 @@ class OpenTelemetryObserver(LoggedRequests):
             "tealagents.request_id": request.request_id,
         }
         span = self._tracer.start_span(f"invoke_agent {self._agent}", attributes=attributes)
-        token = context.attach(trace.set_span_in_context(span))
-        try:
-            with super().request(request) as logged:
-                yield _RequestWatch(span, self, logged)
-        finally:
-            span.end()
-            context.detach(token)
+        return _RequestWatch(request, span, self, super().request(request))
 
     def count(self, status: str, code: str | None, seconds: float) -> None:
         self._requests.add(1, {"status": status, "error.type": code or ""})
@@ -179,11 +174,25 @@ class OpenTelemetryObserver(LoggedRequests):
 
 
 class _RequestWatch(RequestWatch):
-    def __init__(self, span: Span, observer: OpenTelemetryObserver, logged: RequestWatch) -> None:
+    def __init__(
+        self, request: RequestRecord, span: Span, observer: OpenTelemetryObserver, logged: RequestWatch
+    ) -> None:
+        super().__init__(request)
         self._span = span
         self._observer = observer
         self._logged = logged
         self._began = time.perf_counter()
+        self._attached: Token[context.Context] | None = None
+
+    def __enter__(self) -> Self:
+        self._attached = context.attach(trace.set_span_in_context(self._span))
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._span.end()
+        if self._attached is not None:
+            context.detach(self._attached)
 
     def ended(self, request: RequestRecord) -> None:
         self._logged.ended(request)
@@ -210,8 +219,8 @@ class _ModelWatch(ModelWatch):
         self._attributes = attributes
         self._began = time.perf_counter()
 
-    def headers(self) -> dict[str, str]:
-        carrier: dict[str, str] = {}
+    def headers(self, sent: Mapping[str, str]) -> Mapping[str, str]:
+        carrier = dict(sent)
         propagate.inject(carrier, trace.set_span_in_context(self._span))
         return carrier
 

@@ -7,8 +7,6 @@ is answered, with the HTTP status. Calls of probes are logged at DEBUG.
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -92,15 +90,12 @@ _call: ContextVar[_Call | None] = ContextVar("call", default=None)
 class LoggedRequests(Observer):
     """Logs requests as they end or pause."""
 
-    @contextmanager
-    def request(self, request: RequestRecord) -> Iterator[RequestWatch]:
+    def request(self, request: RequestRecord) -> RequestWatch:
         call = _call.get()
         if call is None or call.request_id is not None:
-            call = None  # a request that waited is begun by the end of another
-        else:
-            call.request_id = request.request_id
-        with super().request(request):
-            yield _Watch(call.route if call else None)
+            return _Watch(request, None)  # a request that waited is begun by the end of another
+        call.request_id = request.request_id
+        return _Watch(request, call.route)
 
     def named(self, **ids: str) -> None:
         if (call := _call.get()) is not None:
@@ -112,7 +107,8 @@ class LoggedRequests(Observer):
 
 
 class _Watch(RequestWatch):
-    def __init__(self, route: str | None) -> None:
+    def __init__(self, request: RequestRecord, route: str | None) -> None:
+        super().__init__(request)
         self._route = route
         self._began = time.perf_counter()
 
