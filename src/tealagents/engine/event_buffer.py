@@ -24,7 +24,7 @@ class EventBuffer:
         #: nothing more comes
         self.closed = False
         self._error: Exception | None = None
-        self._wakers: set[asyncio.Future[None]] = set()
+        self._wakers: list[asyncio.Future[None]] = []
 
     def extend(self, events: Sequence[Recorded]) -> None:
         if events:
@@ -65,14 +65,15 @@ class EventBuffer:
                 return
             else:
                 waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._wakers.add(waker)
+                self._wakers.append(waker)
                 try:
                     await waker
                 finally:
-                    self._wakers.discard(waker)
+                    if waker in self._wakers:  # it was not woken
+                        self._wakers.remove(waker)
 
     def _wake(self) -> None:
-        woken, self._wakers = self._wakers, set()
+        woken, self._wakers = self._wakers, []
         for waker in woken:
             if not waker.done():
                 waker.set_result(None)

@@ -39,6 +39,8 @@ from tealagents.threads.views import Part, Report, Upcoming
 
 #: seconds that context providers get, in all, to handle a request that failed
 LAST_WORDS_SECONDS = 2.0
+#: what no providers add; no one changes it
+_NOTHING = Gathered()
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -148,7 +150,7 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
 
 async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
     if not agent.providers:
-        return Gathered()
+        return _NOTHING
 
     def begin(provider: str, state: Json) -> Invocation:
         return Invocation(

@@ -54,7 +54,7 @@ class OpenAIChat:
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
             Question("/chat/completions", self._body(call), call.headers, call.stream),
-            reading=lambda: ChatReading(self._secrets),
+            reading=self._reading,
             meaning=self._meaning,
         )
 
@@ -70,6 +70,9 @@ class OpenAIChat:
         follow = b',"stream":true,"stream_options":{"include_usage":true}' if call.stream else b""
         shape = _response_format(call.response_format)
         return b"".join((self._head, b",".join(call.prompt), b"]", tools, shape, self._tail, follow, b"}"))
+
+    def _reading(self) -> "ChatReading":
+        return ChatReading(self._secrets)
 
     def _meaning(self, said: Complaint) -> ModelDone | None:
         """Azure refuses a message that its filter catches with 400; to us that is a way to end."""

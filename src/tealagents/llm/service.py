@@ -143,11 +143,10 @@ class ModelService:
                         break  # a service that says no more after the end of its answer is forgiven
                     if not frames:
                         break
+                    ended = frames[-1] == _END
                     pieces: list[TextDelta] = []
                     try:
-                        for data in frames:
-                            if data != _END:
-                                pieces += reading.take(data)
+                        _take(frames, reading, pieces)
                     finally:  # what came before an event that cannot be read was said, too
                         if pieces:
                             yield pieces
@@ -158,7 +157,7 @@ class ModelService:
                     deadlines.begun = reading.begun
                     if deadlines.begun:
                         question.body = b""  # not sent again; a long conversation is a long body
-                    if frames[-1] == _END:
+                    if ended:
                         break
                 await answer.linger()
             else:
@@ -211,3 +210,11 @@ class ModelService:
         wire = await asyncio.to_thread(importlib.import_module, "tealagents.llm.wire")
         connection: ServiceConnection = wire.ServiceConnection(self._options, self._proxy, self._deployment)
         return connection
+
+
+def _take(frames: list[bytes], reading: Reading, pieces: list[TextDelta]) -> None:
+    """Adds the pieces of text in events to `pieces`; the events are let go of."""
+    for data in frames:
+        if data != _END:
+            pieces += reading.take(data)
+    frames.clear()
