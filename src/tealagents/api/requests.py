@@ -22,6 +22,7 @@ from tealagents.domain.models import (
     ClientTool,
     Head,
     IdempotencyRecord,
+    Item,
     Message,
     RequestEnd,
     RequestRecord,
@@ -81,6 +82,12 @@ class Named(Struct, frozen=True):
         """A pause of this task."""
         found = await find_pause(self.exchange, self.partition, approval_id)
         return found if found is not None and found.task_id == self.task_id else None
+
+    async def said(self, record: RequestRecord) -> tuple[Item, ...]:
+        """What the user has said in a request of this task."""
+        tail = self.head.tail_seq if self.head else 0
+        found = await self.exchange.history.messages_of(self.partition, record, tail)
+        return next((message.items for message in found if message.role == "user"), ())
 
     async def settled(self, request_ids: Set[str | None]) -> "Named":
         """The task once its running request has ended or paused, where that is one of these."""

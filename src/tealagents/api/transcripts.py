@@ -6,7 +6,8 @@ from contextlib import aclosing
 from tealagents.api import stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
-from tealagents.domain.models import Caller, Head, Message, MessageBody, Path, StepBody
+from tealagents.domain.models import Approval, Caller, Head, Message, MessageBody, Path, StepBody
+from tealagents.engine.approvals import answers
 from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest
@@ -20,7 +21,7 @@ async def messages(exchange: Exchange, partition: str, head: Head) -> list[Messa
 
 
 async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
-    """The messages that a stretch continues, the user's own included."""
+    """The messages that a stretch continues, the user's own and outputs of the client's tools included."""
     record, partition = stretch.record, stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     if not record.first_seq:  # it waits its turn
@@ -35,8 +36,17 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
             decided += 1
         if decided == stretch.number and (stretch.number > 1 or own):
             break
+    if stretch.before is not None:
+        own += _outputs(stretch.before)
     path = tuple((low, min(high, first - 1)) for low, high in record.path or head.path if low < first)
     return [*await _newest(exchange, partition, record.task_id, path), *own]
+
+
+def _outputs(decided: Approval) -> list[Message]:
+    """What the client's own tools returned: no event of the stretch behind the pause tells of it."""
+    ran = {decision.id for decision in decided.decisions if decision.output is not None}
+    said = answers(decided, decided.decided_at or decided.created_at)
+    return [message for message in said if message.tool_call_id in ran]
 
 
 async def parts(

@@ -211,11 +211,11 @@ class Approvals:
     def _run(self, caller: Caller, writer: TaskWriter, decided: Approval, *, streamed: bool) -> None:
         """Runs what was approved: exactly the calls that were shown."""
         now = self._records.clock.now()
-        resumption = Resumption(approved_calls(decided), _answers(decided, now))
+        resumption = Resumption(approved_calls(decided), answers(decided, now))
         self._service.start(caller, writer, resumption, streamed=streamed)
 
 
-def _answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
+def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
     """What the model is sent of the calls that the service does not run: rejections, and clients' outputs."""
     by_id = {decision.id: decision for decision in decided.decisions}
     said = []

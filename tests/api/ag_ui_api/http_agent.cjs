@@ -120,6 +120,23 @@ const SCENES = {
     assert.match(said(agent).at(-1), /28 degrees/);
   },
 
+  async reloaded_page() {
+    const agent = open();
+    await say(agent, call("get_weather", {place: "Rome"}), {tools: [WEATHER]});
+    const late = open({threadId: agent.threadId});
+    await run(late);
+    const [{id}] = late.messages.at(-1).toolCalls;
+    late.addMessage({id: "t1", role: "tool", toolCallId: id, content: "28 degrees"});
+    await run(late);
+    assert.deepEqual(late.messages.map(({role}) => role), ["user", "assistant", "tool", "assistant"]);
+    assert.equal(late.messages[2].toolCallId, id);
+    assert.equal(last(await say(late, "broken")).type, "RUN_ERROR");
+    const later = open({threadId: agent.threadId});
+    await run(later);
+    assert.equal(said(later, "user").at(-1), "broken");
+    assert.deepEqual(last(await say(later, "hello")).outcome, {type: "success"});
+  },
+
   async resent_history() {
     const agent = open({initialMessages: [user("My name is Grace."), {id: "a0", role: "assistant", content: "Hello!"}]});
     for (const text of ["one", "two", "What is my name?"]) await say(agent, text);

@@ -10,6 +10,7 @@ from agui_talk import serving
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "node"
 DRIPPING = {"when": {"text": "dripping"}, "reply": {"text": ("drip " * 40).strip(), "piece_delay_ms": 30}}
+BROKEN = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "message": "too hot"}}}
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +34,15 @@ def scenes(url: str, file: Path, expiry: str) -> list[str]:
 
 @pytest.mark.usefixtures("_installed")
 def test_the_client(file: Path) -> None:
-    """Tools, interrupts, refusal without resume, frontend tools, resent history, reattaching, strangers."""
-    with serving({"rules": [DRIPPING]}) as (service, _):
+    """Tools, interrupts, refusal without resume, frontend tools, reloaded pages, resent history and more."""
+    with serving({"rules": [DRIPPING, BROKEN]}) as (service, _):
         assert scenes(f"{service.url}/ag-ui", file, "long") == [
             "text_and_tools",
             "interrupt_and_resume",
             "reject_and_cancel",
             "refusal_without_resume",
             "frontend_tools",
+            "reloaded_page",
             "resent_history",
             "reattach",
             "strangers",

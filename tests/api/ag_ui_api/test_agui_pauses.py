@@ -193,6 +193,28 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
         assert page.said("tool") == ["28 degrees"]
 
 
+def test_a_page_that_was_reloaded_keeps_the_output_of_its_tool(page: Page) -> None:
+    """What the run is set back to holds the output that began it, for this page and for one that joins."""
+    page.say(weather(), tools=[WEATHER])
+    late = Page(page.client, page.thread)
+    late.run()
+    output(late, "28 degrees")
+    sent = list(late.messages)
+    found = late.run(runId="r")
+    assert [m["role"] for m in late.messages] == ["user", "assistant", "tool", "assistant"]
+    assert late.messages[2]["toolCallId"] == late.messages[1]["toolCalls"][0]["id"]
+    assert late.said("tool") == ["28 degrees"]
+    assert "28 degrees" in streamed_text(found)
+    shown = list(late.messages)
+    late.messages = sent
+    late.run(runId="r")
+    assert late.said() == [m.get("content", "") for m in shown if m["role"] == "assistant"]
+    joined = Page(page.client, page.thread)
+    joined.run()
+    assert [m["id"] for m in joined.messages[:3]] == [m["id"] for m in shown[:3]]
+    assert "MESSAGES_SNAPSHOT" not in kinds(late.say("thanks"))
+
+
 def test_an_output_may_come_with_the_next_message(page: Page) -> None:
     """A page that shows something and needs no answer sends the output with the user's next message."""
     page.say(weather(), tools=[WEATHER])

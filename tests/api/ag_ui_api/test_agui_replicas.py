@@ -112,6 +112,10 @@ def test_a_run_that_its_page_leaves_continues(ada: httpx.Client) -> None:
             return found if found[-1]["type"] == "RUN_FINISHED" else None
 
         assert until(ended)[-1]["outcome"] == {"type": "cancelled"}
+        late = Page(client, page.thread)  # the page is reloaded: what was canceled is not sent again
+        late.run()
+        assert late.said("user") == ["for ever"]
+        assert late.say("hello")[-1]["outcome"] == {"type": "success"}
         page.messages.append(user("hello"))
         assert page.run()[-1]["outcome"] == {"type": "success"}
     with serving(SCRIPT) as (service, model), service.client() as client:

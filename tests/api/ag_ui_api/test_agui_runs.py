@@ -220,6 +220,34 @@ def test_a_run_that_fails_ends_in_an_error() -> None:
         assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
 
 
+def test_a_failed_message_is_not_sent_again_by_a_page_that_was_reloaded() -> None:
+    """A snapshot gives messages other ids than their page did; the service knows those it gave.
+
+    With other words such a message is new, and the id of another thread's message is as any other.
+    """
+    rule = {"when": {"text": "broken"}, "reply": {"error": {"status": 400, "message": "too hot"}}}
+    with serving({"rules": [rule]}) as (service, model), service.client() as client:
+
+        def sent() -> list[str]:
+            return [m["content"] for m in model.requests[-1]["body"]["messages"] if m["role"] == "user"]
+
+        first = Page(client)
+        first.say("hello")
+        first.say("broken")
+        late, elsewhere, edited = Page(client, first.thread), Page(client), Page(client, first.thread)
+        for page in (late, edited):
+            page.run()
+            assert page.said("user") == ["hello", "broken"]
+        elsewhere.messages = [late.messages[-1]]
+        assert elsewhere.say("and this")[-1]["type"] == "RUN_ERROR"
+        late.say("and now?")
+        assert sent() == ["hello", "and now?"]
+        assert len([text for text in late.said() if text]) == 2
+        edited.messages[-1]["content"] = "mended"
+        edited.run()
+        assert sent() == ["hello", "and now?", "mended"]
+
+
 def test_a_thread_with_a_view_begins_with_history_and_continues() -> None:
     """Where reducers choose what the model is sent, too."""
     thread = {"reducers": [{"name": "message_count", "max_messages": 40}]}

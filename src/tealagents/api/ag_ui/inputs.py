@@ -28,6 +28,8 @@ class Given(Struct, frozen=True, kw_only=True):
     body: core.RunAgentInput
     #: the user's messages at its end, which may be new, by marks: the same for the same message sent again
     last: Mapping[str, tuple[Item, ...]]
+    #: the marks of those whose ids a snapshot gave them, by their requests
+    issued: Mapping[str | None, str]
     #: what goes with them, and what was said before
     message: NewMessage
     #: what frontend tools returned, by call; of the tool messages at its end
@@ -57,7 +59,8 @@ def read(value: Any) -> Given:
     talk = [m for m in body.messages if isinstance(m, _TALK)]
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
     before, end = talk[:start], talk[start:]
-    last = {_mark(m): _items(m) for m in end if isinstance(m, core.UserMessage)}
+    users = [m for m in end if isinstance(m, core.UserMessage)]
+    last = {_mark(m): _items(m) for m in users}
     said = [Earlier(m.role, _items(m)) for m in before if not isinstance(m, core.ToolMessage)]
     context: dict[str, str] = {}
     for each in body.context or ():
@@ -76,6 +79,7 @@ def read(value: Any) -> Given:
     return Given(
         body=body,
         last=last,
+        issued={parsed(m.id, "msg")[0]: _mark(m) for m in users},
         message=message,
         outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
         resume=_resume(body),

@@ -56,7 +56,11 @@ async def _fresh(thread: Named, given: Given) -> Sequence[str]:
             if record.request_id == given.seen or known.keys() >= set(marks):
                 break
             unanswered = record.status in ("Failed", "Canceled")
-            known = {**dict.fromkeys(record.client.get("messages", ()), unanswered), **known}
+            theirs = list(record.client.get("messages", ()))
+            mark = given.issued.get(record.request_id)
+            if mark is not None and given.last[mark] == await thread.said(record):
+                theirs.append(mark)
+            known = {**dict.fromkeys(theirs, unanswered), **known}
     fresh = [mark for mark in marks if mark not in known]
     return marks[-1:] if not fresh and marks and known[marks[-1]] else fresh
 
