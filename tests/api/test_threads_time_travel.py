@@ -192,6 +192,34 @@ def test_a_fork_holds_everything_up_to_its_point(ada: httpx.Client) -> None:
         ]
 
 
+def test_a_fork_holds_what_failed_as_well(ada: httpx.Client, model: OfflineModel) -> None:
+    """What was canceled stays visible, marked by its request, and is not sent to the model. covers: THREAD-6"""
+    first = say(ada, "My name is Ada.")
+    task = first["task_id"]
+    paused = say(ada, 'call Shell-delete {"path": "/x"}', task)
+    assert paused["status"] == "Paused"
+    ada.post(f"/requests/{paused['request_id']}/cancel").raise_for_status()
+    last = say(ada, "And yours?", task)
+    whole = messages(ada, task)
+    forked = fork(ada, task, checkpoint_id=last["request_id"]).raise_for_status().json()["task_id"]
+    copied = messages(ada, forked)
+    assert texts(copied) == texts(whole)
+    assert len(copied) == 6
+    statuses = [ada.get(f"/requests/{each['request_id']}").json()["status"] for each in copied[::2]]
+    assert statuses == ["Completed", "Canceled", "Completed"]
+    assert [each["request_id"] for each in checkpoints(ada, forked)] == [
+        copied[4]["request_id"],
+        copied[0]["request_id"],
+    ]
+    say(ada, "Go on.", forked)
+    sent = [each["content"] for each in model.requests[-1]["body"]["messages"] if each["role"] == "user"]
+    assert sent == ["My name is Ada.", "And yours?", "Go on."]
+    exported = ada.get(f"/tasks/{forked}/export").raise_for_status().json()
+    ada.delete(f"/tasks/{forked}").raise_for_status()
+    assert ada.post("/tasks/import", json=exported).status_code == 201
+    assert texts(messages(ada, forked)) == [*texts(whole), "Go on.", texts(messages(ada, forked))[-1]]
+
+
 def test_a_fork_is_independent(ada: httpx.Client) -> None:
     """Neither hears of the other, and the fork outlives its origin. covers: THREAD-6"""
     task, _ = introduced(ada, "Ada")

@@ -122,22 +122,26 @@ class _Fork(Struct, frozen=True):
             raise NotFound(f"The session {session_id} was deleted.", session_id=session_id) from None
 
     async def _copy_rounds(self) -> tuple[str | None, int]:
-        """Copies the requests of the path that completed, or up to the message.
+        """Copies the requests of the path that have ended, or up to the message.
 
-        Returns the last one's new id, and the number of the last entry that was looked at.
+        Returns the new id of the last one that completed, and the number of the last entry that was looked at.
         """
         source, message_id = self.source, self.message_id
         last: str | None = None
         end = 0
         context: Json | None = None
         rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
-        async for request_id, messages, complete, end in rounds:
+        async for request_id, messages, ending, end in rounds:
             ends = message_id is not None and any(m.message_id == message_id for m in messages)
-            if not complete and not ends:
-                continue
+            if ending is None and not ends:
+                continue  # it has not ended
             kept = _up_to(messages, message_id) if message_id is not None and ends else messages
-            whole = complete and len(kept) == len(messages)
-            record = await self._copied(request_id, kept, whole=whole)
+            if ending is not None and ending.status != "Completed" and not ends:
+                failed = await self._copied(request_id, kept, ending)
+                await self.copy.add_request(replace(failed, parent=last))
+                continue
+            whole = ending is not None and ending.status == "Completed" and len(kept) == len(messages)
+            record = await self._copied(request_id, kept, ending if whole else None)
             # what is remembered as of the end of a request is not yet so in its middle
             context = record.context if whole else context
             await self.copy.add_request(replace(record, parent=last, context=context))
@@ -151,8 +155,13 @@ class _Fork(Struct, frozen=True):
             )
         return last, self.path[-1][1] if self.path else 0
 
-    async def _copied(self, request_id: str, messages: Sequence[Message], *, whole: bool) -> RequestRecord:
-        """Adds a request's entries to the copy; returns its record, to be added as well."""
+    async def _copied(
+        self, request_id: str, messages: Sequence[Message], ending: RequestEnd | None
+    ) -> RequestRecord:
+        """Adds a request's entries to the copy; returns its record, to be added as well.
+
+        `ending` is how it ended; None where the copy ends with a message of it.
+        """
         source, copy = self.source, self.copy
         found = await self.tasks.records.get(self.partition, keys.request(request_id), RequestRecord)
         if found is None:
@@ -168,7 +177,7 @@ class _Fork(Struct, frozen=True):
             )
             await copy.add(draft("message.copied", SERVICE, new_id, MessageBody(copied)))
         record = replace(
-            _ended(found.value, messages[-1], whole=whole),
+            _ended(found.value, messages[-1], ending),
             request_id=new_id,
             task_id=copy.head.task_id,
             source=self.tasks.source,
@@ -178,27 +187,29 @@ class _Fork(Struct, frozen=True):
         )
         end = RequestEnd(
             request_id=new_id,
-            status="Completed",
+            status=record.status,
             first_seq=first,
             ended_at=record.ended_at or messages[-1].created_at,
+            code=record.error.code if record.error else None,
             remote_id=record.remote_id,
         )
         await copy.add(draft("request.copied", SERVICE, new_id, end))
         return record
 
 
-def _ended(old: RequestRecord, last: Message, *, whole: bool) -> RequestRecord:
-    """A request as a copy has it, which ends with a message of it: completed, whatever it was."""
+def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> RequestRecord:
+    """A request as a copy has it: as it ended, or completed with its last message that was copied."""
+    whole = ending is not None
     return replace(
         old,
-        status="Completed",
+        status=ending.status if ending is not None else "Completed",
         worker_id=None,
         ended_at=old.ended_at or last.created_at,
         remote_id=old.remote_id if whole else None,
         output=old.output if whole else last.text,
         finish_reason=old.finish_reason if whole else None,
         extra_data=old.extra_data if whole else None,
-        error=None,
+        error=old.error if whole else None,
         approvals=(),
         idempotency=None,
         last_event=2,
@@ -207,8 +218,8 @@ def _ended(old: RequestRecord, last: Message, *, whole: bool) -> RequestRecord:
 
 async def _rounds(
     history: History, partition: str, task_id: str, path: Path
-) -> AsyncIterator[tuple[str, list[Message], bool, int]]:
-    """The requests of a path, oldest first: id, messages, whether it completed, the last number read."""
+) -> AsyncIterator[tuple[str, list[Message], RequestEnd | None, int]]:
+    """The requests of a path, oldest first: id, messages, how it ended if it has, the last number read."""
     current: str | None = None
     messages: list[Message] = []
     seq = 0
@@ -216,15 +227,15 @@ async def _rounds(
         body, seq = logged.body, logged.seq
         if isinstance(body, MessageBody):
             if current is not None and body.message.request_id != current:
-                yield current, messages, False, seq
+                yield current, messages, None, seq
                 messages = []
             current = body.message.request_id
             messages.append(body.message)
         elif isinstance(body, RequestEnd) and current is not None:
-            yield current, messages, body.status == "Completed", seq
+            yield current, messages, body, seq
             current, messages = None, []
     if current is not None:
-        yield current, messages, False, seq
+        yield current, messages, None, seq
 
 
 def _up_to(messages: Sequence[Message], message_id: str) -> list[Message]:
