@@ -11,6 +11,8 @@ import httpx
 import pytest
 from wire import JSON, Json, problem, text
 
+from tealagents.domain.depth import DEEPEST
+from tealagents.engine.texts import storable_json
 from tealagents.testing.service import ServiceThread, offline_service
 
 #: what a value of a document is replaced by
@@ -161,3 +163,36 @@ def test_a_document_of_another_user_is_refused(service: ServiceThread) -> None:
         problem(ada.post("/tasks/import", json=document), 401, "not_owner")
         document["task"]["owner"]["oid"] = "ada"
         problem(ada.post("/tasks/import", json=document), 409, "already_exists")
+
+
+def nested(levels: int) -> Json:
+    value: Json = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+def test_what_was_exported_can_be_imported() -> None:
+    """However deeply metadata was nested."""
+    with offline_service() as (service, _), service.client() as ada:
+        sent = {**text("hello"), "metadata": nested(DEEPEST - 1)}
+        task = ada.post("", json=sent).raise_for_status().json()
+        exported = ada.get(f"/tasks/{task['task_id']}/export").raise_for_status().json()
+        ada.delete(f"/tasks/{task['task_id']}").raise_for_status()
+        assert ada.post("/tasks/import", json=exported).status_code == 201
+        assert ada.get(f"/tasks/{task['task_id']}").json()["metadata"] == nested(DEEPEST - 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("a\0b", "a\ufffdb"), ({"\0": ["\0"]}, {"\ufffd": ["\ufffd"]}), (2**63 - 1, 2**63 - 1)],
+)
+def test_what_tools_add_can_be_stored_anywhere(given: object, kept: object) -> None:
+    assert storable_json(given) == kept
+
+
+@pytest.mark.parametrize("given", [2**63, {"a": [-(2**63) - 1]}, nested(DEEPEST + 2)])
+def test_what_tools_add_has_bounds(given: object) -> None:
+    """The tool fails, rather than the import of the task one day."""
+    with pytest.raises(ValueError, match=r"nested deeper than 64 levels|more than 64 bits"):
+        storable_json(given)

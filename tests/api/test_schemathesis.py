@@ -25,8 +25,8 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from wire import Json, operations, text
 
-from tealagents.api.bodies import LARGEST_INTEGER
 from tealagents.domain import ids
+from tealagents.domain.depth import LARGEST_INTEGER
 from tealagents.testing.service import ServiceThread, offline_service
 
 HERE = Path(__file__).parent

@@ -193,7 +193,7 @@ def test_a_fork_holds_everything_up_to_its_point(ada: httpx.Client) -> None:
 
 
 def test_a_fork_holds_what_failed_as_well(ada: httpx.Client, model: OfflineModel) -> None:
-    """What was canceled stays visible, marked by its request, and is not sent to the model. covers: THREAD-6"""
+    """What was canceled stays visible, marked by its request, and unsent. covers: THREAD-6"""
     first = say(ada, "My name is Ada.")
     task = first["task_id"]
     paused = say(ada, 'call Shell-delete {"path": "/x"}', task)

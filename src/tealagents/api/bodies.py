@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from typing_extensions import TypeVar
 
-from tealagents.domain.depth import DEEPEST
+from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.domain.errors import InvalidRequest, Overloaded, TooLarge
 from tealagents.domain.models import Json
 
@@ -30,8 +30,6 @@ DISCARD_SECONDS = 5.0
 BODIES_PER_USER, BODIES_PER_PROCESS = 4, 16
 #: bytes of each body that are not counted
 FREE = 64 * 1024
-#: integers beyond these lose digits in other people's JSON
-SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
@@ -138,13 +136,16 @@ def require_json(request: Request) -> None:
         raise InvalidRequest("Content-Encoding", "is not taken; send the body as it is")
 
 
-def parse(body: bytes) -> Any:
-    """The JSON value of a body, free of what cannot be stored: NUL, lone surrogates, endless depth."""
+def parse(body: bytes, *, around: int = 0) -> Any:
+    """The JSON value of a body, free of what cannot be stored: NUL, lone surrogates, endless depth.
+
+    `around` is how many levels may be around what can be nested as deeply as in any body.
+    """
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         _explain(body, error)
-    _check(value)
+    _check(value, around)
     return value
 
 
@@ -184,9 +185,9 @@ class _Unfit(Exception):
         return self
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, around: int = 0) -> None:
     try:
-        _look_through(value, 0)
+        _look_through(value, -around)
     except _Unfit as unfit:
         raise InvalidRequest(".".join(reversed(unfit.path)) or "body", unfit.reason) from None
 

@@ -1,4 +1,4 @@
-"""How deeply JSON from outside may be nested.
+"""How deeply JSON from outside may be nested, and how large its integers may be.
 
 The parsers' own limits differ between versions of Python.
 """
@@ -7,6 +7,8 @@ from typing import Any, Final
 
 #: levels of objects and lists within each other
 DEEPEST: Final = 64
+#: integers beyond these lose digits in other people's JSON
+SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**63 - 1
 
 
 def too_deep(value: Any) -> bool:

@@ -1,4 +1,8 @@
-"""Texts from models and tools, made such that every store can keep them."""
+"""Texts and JSON from models and tools, made such that every store can keep them."""
+
+from typing import Any
+
+from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER, too_deep
 
 
 def storable(text: str) -> str:
@@ -12,3 +16,23 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def storable_json(value: Any) -> Any:
+    """JSON with its texts made storable. `ValueError` where it is nested too deeply, or an integer has more
+    than 64 bits: an exported task could not be imported."""
+    if too_deep(value):
+        raise ValueError(f"the value is nested deeper than {DEEPEST} levels")
+    return _storable(value)
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {storable(name): _storable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_storable(each) for each in value]
+    if isinstance(value, int) and not SMALLEST_INTEGER <= value <= LARGEST_INTEGER:
+        raise ValueError("an integer of the value has more than 64 bits")
+    return value

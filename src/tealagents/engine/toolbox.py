@@ -29,7 +29,7 @@ from tealagents.domain.ports import (
     ToolSpec,
     Unlisted,
 )
-from tealagents.engine.texts import storable
+from tealagents.engine.texts import storable, storable_json
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,9 @@ class CallContext:
         self._delegation = delegation
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        """Adds to the answer's `extra_data`; the value must be JSON."""
-        self.extra_data[storable(key)] = msgspec.json.decode(msgspec.json.encode(value))
+        """Adds to the answer's `extra_data`; the value must be JSON. `ValueError`: see `storable_json`."""
+        plain = msgspec.json.decode(msgspec.json.encode(value))
+        self.extra_data[storable(key)] = storable_json(plain)
 
     def require_owner(self) -> None:
         """`NeedsOwner` where another user runs the call: an approver never spends the owner's credentials."""

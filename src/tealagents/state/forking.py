@@ -124,7 +124,7 @@ class _Fork(Struct, frozen=True):
     async def _copy_rounds(self) -> tuple[str | None, int]:
         """Copies the requests of the path that have ended, or up to the message.
 
-        Returns the new id of the last one that completed, and the number of the last entry that was looked at.
+        Returns the new id of the last one that completed, and the number of the last entry that was read.
         """
         source, message_id = self.source, self.message_id
         last: str | None = None

@@ -20,9 +20,9 @@ from pydantic import (
     field_validator,
 )
 
-from tealagents.api.bodies import LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.api.items import image_problem
 from tealagents.domain import ids
+from tealagents.domain.depth import LARGEST_INTEGER, SMALLEST_INTEGER
 from tealagents.domain.errors import InvalidRequest
 
 StatusName = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]

@@ -23,6 +23,8 @@ _MADE = {
     "headers": {"Location": openapi.header("The task")},
     "links": openapi.links_of_task(),
 }
+#: levels of an exported task around what a client or a tool may have nested
+AROUND = 8
 _DOCUMENT = {"application/json": {"schema": openapi.ref("ExportedTask")}}
 
 
@@ -109,7 +111,8 @@ async def export_task(request: Request, task_id: TaskId) -> Response:
 async def import_task(request: Request) -> Response:
     exchange = exchange_of(request)
     caller = await exchange.identify(request)
-    head = await exchange.importer.import_(caller, await exchange.body(request))
+    document = await exchange.body(request, around=AROUND)
+    head = await exchange.importer.import_(caller, document)
     return _made(exchange, head)
 
 
