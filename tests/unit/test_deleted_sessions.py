@@ -3,7 +3,7 @@ that stood still there does when it wakes up."""
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import pytest
 from engine_setup import ADA, EVE, Process, Scripted, Watched, calls, names, nothing, noting, process, says
 
 from tealagents.bootstrap import background
-from tealagents.domain.errors import NotFound, NotOwner
+from tealagents.domain.errors import NotFound, NotOwner, TaskBusy
 from tealagents.domain.events import ModelEvent
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import RequestRecord, ToolCall
@@ -133,18 +133,7 @@ class World:
         return [name for place in places for name in await names(store, place)]
 
 
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    clock = FakeClock()
-    store = MemoryStore(clock=clock.monotonic)
-    watched = Watched(store)
-    model = Scripted(obeys)
-    async with (
-        process(watched, clock=clock, lease_seconds=3600) as deleting,
-        process(store, model, noting([], governed=True), clock=clock, lease_seconds=3600) as beside,
-        background(beside.eraser.sweep()),
-    ):
-        yield World(clock, watched, deleting, beside)
+Answer = Callable[[ModelCall], AsyncGenerator[ModelEvent, None]]
 
 
 async def obeys(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
@@ -152,6 +141,20 @@ async def obeys(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
     answer = calls(ToolCall("c1", "Shell-delete", "{}")) if b"delete" in call.prompt[-1] else says("hello")
     async for event in answer(call):
         yield event
+
+
+@asynccontextmanager
+async def world(answer: Answer = obeys) -> AsyncIterator[World]:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock.monotonic)
+    watched = Watched(store)
+    model = Scripted(answer)
+    async with (
+        process(watched, clock=clock, lease_seconds=3600) as deleting,
+        process(store, model, noting([], governed=True), clock=clock, lease_seconds=3600) as beside,
+        background(beside.eraser.sweep()),
+    ):
+        yield World(clock, watched, deleting, beside)
 
 
 async def listed_tasks(here: Process, session_id: str | None) -> list[str]:
@@ -209,6 +212,62 @@ async def test_a_deletion_killed_at_any_await_is_finished_while_the_service_runs
             outcomes.add(there)
         at += STRIDE
     assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("new", [True, False])
+async def test_a_request_that_begins_in_a_session_keeps_it_or_is_refused(new: bool) -> None:
+    """At each await of the deletion: never is a request that was begun destroyed. covers: STATE-2"""
+    at, outcomes = 1, set()
+    while (outcome := await begun_while_a_session_is_deleted(at, new=new)) is not None:
+        outcomes.add(outcome)
+        at += 1
+    assert outcomes == {"kept", "refused", "taken again"} if new else {"kept", "refused"}
+
+
+async def begun_while_a_session_is_deleted(at: int, *, new: bool) -> str | None:
+    """A request begins at the await `at` of the deletion. None where it has fewer."""
+    asked, answers = asyncio.Event(), asyncio.Event()
+    begun: list[asyncio.Task[RequestRecord]] = []
+
+    async def slowly(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        if b"slowly" in call.prompt[-1]:
+            asked.set()
+            await answers.wait()
+        async for event in obeys(call):
+            yield event
+
+    async with world(slowly) as here:
+        session, ask = await here.prepared(), here.beside.ask
+
+        async def begin(point: int) -> None:
+            if point == at:
+                place = {"session_id": session.session_id} if new else {"task_id": session.tasks[0]}
+                begun.append(asyncio.create_task(ask("slowly", **place)))
+                waiting = asyncio.create_task(asked.wait())
+                await asyncio.wait([begun[0], waiting], return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+
+        here.watched.there = begin
+        try:
+            await here.delete(session)
+        except TaskBusy:
+            outcome = "kept"
+        else:
+            outcome = "refused" if begun and not asked.is_set() else "taken again"
+        here.watched.there = nothing
+        if not begun:
+            return None
+        answers.set()
+        if outcome == "refused":
+            with pytest.raises(NotFound):
+                await begun[0]
+            await here.assert_erased(session)
+            return outcome
+        request = await begun[0]
+        assert request.status == "Completed"
+        tasks = await listed_tasks(here.beside, session.session_id)
+        assert (request.task_id in tasks, set(session.tasks) <= set(tasks)) == (True, outcome == "kept")
+        return outcome
 
 
 async def test_the_id_of_a_session_can_be_taken_again_as_soon_as_it_is_free() -> None:

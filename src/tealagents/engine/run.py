@@ -17,6 +17,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import (
     InternalError,
     Interrupted,
+    NotFound,
     PersistenceUnavailable,
     RequestCanceled,
     RequestTimeout,
@@ -36,7 +37,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import Draft
 from tealagents.state.decisions import digest_of
 from tealagents.state.history import in_call_order
-from tealagents.state.task_writer import Fenced, TaskWriter
+from tealagents.state.task_writer import Erased, Fenced, TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Ending, Tasks
 from tealagents.state.transitions import SERVICE, Transition, completed, paused, stopped, unreturned
 
@@ -350,6 +351,9 @@ class Run:
 
         An end of our own is found here too, where the store lost its reply and then took a while.
         """
+        if isinstance(fenced, Erased):
+            self._give_up(NotFound("The task was deleted while the request ran."))
+            return
         request = fenced.request
         if request is None or request.status in ("Running", "Queued"):
             self._give_up(

@@ -96,6 +96,7 @@ class Eraser:
             note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
             await self._records.commit(grave, marker=noted, put={noted: note})
             session = await self._mark_deleted(partition, session)
+            await self._keep_if_busy(partition, session)
         await self.erase_session(partition, session)
 
     async def _mark_deleted(self, partition: str, session: Stored[Session]) -> Stored[Session]:
@@ -121,6 +122,40 @@ class Eraser:
             else:
                 return Stored(gone, version)
 
+    async def _keep_if_busy(self, partition: str, session: Stored[Session]) -> None:
+        """Takes the mark back where a task was begun before it was set, and after none was found to run.
+
+        `TaskBusy`. No task begins any more that did not look before the mark.
+        """
+        session_id = session.value.session_id
+        for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
+            found = await self._records.get(partition, keys.task(task_id), Head)
+            running = found.value.running if found is not None else None
+            if running is not None and await self._restored(partition, session):
+                raise _busy(session_id, task_id, running.request_id)
+
+    async def _restored(self, partition: str, session: Stored[Session]) -> bool:
+        """A session that was marked is there again; False where it is gone for good."""
+        name, kept = session.value.session_id, replace(session.value, erased=False)
+        key, note = keys.session(name), _session_note(session.value)
+        while deleting := await self._records.get(partition, keys.DELETING, Deleting):
+            left = tuple(other for other in deleting.value.sessions if other != name)
+            try:
+                await self._records.commit(
+                    partition,
+                    marker=key,
+                    expect={keys.DELETING: deleting.version, key: session.version},
+                    put={key: kept, **({keys.DELETING: Deleting(left)} if left else {})},
+                    delete=() if left else (keys.DELETING,),
+                )
+            except Conflict:
+                if await self._finished(partition, session):
+                    return False
+            else:
+                await self._records.delete(keys.erasing(self._records.agent), [note])
+                return True
+        return False
+
     async def _unmark_deleted(self, partition: str, session: Stored[Session]) -> None:
         """No task of the session is left that would have to be hidden."""
         name = session.value.session_id
@@ -143,12 +178,7 @@ class Eraser:
             except NotFound:
                 continue
             if head.running is not None:
-                raise TaskBusy(
-                    "A task of the session runs, so the session cannot be deleted meanwhile.",
-                    task_id=task_id,
-                    session_id=session_id,
-                    request_id=head.running.request_id,
-                )
+                raise _busy(session_id, task_id, head.running.request_id)
 
     async def erase_session(self, partition: str, session: Stored[Session]) -> None:
         """Removes the tasks of a session that is marked as erased, then the session.
@@ -286,3 +316,12 @@ def _task_note(head: Head) -> str:
 def _session_note(session: Session) -> str:
     """The key under which the session is listed, and the note is found that its deletion has begun."""
     return keys.session_by_creation(session.created_at, session.session_id)
+
+
+def _busy(session_id: str, task_id: str, request_id: str) -> TaskBusy:
+    return TaskBusy(
+        "A task of the session runs, so the session cannot be deleted meanwhile.",
+        task_id=task_id,
+        session_id=session_id,
+        request_id=request_id,
+    )

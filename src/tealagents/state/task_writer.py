@@ -26,6 +26,13 @@ class Fenced(StoreError):
         self.request = request
 
 
+class Erased(Fenced):
+    """The task was deleted, and the request with it."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
 #: what the entries that are due make of the head and the request as they are known
 Conclude = Callable[[Head, RequestRecord, Sequence[Draft]], Transition]
 
@@ -154,20 +161,22 @@ class TaskWriter:
         key = keys.request(self.request.request_id)
         found = await self._tasks.records.get(self.partition, key, RequestRecord)
         if found is None:
-            raise Fenced(None)
+            raise Erased
         self.request, self.request_version = found.value, found.version
 
     async def _rebase(self) -> None:
         """Reads the head again: still ours, continue from there; else the writer is over."""
         records = self._tasks.records
         found = await records.get(self.partition, keys.task(self.head.task_id), Head)
+        if found is None or found.value.erased:
+            raise Erased
         await self._read_request()
-        running = found.value.running if found and not found.value.erased else None
+        running = found.value.running
         mine = (
             running is not None
             and running.request_id == self.request.request_id
             and running.worker_id == self._tasks.lease.worker_id
         )
-        if found is None or not mine:
+        if not mine:
             raise Fenced(self.request)
         self.head, self._head_version = found.value, found.version
