@@ -37,11 +37,11 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         options = value.get("stream_options")
         chunks.with_usage = isinstance(options, dict) and options.get("include_usage") is True
         return stretches.stream(exchange, stretch, chunks, headers)
-    stretch = await stretches.settled(exchange, stretch, request.receive)
-    failure = stretch.record.error
-    if failure is not None and stretch.status in ("Failed", "Canceled"):
-        return errors.respond_failure(failure, headers)
-    return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
+    async with stretches.settled(exchange, stretch, request.receive) as stretch:
+        failure = stretch.record.error
+        if failure is not None and stretch.status in ("Failed", "Canceled"):
+            return errors.respond_failure(failure, headers)
+        return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
 
 
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
