@@ -227,7 +227,7 @@ async def continued(
     """Continues a stretch: in its task where that is the last and idle, else in a branch of it.
 
     A request that failed has added nothing: what follows it continues the one before. `ApprovalPending`,
-    `TaskBusy`, and `InvalidRequest`, which names `field`, where there is nothing to continue.
+    `TaskBusy`, and `InvalidRequest`, which names `field`, where it is not to be continued.
     """
     record, pause, caller = stretch.record, stretch.pause, stretch.view.caller
     if pause is not None and pause.status == "pending":
@@ -247,8 +247,10 @@ async def continued(
         with suppress(TaskBusy):
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)
-    if checkpoint is None:
-        raise InvalidRequest(field, "failed at once, and there is nothing to branch from")
+    if checkpoint is None:  # a branch with nothing in it yet, beside the task as a fork would be
+        expires_at = message.expires_at or head.expires_at
+        message = replace(message, task_id=None, session_id=head.session_id, expires_at=expires_at)
+        return await exchange.submit(caller, message, key, streamed=streamed)
     return await exchange.branch(
         caller, record.task_id, message, key, checkpoint_id=checkpoint, streamed=streamed
     )
