@@ -2,10 +2,19 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence, Set
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+    Set,
+)
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -147,12 +156,24 @@ async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Ap
     return found.value if found is not None else None
 
 
-def client_tool(name: str, description: str, parameters: Any, field: str) -> ClientTool:
-    """A tool that its client runs; it takes no arguments where `parameters` say nothing. `InvalidRequest`."""
-    schema = parameters or {"type": "object", "properties": {}}
-    if not isinstance(schema, dict):
-        raise InvalidRequest(field, "must be a JSON Schema, an object")
-    return ClientTool(name, description, schema)
+class Declared(Protocol):
+    """A tool, as a client declares it that runs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str | None: ...
+    @property
+    def parameters(self) -> Any: ...
+
+
+def client_tools(declared: Iterable[Declared]) -> Iterator[ClientTool]:
+    """Tools that their client runs; without `parameters`, one takes no arguments. `InvalidRequest`."""
+    for n, tool in enumerate(declared):
+        schema = tool.parameters or {"type": "object", "properties": {}}
+        if not isinstance(schema, dict):
+            raise InvalidRequest(f"tools.{n}.parameters", "must be a JSON Schema, an object")
+        yield ClientTool(tool.name, tool.description or "", schema)
 
 
 async def submitted(

@@ -7,9 +7,10 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import call, create, retrieved
+from openai_talk import WEATHER, call, create, retrieved
 
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
 
 
 def writing(file: Path) -> str:
@@ -93,3 +94,47 @@ def test_an_expiry_does_not_make_a_response_unstored(
     assert not file.exists()
     ended = create(wire, input=approved(paused))
     assert create(wire, input="go on", previous_response_id=ended["id"])["status"] == "completed"
+
+
+def gone(wire: httpx.Client, name: str | None) -> bool:
+    return wire.get(f"/conversations/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_completion_that_is_not_stored_is_erased(ada: OpenAI, wire: httpx.Client, streams: bool) -> None:
+    """Once it has ended; without `store`, and with `store: true`, its conversation is there."""
+    hello: Any = {"model": "Tester", "messages": [{"role": "user", "content": "hello"}], "stream": streams}
+    for store, kept in ((False, False), (None, True), (True, True)):
+        made = ada.chat.completions.with_raw_response.create(**hello, store=store)
+        assert made.http_response.read()
+        name = made.headers["x-conversation-id"]
+        if kept:
+            assert not gone(wire, name)
+        else:
+            until(lambda name=name: gone(wire, name))  # type: ignore[misc]
+
+
+def test_a_completion_in_a_conversation_is_stored(ada: OpenAI, wire: httpx.Client) -> None:
+    """`store: false` is refused there, as over Responses."""
+    messages: Any = [{"role": "user", "content": "hello"}]
+    home = create(wire, input="hello")["conversation"]["id"]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ada.chat.completions.create(
+            model="Tester", messages=messages, store=False, extra_headers={"X-Conversation-Id": home}
+        )
+    assert refused.value.param == "store"
+
+
+def test_a_tool_of_the_client_in_a_completion_that_is_not_stored(ada: OpenAI, wire: httpx.Client) -> None:
+    """Its call waits for the answer, behind which nothing is left."""
+    messages: Any = [{"role": "user", "content": call("get_weather", place="Rome")}]
+    options: Any = {"model": "Tester", "tools": [{"type": "function", "function": WEATHER}], "store": False}
+    waiting = ada.chat.completions.with_raw_response.create(messages=messages, **options)
+    (wanted,) = waiting.parse().choices[0].message.tool_calls or []
+    messages += [
+        {"role": "assistant", "tool_calls": [wanted.to_dict()]},
+        {"role": "tool", "tool_call_id": wanted.id, "content": "sunny"},
+    ]
+    answer = ada.chat.completions.create(messages=messages, **options)
+    assert "sunny" in (answer.choices[0].message.content or "")
+    assert gone(wire, waiting.headers["x-conversation-id"])

@@ -36,7 +36,7 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     if body.stream:
         options = value.get("stream_options")
         chunks.with_usage = isinstance(options, dict) and options.get("include_usage") is True
-        return stretches.stream(exchange, stretch, chunks, headers)
+        return stretches.stream(exchange, stretch, chunks, headers, forgets=True)
     async with stretches.settled(exchange, stretch, request.receive) as stretch:
         failure = stretch.record.error
         if failure is not None and stretch.status in ("Failed", "Canceled"):
@@ -53,7 +53,7 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     wanted = {
         "tools": list(map(_flat, tools)) if isinstance(tools, list) else tools,
         "conversation": conversation,
-        **{name: value.get(name) for name in ("metadata", "stream")},
+        **{name: value.get(name) for name in ("metadata", "store", "stream")},
     }
     body = bodies.validated(CreateResponse, wanted)
     return body, replace(given, before=()) if conversation is not None else given

@@ -93,8 +93,6 @@ def create(value: Any) -> CreateResponse:
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if body.conversation is not None and body.previous_response_id is not None:
         raise InvalidRequest("previous_response_id", "cannot be combined with `conversation`")
-    if body.conversation is not None and body.store is False:
-        raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
     return body
 
 

@@ -18,6 +18,7 @@ from tealagents.api.openai.fold import UNSEEN, ResponseFold
 from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Resent, in_words
 from tealagents.api.stretches import Stretch
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state import keys
 from tealagents.state.submission import MOST_EARLIER, NewMessage
@@ -65,6 +66,8 @@ async def send(
     previous = await find(exchange, caller, named) if named is not None else None
     task_id = previous.record.task_id if previous is not None else None
     if body.conversation is not None:
+        if unstored:
+            raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
         partition, head = await conversation(exchange, caller, body.conversation)
         task_id = head.task_id
     if given.answers:
@@ -74,10 +77,7 @@ async def send(
         items=given.items,
         earlier=tuple(in_words(given.before)[-MOST_EARLIER:]),
         instructions="\n\n".join(filter(None, (body.instructions, given.instructions))),
-        client_tools=tuple(
-            requests.client_tool(tool.name, tool.description or "", tool.parameters, "tools")
-            for tool in body.tools or ()
-        ),
+        client_tools=tuple(requests.client_tools(body.tools or ())),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=requests.unstored_until(exchange) if unstored else None,
