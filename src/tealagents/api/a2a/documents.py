@@ -79,7 +79,6 @@ def _item(part: pb.Part, sent: Any, field: str) -> Item:
         raise InvalidRequest(field, "has no content: text, data or raw")
     if kind == "raw" and part.raw and media in _IMAGES:
         return Item("image", f"data:{media};base64,{base64.b64encode(part.raw).decode()}")
-    textual = media in ("", "application/json") or media.startswith("text/")
-    if kind in ("url", "raw") or not textual:
+    if kind in ("url", "raw") or not (media in ("", "application/json") or media.startswith("text/")):
         raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`.")
     return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())

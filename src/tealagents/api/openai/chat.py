@@ -27,6 +27,7 @@ from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, T
 HEADER = "x-conversation-id"
 
 
+@bodies.fields_as(items="messages", input="messages", conversation="X-Conversation-Id")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, request.headers.get(HEADER))
@@ -62,7 +63,7 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
 def _entries(each: Json, where: str) -> list[Entry]:
     calls = each.get("tool_calls") or []
     if each.get("role") == "tool":
-        return [inputs.returned(str(each.get("tool_call_id")), each.get("content"), where, "content")]
+        return [inputs.returned(each, where, "tool_call_id", "content")]
     said: list[Entry] = [] if calls and not each.get("content") else [inputs.message(each, where)]
     for call in calls if isinstance(calls, list) else [None]:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import names, query, requests, stretches
+from tealagents.api import bodies, names, query, requests, stretches
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
@@ -27,6 +27,7 @@ from tealagents.state.submission import MOST_EARLIER, NewMessage
 _CALLS = ("mcpr", "fc", "call")
 
 
+@bodies.fields_as(items="input")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body = inputs.create(value)
