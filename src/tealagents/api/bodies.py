@@ -5,7 +5,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -267,6 +267,16 @@ def refuse_unless(value: Any, possible: Mapping[str, tuple[Any, ...]]) -> None:
     for name, given in value.items():
         if name in possible and given not in possible[name]:
             raise InvalidRequest(name, "is not supported by this service")
+
+
+@contextlib.asynccontextmanager
+async def fields_as(**names: str) -> AsyncIterator[None]:
+    """Reports what is wrong with a field by the name that it has in the protocol that answers."""
+    try:
+        yield
+    except InvalidRequest as error:
+        field = names.get(error.field, error.field)
+        raise InvalidRequest(field, error.reason, malformed=error.malformed, **error.ids) from None
 
 
 def refusal(errors: list[ErrorDetails]) -> InvalidRequest:

@@ -248,7 +248,10 @@ class Exchange:
         partition = await self.locate(caller, keys.task, task_id)
         if key is not None and await self.service.is_used(partition, key):
             return await self.submit(caller, message, key, streamed=streamed)
-        forked = await fork(self.tasks, partition, task_id, caller.user, checkpoint_id=checkpoint_id)
+        until = message.expires_at
+        forked = await fork(
+            self.tasks, partition, task_id, caller.user, checkpoint_id=checkpoint_id, expires_at=until
+        )
         try:
             view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)
         except BaseException:

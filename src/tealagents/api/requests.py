@@ -2,10 +2,19 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence, Set
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+    Set,
+)
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,7 +22,14 @@ from starlette.types import Receive
 
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.domain import ids
-from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, RequestInProgress, TealError
+from tealagents.domain.errors import (
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+    RequestInProgress,
+    TaskBusy,
+    TealError,
+)
 from tealagents.domain.events import Event, Paused, Recorded
 from tealagents.domain.models import (
     ENDED,
@@ -114,11 +130,22 @@ async def named(exchange: Exchange, caller: Caller, name: str) -> Named:
     return found
 
 
-def added(message: NewMessage, task_id: str) -> NewMessage:
-    """The message for a task that is there. `InvalidRequest` where it brings a history of its own."""
+async def added(
+    exchange: Exchange, partition: str, head: Head, message: NewMessage, field: str
+) -> NewMessage:
+    """The message for a task that is there. `InvalidRequest` where it brings a history of its own.
+
+    Also, naming `field`, where the task was not to be stored: its expiry would take what is added.
+    """
     if message.earlier:
         raise InvalidRequest("input", "brings messages of the assistant; the conversation has its own")
-    return replace(message, task_id=task_id)
+    # without an expiry its owner has decided to keep it
+    if head.expires_at is not None:
+        async with aclosing(of_task(exchange, partition, head)) as newest_first:
+            async for record in newest_first:
+                if is_unstored(record):
+                    raise InvalidRequest(field, "was not stored: send what was said before instead")
+    return replace(message, task_id=head.task_id)
 
 
 async def pause(exchange: Exchange, view: RequestView, approval_id: str) -> Approval:
@@ -136,12 +163,24 @@ async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Ap
     return found.value if found is not None else None
 
 
-def client_tool(name: str, description: str, parameters: Any, field: str) -> ClientTool:
-    """A tool that its client runs; it takes no arguments where `parameters` say nothing. `InvalidRequest`."""
-    schema = parameters or {"type": "object", "properties": {}}
-    if not isinstance(schema, dict):
-        raise InvalidRequest(field, "must be a JSON Schema, an object")
-    return ClientTool(name, description, schema)
+class Declared(Protocol):
+    """A tool, as a client declares it that runs it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str | None: ...
+    @property
+    def parameters(self) -> Any: ...
+
+
+def client_tools(declared: Iterable[Declared]) -> Iterator[ClientTool]:
+    """Tools that their client runs; without `parameters`, one takes no arguments. `InvalidRequest`."""
+    for n, tool in enumerate(declared):
+        schema = tool.parameters or {"type": "object", "properties": {}}
+        if not isinstance(schema, dict):
+            raise InvalidRequest(f"tools.{n}.parameters", "must be a JSON Schema, an object")
+        yield ClientTool(tool.name, tool.description or "", schema)
 
 
 async def submitted(
@@ -260,11 +299,17 @@ def unstored_until(exchange: Exchange) -> datetime:
     return exchange.tasks.records.clock.now() + UNSTORED_KEPT
 
 
+def is_unstored(record: RequestRecord) -> bool:
+    """Whether a request was not to be stored, and its task with it."""
+    return record.client.get("store") is False
+
+
 async def forget(exchange: Exchange, view: RequestView) -> None:
     """Erases the task of a request that was not to be stored, once the request has ended."""
-    record = await exchange.outcome(view)
-    if record.status in ENDED:
-        await exchange.eraser.delete_task(view.partition, record.task_id)
+    with suppress(NotFound, TaskBusy):  # erased by another, or left to its expiry by what else runs there
+        record = (await settled(exchange, view)).record
+        if record.status in ENDED:
+            await exchange.eraser.delete_task(view.partition, record.task_id)
 
 
 async def then_forgotten(

@@ -5,7 +5,7 @@ recorded events; what is read later is made of the history as events of the same
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -143,12 +143,14 @@ async def answered(
     *kinds: str,
     task_id: str | None = None,
     unstored: bool = False,
+    background: bool = False,
     streamed: bool,
 ) -> Stretch:
     """As `decided`, with answers to calls that have names of these kinds, each by its pause and place.
 
-    `InvalidRequest` where they are not the answers to one pause, or are not to be stored though its task is.
-    `NotFound` where nothing of that name waits, in the task that is named.
+    `InvalidRequest` where they are not the answers to one pause, are not to be stored though its request is,
+    or are to be in the background though it is not. `NotFound` where nothing of that name waits, in the
+    task that is named.
     """
     answers, approval_id = dict[int, CallAnswer](), ""
     for each in given:
@@ -164,9 +166,17 @@ async def answered(
         waiting = await requests.find_pause(exchange, partition, approval_id)
         if waiting is None or max(answers) >= len(waiting.calls) or task_id not in (None, waiting.task_id):
             raise NotFound("It has fewer calls, or is another task's.")
-        head = (await exchange.tasks.head(partition, waiting.task_id)).value
-    if unstored and head.expires_at is None:
+        record = (await exchange.tasks.request(partition, waiting.request_id)).value
+    if unstored and not requests.is_unstored(record):
         raise InvalidRequest("store", "cannot be false: what the calls belong to is stored")
+    if background and requests.is_unstored(record):
+        raise InvalidRequest("background", "is not possible: what the calls belong to is not stored")
+    _check_answers(waiting, answers)
+    return await decided(exchange, caller, waiting, answers, streamed=streamed)
+
+
+def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None:
+    """`InvalidRequest` unless each call of a pause has an answer of its kind."""
     for n, call in enumerate(waiting.calls):
         if n not in answers:
             raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
@@ -175,12 +185,21 @@ async def answered(
                 "say what {} returned, which the client runs" if call.by_client else "approve or reject {}"
             )
             raise InvalidRequest("input", f"must {wanted.format(call.tool)}")
-    return await decided(exchange, caller, waiting, answers, streamed=streamed)
 
 
-async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> Stretch:
-    """The stretch as it ended; see `requests.settled`."""
-    return await cut(exchange, await requests.settled(exchange, stretch.view, receive), stretch.number)
+@asynccontextmanager
+async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> AsyncIterator[Stretch]:
+    """The stretch as it ended, as `requests.settled`; then it is erased if it was not to be stored."""
+    forgets = requests.is_unstored(stretch.record)
+    try:
+        view = await requests.settled(exchange, stretch.view, receive)
+        yield await cut(exchange, view, stretch.number)
+    except BaseException:
+        if forgets:
+            exchange.in_background(requests.forget(exchange, stretch.view))
+        raise
+    if forgets:
+        await requests.forget(exchange, view)
 
 
 async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
@@ -208,7 +227,7 @@ async def continued(
     """Continues a stretch: in its task where that is the last and idle, else in a branch of it.
 
     A request that failed has added nothing: what follows it continues the one before. `ApprovalPending`,
-    `TaskBusy`, and `InvalidRequest`, which names `field`, where there is nothing to continue.
+    `TaskBusy`, and `InvalidRequest`, which names `field`, where it is not to be continued.
     """
     record, pause, caller = stretch.record, stretch.pause, stretch.view.caller
     if pause is not None and pause.status == "pending":
@@ -220,15 +239,18 @@ async def continued(
     if record.status not in ENDED:
         raise TaskBusy("The response is in progress.", **record.ids)
     checkpoint = record.request_id if record.status == "Completed" else record.parent
-    message = requests.added(message, record.task_id)
-    head = (await exchange.tasks.head(stretch.view.partition, record.task_id)).value
+    partition = stretch.view.partition
+    head = (await exchange.tasks.head(partition, record.task_id)).value
+    message = await requests.added(exchange, partition, head, message, field)
     idle = head.running is None and head.pending is None and not head.queue
     if idle and head.checkpoint_id == checkpoint and message.expires_at is None:
         with suppress(TaskBusy):
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)
-    if checkpoint is None:
-        raise InvalidRequest(field, "failed at once, and there is nothing to branch from")
+    if checkpoint is None:  # a branch with nothing in it yet, beside the task as a fork would be
+        expires_at = message.expires_at or head.expires_at
+        message = replace(message, task_id=None, session_id=head.session_id, expires_at=expires_at)
+        return await exchange.submit(caller, message, key, streamed=streamed)
     return await exchange.branch(
         caller, record.task_id, message, key, checkpoint_id=checkpoint, streamed=streamed
     )
@@ -277,9 +299,9 @@ def stream(
     *,
     forgets: bool = False,
 ) -> Response:
-    """The events of a stretch as server-sent events; `forgets`: its task was not to be stored."""
+    """The events of a stretch as server-sent events; `forgets`: it is erased if it was not to be stored."""
     events = recorded(exchange, stretch)
-    if forgets:
+    if forgets and requests.is_unstored(stretch.record):
         events = requests.then_forgotten(exchange, stretch.view, events)
     return exchange.stream(stretch.view, fold, fold.failed, headers=headers, events=events)
 

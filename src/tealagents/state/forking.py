@@ -1,6 +1,7 @@
 """Forks: new tasks with the history of another one up to a point."""
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +38,7 @@ async def fork(
     *,
     checkpoint_id: str | None = None,
     message_id: str | None = None,
+    expires_at: datetime | None = None,
 ) -> Head:
     """A new task with the history up to and including a point; costs what that history is long.
 
@@ -52,7 +54,7 @@ async def fork(
         status="Completed",
         created_at=now,
         updated_at=now,
-        expires_at=source.expires_at,
+        expires_at=expires_at or source.expires_at,
         metadata=source.metadata,
         origin=_origin(source, checkpoint_id, message_id),
         remote_id=remote_id,

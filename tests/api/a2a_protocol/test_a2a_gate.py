@@ -91,6 +91,7 @@ def test_what_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert wire.refusal(large)[1] == "TOO_LARGE"
                 many = {"message": message(parts=[{"text": "x"}] * 4)}
                 assert wire.error("SendMessage", many)[1] == "INVALID_PARAMS"
+                assert "message.parts: has 4 items" in wire.call("SendMessage", many).text
 
 
 def test_overload_says_when_to_come_back() -> None:

@@ -1,7 +1,7 @@
 """What is no run on AG-UI's route."""
 
 import httpx
-from agui_talk import refusal, run_input, user
+from agui_talk import refusal, run_input, serving, user
 
 
 def test_what_is_no_run_is_refused(ada: httpx.Client) -> None:
@@ -23,3 +23,11 @@ def test_what_is_no_run_is_refused(ada: httpx.Client) -> None:
     sound = {"type": "audio", "source": {"type": "url", "value": "http://127.0.0.1:1/"}}
     for nothing in ("", [], [sound]):
         refusal(ada.post("/ag-ui", json=run_input("t", user(nothing))), 422, "invalid_request")
+
+
+def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
+    """As this protocol has it."""
+    with serving(limits={"max_items": 3}) as (service, _), service.client() as client:
+        many = user([{"type": "text", "text": "x"}] * 4)
+        refused = refusal(client.post("/ag-ui", json=run_input("full", many)), 422, "invalid_request")
+        assert refused["message"].startswith("messages: has 4 items")

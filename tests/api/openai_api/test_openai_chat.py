@@ -171,3 +171,31 @@ def test_a_stream_that_fails_raises(wire: httpx.Client, ada: OpenAI, file: Path)
     with pytest.raises(openai.APIError) as error:
         list(stream)
     assert error.value.code == "request_canceled"
+
+
+def test_a_refusal_names_the_fields_of_this_api(ada: OpenAI) -> None:
+    """Not those of Responses: of answers to some calls only, and of one to no call at all."""
+    history = asked(f"{call('get_weather', place='Rome')} and {call('get_weather', place='Oslo')}")
+    options: Any = {"model": "Tester", "tools": [TOOL]}
+    made: Any = ada.chat.completions.create(messages=history, **options).choices[0].message.tool_calls
+    history += [{"role": "assistant", "tool_calls": [each.to_dict() for each in made]}]
+    answer = {"role": "tool", "tool_call_id": made[0].id, "content": "sunny"}
+    for given, param in (
+        ([answer], "messages"),
+        ([{**answer, "tool_call_id": None}], "messages.2.tool_call_id"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ada.chat.completions.create(messages=history + given, **options)
+        assert refused.value.param == param
+
+
+def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:
+    """It is another in each of the two APIs."""
+    with serving(limits={"max_items": 3}) as (service, _), sdk(service) as ada:
+        parts: Any = [{"type": "text", "text": "x"}] * 4
+        with pytest.raises(openai.BadRequestError) as refused:
+            ada.chat.completions.create(model="Tester", messages=[{"role": "user", "content": parts}])
+        assert refused.value.param == "messages"
+        with pytest.raises(openai.BadRequestError) as refused:
+            ada.responses.create(model="Tester", input=[{"role": "user", "content": parts}])
+        assert refused.value.param == "input"

@@ -279,3 +279,26 @@ def test_client_tools_may_be_rejected_through_other_protocols(
     following = f"resp_{request}_2"
     assert retrieved(wire, following)["previous_response_id"] == paused["id"]
     assert file.read_text() == "one\n"
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled"])
+@pytest.mark.parametrize("store", [None, False])
+def test_a_first_response_without_an_answer_is_branched_from(
+    wire: httpx.Client, ending: str, store: bool | None
+) -> None:
+    """As often as one likes: there is nothing before it, so that each branch begins with its message."""
+    first = create(wire, input={"failed": "broken", "cancelled": "for ever"}[ending], background=True)
+    if ending == "cancelled":
+        wire.post(f"/responses/{first['id']}/cancel").raise_for_status()
+    until(lambda: retrieved(wire, first["id"])["status"] == ending)
+    own = first["conversation"]
+    body = {"input": "How many messages have I sent?", "previous_response_id": first["id"], "store": store}
+    branches = [create(wire, **body) for _ in range(3)]
+    assert len({said(each) for each in branches}) == 1
+    homes = [each["conversation"]["id"] for each in branches]
+    assert len(set(homes)) == 3
+    assert (own["id"] in homes) is (store is None)
+    assert all(each["previous_response_id"] == first["id"] for each in branches)
+    assert all(
+        (wire.get(f"/responses/{each['id']}").status_code == 404) is (store is False) for each in branches
+    )

@@ -13,7 +13,7 @@ from a2a.utils.task import validate_history_length, validate_page_size
 from google.protobuf.json_format import ParseDict
 from starlette.responses import Response
 
-from tealagents.api import requests
+from tealagents.api import bodies, requests
 from tealagents.api.a2a import documents
 from tealagents.api.a2a.errors import is_rpc
 from tealagents.api.a2a.fold import Updates, envelope
@@ -68,6 +68,7 @@ class Handler(RequestHandler):
     async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         self._stream(await self._begin(params, call, streamed=True), call)
 
+    @bodies.fields_as(items="message.parts")
     async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
         """Stores a message, or carries out the decision that it is."""
         validate_history_length(params.configuration)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from tealagents.api import bodies, items
 from tealagents.api.decisions import CallAnswer, answer
 from tealagents.api.names import parsed
-from tealagents.api.requests import client_tool
+from tealagents.api.requests import client_tools
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
 from tealagents.state.audit_chain import canonical
@@ -70,10 +70,7 @@ def read(value: Any) -> Given:
         earlier=tuple(each for each in said if each.items)[-MOST_EARLIER:],
         instructions="\n\n".join(m.content for m in instructions if m.content),
         user_context=context,
-        client_tools=tuple(
-            client_tool(tool.name, tool.description, tool.parameters, f"tools.{n}.parameters")
-            for n, tool in enumerate(body.tools or ())
-        ),
+        client_tools=tuple(client_tools(body.tools or ())),
         client={"messages": list(last)},
     )
     return Given(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import requests, stretches, transcripts
+from tealagents.api import bodies, requests, stretches, transcripts
 from tealagents.api.ag_ui import fold, inputs
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import CallAnswer
@@ -96,6 +96,7 @@ def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
     return found
 
 
+@bodies.fields_as(items="messages")
 async def _send(thread: Named, given: Given, fresh: Sequence[str], key: Key) -> Response:
     """Continues the thread with what is new, or begins it with all that is there."""
     exchange, message = thread.exchange, given.message

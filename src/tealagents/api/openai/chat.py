@@ -27,6 +27,7 @@ from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, T
 HEADER = "x-conversation-id"
 
 
+@bodies.fields_as(items="messages", input="messages", conversation="X-Conversation-Id")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, request.headers.get(HEADER))
@@ -36,12 +37,12 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
     if body.stream:
         options = value.get("stream_options")
         chunks.with_usage = isinstance(options, dict) and options.get("include_usage") is True
-        return stretches.stream(exchange, stretch, chunks, headers)
-    stretch = await stretches.settled(exchange, stretch, request.receive)
-    failure = stretch.record.error
-    if failure is not None and stretch.status in ("Failed", "Canceled"):
-        return errors.respond_failure(failure, headers)
-    return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
+        return stretches.stream(exchange, stretch, chunks, headers, forgets=True)
+    async with stretches.settled(exchange, stretch, request.receive) as stretch:
+        failure = stretch.record.error
+        if failure is not None and stretch.status in ("Failed", "Canceled"):
+            return errors.respond_failure(failure, headers)
+        return json_response((await stretches.folded(exchange, stretch, chunks)).completion, headers=headers)
 
 
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
@@ -53,7 +54,7 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     wanted = {
         "tools": list(map(_flat, tools)) if isinstance(tools, list) else tools,
         "conversation": conversation,
-        **{name: value.get(name) for name in ("metadata", "stream")},
+        **{name: value.get(name) for name in ("metadata", "store", "stream")},
     }
     body = bodies.validated(CreateResponse, wanted)
     return body, replace(given, before=()) if conversation is not None else given
@@ -62,7 +63,7 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
 def _entries(each: Json, where: str) -> list[Entry]:
     calls = each.get("tool_calls") or []
     if each.get("role") == "tool":
-        return [inputs.returned(str(each.get("tool_call_id")), each.get("content"), where, "content")]
+        return [inputs.returned(each, where, "tool_call_id", "content")]
     said: list[Entry] = [] if calls and not each.get("content") else [inputs.message(each, where)]
     for call in calls if isinstance(calls, list) else [None]:
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):

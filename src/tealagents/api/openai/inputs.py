@@ -93,8 +93,6 @@ def create(value: Any) -> CreateResponse:
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if body.conversation is not None and body.previous_response_id is not None:
         raise InvalidRequest("previous_response_id", "cannot be combined with `conversation`")
-    if body.conversation is not None and body.store is False:
-        raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
     return body
 
 
@@ -122,7 +120,7 @@ def _entry(each: Json, where: str) -> Entry:
         case "function_call":
             return made(bodies.string(each, "call_id", where), each)
         case "function_call_output":
-            return returned(bodies.string(each, "call_id", where), each.get("output"), where, "output")
+            return returned(each, where, "call_id", "output")
         case "mcp_approval_response":
             reason = each["reason"] if isinstance(each.get("reason"), str) else None
             approve = bodies.flag(each, "approve", where)
@@ -156,11 +154,11 @@ def made(call_id: str, call: Json) -> Made:
     return Made(call_id, f"{call.get('name')}({call.get('arguments') or ''})")
 
 
-def returned(call_id: str, output: Any, where: str, name: str) -> AnsweredCall:
-    """What a client's tool returned, as text."""
-    field = f"{where}.{name}"
-    text = items.text(items.read(output, field, _part), field, "must be text")
-    return AnsweredCall(call_id, CallAnswer(output=text), where)
+def returned(each: Json, where: str, call: str, output: str) -> AnsweredCall:
+    """What a client's tool returned, as text; `call` and `output` are the fields that say it."""
+    field = f"{where}.{output}"
+    text = items.text(items.read(each.get(output), field, _part), field, "must be text")
+    return AnsweredCall(bodies.string(each, call, where), CallAnswer(output=text), where)
 
 
 def _part(each: Any, where: str) -> Item:

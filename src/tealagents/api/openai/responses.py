@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import names, query, requests, stretches
+from tealagents.api import bodies, names, query, requests, stretches
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
@@ -18,6 +18,7 @@ from tealagents.api.openai.fold import UNSEEN, ResponseFold
 from tealagents.api.openai.inputs import CreateResponse
 from tealagents.api.resent import Resent, in_words
 from tealagents.api.stretches import Stretch
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state import keys
 from tealagents.state.submission import MOST_EARLIER, NewMessage
@@ -26,6 +27,7 @@ from tealagents.state.submission import MOST_EARLIER, NewMessage
 _CALLS = ("mcpr", "fc", "call")
 
 
+@bodies.fields_as(items="input")
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body = inputs.create(value)
@@ -34,20 +36,16 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
         last = [await _item(exchange, caller, each, known) for each in body.input[-MOST_EARLIER:]]
         body.input = [*body.input[:-MOST_EARLIER], *last]
     stretch = await send(exchange, caller, request, value, body, inputs.read(body.input))
-    headers, unstored = headers_of(stretch), stretch.record.client.get("store") is False
+    headers = headers_of(stretch)
     if body.stream:
         fold = ResponseFold(stretch, exchange.agent.name)
-        return stretches.stream(exchange, stretch, fold, headers, forgets=unstored)
+        return stretches.stream(exchange, stretch, fold, headers, forgets=True)
     if body.background and not stretch.view.replayed:
         return json_response(await document(exchange, stretch), headers=headers)
-    stretch = await stretches.settled(exchange, stretch, request.receive)
-    if stretch.record.error is not None and stretch.status == "Failed":
-        answer = errors.respond_failure(stretch.record.error, headers)
-    else:
-        answer = json_response(await document(exchange, stretch), headers=headers)
-    if unstored:
-        await requests.forget(exchange, stretch.view)
-    return answer
+    async with stretches.settled(exchange, stretch, request.receive) as stretch:
+        if stretch.record.error is not None and stretch.status == "Failed":
+            return errors.respond_failure(stretch.record.error, headers)
+        return json_response(await document(exchange, stretch), headers=headers)
 
 
 async def _item(exchange: Exchange, caller: Caller, given: Any, known: dict[str, Json]) -> Any:
@@ -69,19 +67,18 @@ async def send(
     previous = await find(exchange, caller, named) if named is not None else None
     task_id = previous.record.task_id if previous is not None else None
     if body.conversation is not None:
-        task_id = (await conversation(exchange, caller, body.conversation))[1].task_id
+        if unstored:
+            raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
+        partition, head = await conversation(exchange, caller, body.conversation)
+        task_id = head.task_id
     if given.answers:
-        return await stretches.answered(
-            exchange, caller, given.answers, *_CALLS, task_id=task_id, unstored=unstored, streamed=streamed
-        )
+        wanted = {"unstored": unstored, "background": bool(body.background), "streamed": streamed}
+        return await stretches.answered(exchange, caller, given.answers, *_CALLS, task_id=task_id, **wanted)
     message = NewMessage(
         items=given.items,
         earlier=tuple(in_words(given.before)[-MOST_EARLIER:]),
         instructions="\n\n".join(filter(None, (body.instructions, given.instructions))),
-        client_tools=tuple(
-            requests.client_tool(tool.name, tool.description or "", tool.parameters, "tools")
-            for tool in body.tools or ()
-        ),
+        client_tools=tuple(requests.client_tools(body.tools or ())),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=requests.unstored_until(exchange) if unstored else None,
@@ -91,7 +88,8 @@ async def send(
         field = "previous_response_id"
         view = await stretches.continued(exchange, previous, message, key, field=field, streamed=streamed)
     else:
-        message = message if task_id is None else requests.added(message, task_id)
+        if task_id is not None:
+            message = await requests.added(exchange, partition, head, message, "conversation")
         view = await exchange.submit(caller, message, key, streamed=streamed)
     return await stretches.cut(exchange, view, 1)
 
@@ -128,7 +126,10 @@ async def input_items(exchange: Exchange, caller: Caller, request: Request, resp
 
 async def cancel(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
     stretch = await stretches.canceled(exchange, await find(exchange, caller, response_id))
-    return json_response(await document(exchange, stretch), headers=headers_of(stretch))
+    answer = json_response(await document(exchange, stretch), headers=headers_of(stretch))
+    if stretch.pause is not None and requests.is_unstored(stretch.record) and stretch.status == "Canceled":
+        await requests.forget(exchange, stretch.view)  # what was running is erased where it is waited for
+    return answer
 
 
 async def delete(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
