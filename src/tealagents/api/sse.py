@@ -108,6 +108,8 @@ class EventStreamResponse(Response):
 class _Stream:
     """The body of such a response. It keeps only what is still to be sent."""
 
+    __slots__ = ("_keepalive", "_left", "_on_disconnect", "_sender", "frames")
+
     def __init__(
         self,
         frames: AsyncGenerator[bytes, None],
@@ -204,13 +206,8 @@ async def _left_before(sender: asyncio.Task[Any], receive: Receive) -> bool:
     """Whether the client leaves before all is sent. Returns at the latest when it is."""
     me = asyncio.current_task()
     assert me is not None
-    watching = True
-
-    def stop(_: object) -> None:
-        if watching:
-            me.cancel()
-
-    sender.add_done_callback(stop)
+    watched = _Watched(me)
+    sender.add_done_callback(watched.stop)
     try:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -218,8 +215,22 @@ async def _left_before(sender: asyncio.Task[Any], receive: Receive) -> bool:
         if not sender.done() or me.uncancel():
             raise
     finally:
-        watching = False
+        watched.over = True
     return not sender.done()
+
+
+class _Watched:
+    """A task that watches whether a client leaves, until what it is sent has ended."""
+
+    __slots__ = ("over", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.over = False
+
+    def stop(self, _: object) -> None:
+        if not self.over:
+            self.task.cancel()
 
 
 async def patiently(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -235,6 +246,13 @@ async def patiently(app: ASGIApp, scope: Scope, receive: Receive, send: Send) ->
 
 class _Sending:
     """Hands a response to the server; keeps the connection alive; gives up a client that takes nothing."""
+
+    # fmt: off
+    __slots__ = (
+        "_keepalive", "_last", "_leave", "_loop", "_ping", "_send", "_timer", "_transport", "_untaken",
+        "_waiting", "ended",
+    )
+    # fmt: on
 
     def __init__(
         self,

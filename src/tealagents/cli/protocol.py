@@ -98,6 +98,13 @@ class _Flow(FlowControl):
         self._writable.set()
 
 
+class _Pipeline(list[Any]):
+    """What a client has sent ahead: a `deque` takes 0.7 KB of every connection though few clients do."""
+
+    def appendleft(self, item: Any) -> None:
+        self.insert(0, item)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Answers 431 to a request whose line and headers are too large, and closes the connection.
 
@@ -110,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.pipeline = _Pipeline()  # type: ignore[assignment]
         self._in_head = False
         #: a request has begun, and its body has not ended
         self._incomplete = False

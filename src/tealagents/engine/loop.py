@@ -119,8 +119,8 @@ class LoopState(Struct, kw_only=True):
     remote_id: str | None = None
     #: tool rounds so far, also those before a pause
     rounds: int = 0
-    #: ids of calls so far: where a model uses one twice, the second is renamed
-    call_ids: set[str] = set()
+    #: ids of calls so far, None where there were none: where a model uses one twice, the second is renamed
+    call_ids: set[str] | None = None
     #: the calls of the round under way, in the model's order, and their results as far as they are there: the
     #: model is sent them together, in that order
     round_ids: tuple[str, ...] = ()
@@ -279,14 +279,17 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
 
 def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, ...]:
     """The calls with ids unique within the request, whatever the model did, and with their plugins."""
+    if not calls:
+        return ()
+    known = state.call_ids = state.call_ids or set()
     unique = []
     for call in calls:
         given = storable(call.id[:LONGEST_NAME]) or "call"
         name, n = given, 1
-        while name in state.call_ids:
+        while name in known:
             n += 1
             name = f"{given}-{n}"
-        state.call_ids.add(name)
+        known.add(name)
         tool = storable(call.tool[:LONGEST_NAME])
         box = state.toolbox
         unique.append(

@@ -45,6 +45,9 @@ class ModelWatch:
         """It did not."""
 
 
+_UNWATCHED = ModelWatch()
+
+
 class ToolWatch:
     """One tool call."""
 
@@ -97,7 +100,7 @@ class Observer:
         """`load` reports how busy the process is; it may be called at any time, on any thread."""
 
     def model_call(self, model: str, provider: str, *, streamed: bool) -> ModelWatch:
-        return ModelWatch()
+        return _UNWATCHED
 
     @contextmanager
     def tool_call(self, call: ToolCall) -> Iterator[ToolWatch]:

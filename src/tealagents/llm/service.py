@@ -150,8 +150,7 @@ class ModelService:
                     finally:  # what came before an event that cannot be read was said, too
                         if pieces:
                             yield pieces
-                    for piece in pieces:
-                        text += len(piece.text)
+                    text += sum(len(piece.text) for piece in pieces)
                     if text > MAX_TEXT:
                         raise too_much(f"it is longer than {MAX_TEXT:,} characters")
                     deadlines.begun = reading.begun
