@@ -1,6 +1,7 @@
 """Small promises of the wire that clients trip over where they are not kept."""
 
 import json
+import re
 import select
 import socket
 from collections.abc import Iterator
@@ -205,6 +206,18 @@ def test_a_connection_stays_open_for_longer_than_a_proxy_keeps_it() -> None:
         until(is_closed)
         assert kept.sock.recv(1) == b""
         kept.close()
+
+
+def test_what_is_sent_ahead_is_answered_in_order(small_bodies: ServiceThread) -> None:
+    """Three requests in one write; the answers come in their order."""
+    prefix = small_bodies.prefix
+    paths = (f"{prefix}/health/live", f"{prefix}/nothing", f"{prefix}/openapi.json")
+    asked = [f"GET {path} HTTP/1.1\r\nhost: here\r\n\r\n".encode() for path in paths]
+    with socket.create_connection(("127.0.0.1", small_bodies.port), timeout=60) as connection:
+        connection.sendall(b"".join(asked[:-1]) + asked[-1][:-2] + b"connection: close\r\n\r\n")
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [b"200", b"404", b"200"]
+    assert answers.index(b'{"status":"ok"}') < answers.index(b"not_found") < answers.index(b'"openapi"')
 
 
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
