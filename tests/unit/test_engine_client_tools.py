@@ -110,6 +110,7 @@ async def test_a_tool_of_the_client_pauses_the_request_for_its_output() -> None:
         assert request.pause is not None
         (call,) = request.pause.calls
         assert (call.tool, call.by_client) == ("weather", True)
+        assert request.pause.message.startswith("The client has to run weather")
         output = Command(decisions=(CallDecision("c1", output="28 degrees"),))
         for _ in range(2):
             sent = await here.approvals.resume(ADA, request.request_id, output, streamed=True)

@@ -443,6 +443,8 @@ def _pause_message(needed: HumanNeeded) -> str:
     if needed.changed:
         changed = ", ".join(dict.fromkeys(needed.changed))
         return f"{changed} has changed since it was approved. Approve again before {names} can run."
+    if not approved:
+        return f"The client has to run {names} and send what it returned, or reject it."
     if needed.awaits_owner:
         return f"{names} is approved and waits for the owner of the task to resume it."
     return f"Approval is needed before {names} can run."
