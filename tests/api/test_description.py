@@ -79,7 +79,7 @@ def test_the_document_is_valid() -> None:
 
 
 def test_turns_continue_while_the_document_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes long enough for streams to stand still. It is written once, whoever asks meanwhile."""
+    """It takes long enough for streams to stand still. It is written once for all concurrent readers."""
     write, answered, begun = openapi.document, Event(), []
 
     def slowly(*parts: Any, **said: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
 
 
 def _outputs(decided: Approval) -> list[Message]:
-    """What the client's own tools returned: no event of the stretch behind the pause tells of it."""
+    """What the client's own tools returned, which no event of the stretch after the pause holds."""
     ran = {decision.id for decision in decided.decisions if decision.output is not None}
     said = answers(decided, decided.decided_at or decided.created_at)
     return [message for message in said if message.tool_call_id in ran]

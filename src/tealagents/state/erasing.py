@@ -123,9 +123,9 @@ class Eraser:
                 return Stored(gone, version)
 
     async def _keep_if_busy(self, partition: str, session: Stored[Session]) -> None:
-        """Takes the mark back where a task was begun before it was set, and after none was found to run.
+        """`TaskBusy` where a request began after none was found to run, and before the mark; the mark goes.
 
-        `TaskBusy`. No task begins any more that did not look before the mark.
+        After the mark only a message that was read before it can still begin one.
         """
         session_id = session.value.session_id
         for task_id in await self._names(partition, f"session-tasks/{session_id}/"):

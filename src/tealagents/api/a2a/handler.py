@@ -97,7 +97,7 @@ class Handler(RequestHandler):
         if record.status != "Paused" and not (data and record.approvals):
             raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
         if len(data) != 1 or len(message.parts) != 1:
-            raise InvalidRequest("message.parts", 'must be one part, such as {"data": {"action": "approve"}}')
+            raise InvalidRequest("message.parts", 'must be one data part: {"data": {"action": "approve"}}')
         if (command := decision(data[0])).approval_id not in (None, *record.approvals):
             raise InvalidRequest("message.parts", "name an approval_id that is of no pause of this task")
         return record.request_id, command

@@ -50,14 +50,14 @@ class ResponseFold(EventFold):
         return documents.response(self._stretch, self._agent, **now)
 
     def take(self, event: Event) -> None:
-        """The response is there with its first event, and under way with the first that is no start."""
+        """The response is there with its first event."""
         if not self._status:
-            queued = isinstance(event, Started) and event.status == "Queued"
-            self._show("created", "queued" if queued else "in_progress")
+            self._show("created", "queued" if event == Started("Queued") else "in_progress")
             self._show(self._status, self._status)
-        elif self._status == "queued" and not isinstance(event, Started):
-            self._show("in_progress", "in_progress")
         super().take(event)
+
+    def begun(self) -> None:
+        self._show("in_progress", "in_progress")
 
     def failed(self, error: TealError) -> bytes:
         """The frame of an error that is no part of what was recorded."""
