@@ -154,6 +154,16 @@ def ledger_of(config: ServiceConfig, store: Store, clock: Clock) -> RecordStore:
     return RecordStore(store, config.name, clock, audit_key=key)
 
 
+async def check_key(config: ServiceConfig, records: RecordStore) -> None:
+    """A store is used with its own key only: else what is new lies in the clear, or under another."""
+    try:
+        await Inventory(records).check_key(keyed=config.encryption_key is not None)
+    except CorruptState as error:
+        raise StoreConfigError(
+            f"TA_ENCRYPTION_KEY is not the key of this store: the record {error.key!r} {error.reason}."
+        ) from None
+
+
 def rules_of(config: ServiceConfig) -> TaskRules:
     limits = config.limits
     return TaskRules(
@@ -319,7 +329,7 @@ class ServiceWiring:
         async with AsyncExitStack() as stack:
             stack.enter_context(telemetry.configured(config.telemetry, config.name, config.version))
             await stack.enter_async_context(self.store)
-            await self._check_key()
+            await check_key(self.config, self.service.records)
             if self.credential is not None:
                 await stack.enter_async_context(self.credential)
             await stack.enter_async_context(self.model)
@@ -335,15 +345,6 @@ class ServiceWiring:
             self._say_hello()
             async with background(self.exchange.eraser.sweep()):
                 yield
-
-    async def _check_key(self) -> None:
-        """A store is served with its own key only: else what is new lies in the clear, or under another."""
-        try:
-            await Inventory(self.service.records).check_key(keyed=self.config.encryption_key is not None)
-        except CorruptState as error:
-            raise StoreConfigError(
-                f"TA_ENCRYPTION_KEY is not the key of this store: the record {error.key!r} {error.reason}."
-            ) from None
 
     def _say_hello(self) -> None:
         config = self.config

@@ -121,8 +121,12 @@ def _tenant(text: str) -> str:
     return text.lower()
 
 
+def is_tenant_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text.lower()) is not None
+
+
 def _tenant_id(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text.lower()):
+    if not is_tenant_id(text):
         raise ValueError("must be the ids of tenants; their domains are not in tokens")
     return text.lower()
 

@@ -5,7 +5,7 @@ of adapters and by `tealagents.threads`; imports nothing of them.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
+
+from tealagents.mistakes import explained
 
 __all__ = ["Registry", "import_from"]
 
@@ -68,7 +70,7 @@ class Registry(Struct, frozen=True, kw_only=True):
         try:
             return found.Options(**given)
         except ValidationError as wrong:
-            reasons = "; ".join(_problems(wrong))
+            reasons = explained(wrong, found.Options, given)
             raise self.error(f"The {self.word} {name!r} cannot be opened: {reasons}.") from None
 
     def _reference(self, name: str) -> str:
@@ -86,12 +88,3 @@ def import_from(folder: Path) -> None:
     """Lets the modules of a folder be imported. They hide none of the same name elsewhere."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-def _problems(wrong: ValidationError) -> Sequence[str]:
-    return [
-        ": ".join(
-            filter(None, (".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")))
-        )
-        for error in wrong.errors(include_url=False, include_input=False)
-    ]

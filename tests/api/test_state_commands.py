@@ -161,6 +161,7 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
         task = say(client, "hello there")["task_id"]
     lines = agent.exported().splitlines(keepends=True)
     there = {"TA_PERSISTENCE": f"file://{agent.folder}/moved"}
+    assert agent.run("state", "import", str(agent.folder / "export"), **there).exit_code == 0
     if wrong == "no export":
         lines = [b"once upon a time\n"]
     elif wrong == "another agent":
@@ -172,7 +173,6 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
     elif wrong == "not ours":
         lines[-1] = lines[-1].replace(b"Tester/user", b"Others/user")
     else:
-        agent.run("state", "import", str(agent.folder / "export"), **there)
         with agent.served(**there) as service, service.client() as client:
             say(client, "and on", task_id=task)
     (agent.folder / "wrong").write_bytes(b"".join(lines))
@@ -225,6 +225,8 @@ def test_what_is_damaged_is_moved_as_it_was_found(agent: Agent) -> None:
 
 def test_an_export_is_its_owners_alone_and_replaces_nothing(agent: Agent) -> None:
     """It holds what users said."""
+    with agent.served():
+        pass
     agent.exported()
     assert (agent.folder / "export").stat().st_mode & 0o777 == 0o600
     assert agent.run("state", "export", str(agent.folder / "export")).exit_code == 2
@@ -378,6 +380,48 @@ def test_state_in_memory_cannot_be_looked_at(agent: Agent) -> None:
     result = agent.run("state", "stats", TA_PERSISTENCE="memory://")
     assert result.exit_code == 2
     assert "TA_PERSISTENCE" in result.output
+
+
+@pytest.mark.parametrize("command", ["stats", "export", "prune", "verify-audit"])
+@pytest.mark.parametrize("scheme", ["sqlite:///", "file://"])
+def test_a_mistyped_path_is_no_empty_store(agent: Agent, scheme: str, command: str) -> None:
+    """It is named, and nothing is made there."""
+    there = agent.folder / "typo"
+    arguments = ["-"] if command == "export" else []
+    result = agent.run("state", command, *arguments, TA_PERSISTENCE=f"{scheme}{there}")
+    assert result.exit_code == 2
+    assert f"There is no store at {there}: check TA_PERSISTENCE." in result.output
+    assert not there.exists()
+
+
+def test_without_its_key_a_store_is_not_counted_as_damaged(agent: Agent) -> None:
+    """The key is asked for: nothing has to be restored."""
+    with agent.served(TA_ENCRYPTION_KEY="first-key-" * 5) as service, service.client() as client:
+        say(client, "hello")
+    result = agent.run("state", "stats")
+    assert result.exit_code == 2
+    assert "TA_ENCRYPTION_KEY is not the key of this store" in result.output
+    assert agent.stats(TA_ENCRYPTION_KEY="first-key-" * 5)["damaged_records"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["import", "missing.jsonl"], "missing.jsonl: no such file or directory"),
+        (["export", "/dev/null/export"], "/dev/null/export: cannot be written: not a directory"),
+        (["export", "x" * 300], "cannot be written: file name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_had_is_reported_in_a_line(
+    agent: Agent, arguments: list[str], said: str
+) -> None:
+    """With its name as it was given."""
+    with agent.served():
+        pass
+    result = agent.run("state", *arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Errno" not in result.output
 
 
 def test_a_store_is_migrated(agent: Agent) -> None:

@@ -37,5 +37,5 @@ async def test_the_url_of_the_page(tmp_path: Path) -> None:
 
 def test_options_of_the_page() -> None:
     """An unknown option is refused, and the known ones are listed."""
-    with pytest.raises(StoreConfigError, match=r"colour.*indent, watch_seconds"):
+    with pytest.raises(StoreConfigError, match=r"colour: unknown key; .*\bindent\b"):
         open_store("notebook_of_the_page:NotebookStore:///state.json?colour=red")

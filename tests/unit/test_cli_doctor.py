@@ -207,6 +207,10 @@ NOWHERE = "127.0.0.1:1"
         (unknown_model, "Correct spec.agent.model (offline)"),
         (setting(TA_BASE_URL=f"http://{NOWHERE}/v1"), "See that TA_BASE_URL is right"),
         (setting(TA_PERSISTENCE=f"redis://{NOWHERE}"), "the store cannot be reached"),
+        (
+            lambda patient: patient.database.write_text("garbage"),
+            "damaged database (file is not a database)",
+        ),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),
         (setting(TA_ENCRYPTION_KEY=OTHER_KEY), "TA_ENCRYPTION_OLD_KEYS"),
@@ -225,6 +229,16 @@ def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], A
     assert code == 1, found
     assert said in found
     assert found.count("✗") == 1, found
+
+
+def test_a_missing_secret_hides_nothing_of_the_store(patient: Patient) -> None:
+    """What needs the secret is not tried; all else is examined."""
+    patient.env.update(TA_API_KEY="", TA_BASE_URL="", TA_PERSISTENCE=f"redis://{NOWHERE}")
+    code, found = patient.examined()
+    assert code == 1
+    assert "set TA_API_KEY" in found
+    assert "the store cannot be reached" in found
+    assert found.count("✗") == 2, found
 
 
 def test_each_agent_of_a_sequence_is_asked(patient: Patient) -> None:

@@ -127,6 +127,7 @@ def test_what_only_a_person_can_decide(tmp_path: Path) -> None:
     (tmp_path / "config.v1alpha1.yaml").write_text("mine")
     assert "exists; name another" in upgrade(write(tmp_path, CHAT))[1]
     assert (tmp_path / "config.v1alpha1.yaml").read_text() == "mine"
+    assert "file name too long" in upgrade(write(tmp_path, CHAT), "--output", "x" * 300)[1]
 
 
 def test_a_file_that_cannot_be_written_anew_stays_as_it_is(tmp_path: Path) -> None:

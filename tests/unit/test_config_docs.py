@@ -15,12 +15,12 @@ from pydantic_core import PydanticUndefined
 from tealagents.config import AgentConfig, ConfigFile, ConsoleSection, ServiceConfig, ThreadConfig, load
 from tealagents.config.auth import with_entra
 from tealagents.config.documentation import meaning
-from tealagents.config.explain import key_of, model_at
 from tealagents.config.file import read_document
 from tealagents.config.models import Metadata, Skill, Spec
 from tealagents.config.problems import key_text
 from tealagents.config.settings import Settings, variables
 from tealagents.limits import Limits
+from tealagents.mistakes import key_of, model_at
 from tealagents.plugins import Plugin
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions
 

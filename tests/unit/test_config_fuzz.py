@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tealagents.config import ConfigError, ConfigFile, ServiceConfig, json_schema, load, summary
-from tealagents.config.explain import keys_of
 from tealagents.config.settings import variables
+from tealagents.mistakes import keys_of
 
 KEYS = sorted(
     {

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from tealagents.auth import open_auth
 from tealagents.cli.token import authority_command, token_command
+from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import SERVICE_ID, TENANT, LocalAuthority
 
 app = typer.Typer()
@@ -43,8 +45,32 @@ def test_no_authority_is_said_so() -> None:
     with LocalAuthority(signing_key=KEY) as authority:
         url = authority.url
     printed = CliRunner().invoke(app, ["token", "--authority", url])
-    assert printed.exit_code == 1
-    assert "Start `tealagents authority`" in printed.stderr
+    assert printed.exit_code == 2
+    assert "start `tealagents authority`" in printed.stderr
+
+
+def test_another_server_is_not_an_authority() -> None:
+    """What answers there is said to be something else, in one line."""
+    with OfflineModel() as model:
+        printed = CliRunner().invoke(app, ["token", "--authority", model.base_url.removesuffix("/v1")])
+    assert printed.exit_code == 2
+    assert "is not `tealagents authority`" in printed.stderr
+
+
+def test_a_tenant_that_no_token_may_name_is_refused() -> None:
+    """Every token of it would be refused by the service."""
+    printed = CliRunner().invoke(app, ["authority", "--tenant", "contoso.com", "--port", "0"])
+    assert printed.exit_code == 2
+    assert "--tenant must be the id of a tenant" in printed.stderr
+
+
+def test_a_port_in_use_is_named() -> None:
+    """As by every command that serves."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        printed = CliRunner().invoke(app, ["authority", "--port", str(port)])
+    assert printed.exit_code == 2
+    assert f"port {port} on 127.0.0.1 is in use by another process" in printed.stderr
 
 
 def test_a_real_authority_is_not_asked() -> None:

@@ -141,7 +141,8 @@ def test_delays_of_single_pieces_win() -> None:
         ("rules:\n  - reply: {fault: {kind: cut, message: x}}\n", "belong to the kind 'error'"),
         ("rules:\n  - reply: {fault: {kind: error, after_bytes: 2}}\n", "use after_pieces"),
         ("rules:\n  - reply: {finish_reason: tired}\n", "rules[0].reply.finish_reason"),
-        ("rules: [", "script: not YAML"),
+        ("rules:\n  - [", "script, line 2: not YAML"),
+        ("kind: Agent\n", "line 1: kind: there is no such key"),
         ("- a\n", "the whole script"),
     ],
 )
@@ -150,6 +151,13 @@ def test_a_mistake_is_reported_with_its_place(script: str, complaint: str) -> No
     with pytest.raises(ScriptError) as raised:
         Script.from_text(script)
     assert complaint in str(raised.value)
+
+
+def test_a_misplaced_key_is_not_proposed_in_its_own_place() -> None:
+    """Nor is one that is not like it."""
+    with pytest.raises(ScriptError) as raised:
+        Script.from_text("kind: Agent\nspec: {}\n")
+    assert "did you mean" not in str(raised.value)
 
 
 def test_every_mistake_is_reported() -> None:

@@ -412,7 +412,7 @@ class Guest(ContextProvider):
     [
         ("user_preference", {}, "Unknown context provider .* Known: facts, mem0, user_preferences"),
         ("user_preferences", {"required": "perhaps"}, "required"),
-        ("facts", {"top": 5}, "top: Extra inputs"),
+        ("facts", {"top": 5}, "top: unknown key; did you mean 'top_k'"),
         ("no.such:Provider", {}, "no module 'no'"),
         (f"{__name__}:Bell", {}, "must extend ContextProvider"),
     ],

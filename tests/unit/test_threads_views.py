@@ -439,9 +439,13 @@ async def test_a_reducer_that_tears_a_call_from_its_result_is_stopped() -> None:
     ("name", "options", "complaint"),
     [
         ("mesage_count", {}, "Unknown reducer 'mesage_count'. Known: message_count, .*module:Class"),
-        ("message_count", {}, "max_messages: Field required"),
-        ("message_count", {"max_messages": 0}, "greater than or equal to 1"),
-        ("message_count", {"max_messages": 3, "keep": 1}, "keep: Extra inputs are not permitted"),
+        ("message_count", {}, "max_messages: is missing"),
+        ("message_count", {"max_messages": 0}, "must be at least 1"),
+        (
+            "message_count",
+            {"max_messages": 3, "keep": 1},
+            "keep: unknown key; the keys here are trigger, max_messages",
+        ),
         ("message_count", {"max_messages": 3, "trigger": "never"}, "trigger"),
         ("summarize", {"max_messages": 5, "keep_messages": 5}, "keep_messages must be less"),
         ("token_budget", {}, "context window of the model 'mine' is not known.*windows: {mine: 128000}"),

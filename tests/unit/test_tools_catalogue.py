@@ -346,7 +346,7 @@ async def test_what_opened_is_closed_when_the_start_is_canceled() -> None:
         ({"toolsets": [("json:loads", {})]}, "toolset 'json:loads' is not a class"),
         (
             {"toolsets": [(f"{__name__}:Roomed", {"room": 7})]},
-            "Roomed' cannot be opened: room: Input should be a valid string",
+            "Roomed' cannot be opened: room: must be text, not a number",
         ),
         (
             {"servers": [MCPServerOptions(name=name, command="x") for name in ("git", "git-hub")]},

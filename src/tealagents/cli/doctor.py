@@ -84,10 +84,11 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         said = await asyncio.to_thread(find, path)
         config = said.config
         found += [Ailment(each) for each in (*said.wrong, *said.needed)]
-    if config is not None and not found:
+    if config is not None and not said.wrong and not config.document.unset:
+        reachable = not said.needed
         if not config.stateless:
             found += [each async for each in _store(config)]
-        for key, agent in wiring(config).agents(config):
+        for key, agent in wiring(config).agents(config) if reachable else ():
             # of agents that share a model service the first one says what is wrong with it
             found += [each async for each in _model(agent, key) if each not in found]
         found += [each async for each in _authority(config)]
@@ -119,7 +120,7 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
         async with store_of(config) as store:
             async for ailment in _opened(config, store):
                 yield ailment
-    except StoreConfigError as error:
+    except (StoreConfigError, CorruptState) as error:
         yield Ailment(f"the store cannot be used: {error}")
     except (PersistenceUnavailable, OSError) as error:
         yield Ailment(
@@ -175,7 +176,7 @@ async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment
     except CorruptState as error:
         yield Ailment(
             f"TA_ENCRYPTION_KEY is not the key of the store: the record {error.key!r} {error.reason}",
-            "Set TA_ENCRYPTION_KEY to the key that it was stored with; earlier keys stand in "
+            "Set TA_ENCRYPTION_KEY to the key that it was stored with; earlier keys go in "
             "TA_ENCRYPTION_OLD_KEYS.",
         )
         return

@@ -19,6 +19,7 @@ from rich.console import Console
 from tealagents.cli.loading import fail, load_or_exit, unusable
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
+from tealagents.config.problems import reason
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -109,8 +110,10 @@ def _model_service(offline: bool, config: Path | None) -> Iterator[dict[str, str
     script = os.environ.get("TA_OFFLINE_SCRIPT")
     try:
         offline_model = OfflineModel(Path(script) if script else None)
-    except (ScriptError, OSError) as error:
+    except ScriptError as error:
         raise fail(f"TA_OFFLINE_SCRIPT: {error}") from None
+    except OSError as error:
+        raise fail(f"TA_OFFLINE_SCRIPT: {script}: {reason(error)}") from None
     with offline_model as model:
         yield {"TA_BASE_URL": model.base_url, "TA_API_KEY": _OFFLINE_KEY}
 

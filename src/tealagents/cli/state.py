@@ -26,6 +26,7 @@ from rich.table import Table
 from tealagents.cli.loading import fail, load_or_exit, stderr
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
+from tealagents.config.problems import reason
 from tealagents.domain import ids
 from tealagents.domain.errors import CorruptState, InvalidRequest, PersistenceUnavailable
 from tealagents.domain.models import User
@@ -39,6 +40,7 @@ from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store
+from tealagents.stores.base import BaseStore
 
 T = TypeVar("T")
 
@@ -61,7 +63,6 @@ class OpenedState:
 
     def __init__(self, config: ServiceConfig, records: RecordStore, rules: TaskRules) -> None:
         self.records = records
-        self.keyed = config.encryption_key is not None
         self.directory = Directory(records)
         lease = Lease(records, config.limits.lease_seconds)
         tasks = Tasks(records, lease, self.directory, rules, f"{config.name}:{config.version}")
@@ -78,22 +79,44 @@ async def opened(config: ServiceConfig) -> AsyncIterator[OpenedState]:
         yield OpenedState(config, ledger_of(config, store, SystemClock()), rules_of(config))
 
 
-def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]]) -> T:
-    """Does the work on a config's state; a failure is one line."""
+def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, creates: bool = False) -> T:
+    """Does the work on a config's state; a failure is one line. Only what `creates` may make a store."""
     checked = load_or_exit(config)
 
     async def do() -> T:
+        from tealagents.bootstrap import check_key
+
         async with opened(checked) as found:
+            await check_key(checked, found.records)
             return await work(found)
 
     if checked.persistence.startswith("memory:"):
         raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
     try:
+        if not creates:
+            _check_exists(plain_store(checked.persistence))
         return asyncio.run(do())
     except (OutputLost, BrokenPipeError):
         raise
-    except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused, OSError) as error:
+    except OSError as error:
+        raise fail(f"{error.filename}: {reason(error)}" if error.filename else str(error)) from None
+    except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused) as error:
         raise fail(str(error)) from None
+
+
+def _check_exists(store: BaseStore) -> None:
+    """`StoreConfigError` where a file or folder was never made: a mistyped path is no empty store."""
+    if store.name in ("sqlite", "files") and not Path(store.where).exists():
+        raise StoreConfigError(f"There is no store at {store.where}: check TA_PERSISTENCE.")
+
+
+@contextmanager
+def _accessible(file: Path) -> Iterator[None]:
+    """Within, a file that cannot be reached ends the command."""
+    try:
+        yield
+    except OSError as error:
+        raise fail(f"{file}: cannot be written: {reason(error)}") from None
 
 
 @contextmanager
@@ -159,8 +182,10 @@ def export_command(
     The same state gives the same bytes, from every store. Exit status 1 if something was damaged or kept
     changing; everything else is exported all the same.
     """
-    if file != Path("-") and file.exists():
-        raise fail(f"{file} exists already; nothing is overwritten")
+    if file != Path("-"):
+        with _accessible(file):
+            if file.exists():
+                raise fail(f"{file} exists already; nothing is overwritten")
 
     async def work(opened: OpenedState) -> Exporter:
         exporter = Exporter(opened.records)
@@ -182,7 +207,8 @@ def _written(file: Path) -> Iterator[IO[bytes]]:
     if file == Path("-"):
         yield sys.stdout.buffer
         return
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    with _accessible(file):
+        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     partial = Path(name)
     try:
         with os.fdopen(handle, "wb") as output:
@@ -207,7 +233,6 @@ def import_command(
     """
 
     async def work(opened: OpenedState) -> Importer:
-        await Inventory(opened.records).check_key(keyed=opened.keyed)
         with _seekable(file) as lines:
             size = _size(lines)
             checking = Importer(opened.records, key_seconds=opened.key_seconds)
@@ -221,7 +246,7 @@ def import_command(
                 await importer.write(lines, lambda row: report(lines.tell(), size))
             return importer
 
-    done = _run(config, work)
+    done = _run(config, work, creates=True)
     verb = "would be written" if dry_run else "written"
     stderr.print(f"{done.written} records {verb}, {done.same} were there already")
 

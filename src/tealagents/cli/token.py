@@ -7,12 +7,14 @@ curl -H "Authorization: Bearer $(tealagents token --user alice)" …
 
 import signal
 import threading
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import httpx
 import typer
 
+from tealagents.cli.loading import fail, unusable
 from tealagents.cli.output import OutputLost
+from tealagents.options import is_tenant_id
 from tealagents.testing.authority import APP_ID_URI, SCOPE, SERVICE_ID, TENANT, LocalAuthority
 
 __all__ = ["authority_command", "token_command"]
@@ -35,6 +37,8 @@ def authority_command(
     """Serve a local authority that issues a token for any user. For development, on this machine only."""
     # Ends like a keyboard interrupt, so that both leave the authority in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not is_tenant_id(tenant):
+        raise fail(f"--tenant must be the id of a tenant, a UUID such as {TENANT}: tokens hold no other name")
     audiences = audience or [SERVICE_ID, APP_ID_URI]
     try:
         with LocalAuthority(
@@ -47,8 +51,7 @@ def authority_command(
     except OutputLost:
         raise
     except OSError as error:
-        typer.echo(f"Cannot listen on port {port}: {error.strerror}. Choose another with --port.", err=True)
-        raise typer.Exit(1) from None
+        raise fail(unusable("127.0.0.1", port, error)) from None
     except KeyboardInterrupt:
         return
 
@@ -70,10 +73,10 @@ def token_command(
     """Print a user's access token from the local authority that is running."""
     url = httpx.URL(authority)
     if url.host not in _LOOPBACK:
-        typer.echo(
-            f"{url.host} is not a local authority: tokens of a real one come from signing in.", err=True
+        raise fail(
+            f"{authority} is not a local authority, such as http://127.0.0.1:{PORT}; tokens of a real one "
+            "come from signing in"
         )
-        raise typer.Exit(2)
     form = {
         "grant_type": "password",
         "username": user,
@@ -88,8 +91,15 @@ def _asked(url: str, form: dict[str, str]) -> str:
     """The access token that the token endpoint answers."""
     try:
         with httpx.Client(trust_env=False, timeout=10) as client:
-            answer: dict[str, Any] = client.post(url, data=form).raise_for_status().json()
+            answer = client.post(url, data=form)
     except httpx.HTTPError as error:
-        typer.echo(f"No local authority answers at {url}: {error}. Start `tealagents authority`.", err=True)
-        raise typer.Exit(1) from None
-    return str(answer["access_token"])
+        raise fail(
+            f"no local authority answers at {url}: {str(error).rstrip('.')}; start `tealagents authority`"
+        ) from None
+    try:
+        return str(answer.raise_for_status().json()["access_token"])
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError):
+        raise fail(
+            f"what answers at {url} is not `tealagents authority`: its status is {answer.status_code}, and "
+            "it gives no token"
+        ) from None

@@ -48,9 +48,9 @@ def upgrade_command(
     for clients. The file itself is changed only if --output names it.
     """
     target = output or file.with_suffix(f".v1alpha1{file.suffix}")
-    if target.exists() and target.resolve() != file.resolve():
-        raise fail(f"{target} exists; name another with --output")
     try:
+        if target.exists() and target.resolve() != file.resolve():
+            raise fail(f"{target} exists; name another with --output")
         config = load(file, env=os.environ, unset=[])
         if not isinstance(config, EarlierConfig):
             raise fail(f"{file} is of {config.api_version} already")

@@ -4,8 +4,8 @@
 - `summary` says what would be served; `json_schema` describes the file for editors
 - within: `file` (YAML with line numbers), `environment` (variables, `.env`, `${NAME}`), `credentials` (none
   may stand in the file), `models` and `types` (the file's keys), `settings` (the variables), `urls` (of
-  stores), `explain` and `problems` (errors as sentences), `documentation` (what each key means),
-  `service` (file and environment put together)
+  stores), `problems` (errors with their places; their words come from `tealagents.mistakes`),
+  `documentation` (what each key means), `service` (file and environment put together)
 
 Read by bootstrap and the command line. Imports nothing of the rest of the package; adapters never see it.
 """

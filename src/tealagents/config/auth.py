@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from tealagents.config.explain import explain
 from tealagents.config.file import Document
 from tealagents.config.problems import ConfigProblem, KeyPath
+from tealagents.mistakes import explain
 from tealagents.options import NameOrClass, Options
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 KeyPath = tuple[str | int, ...]  #: ("spec", "agent", "mcp_servers", 0, "url")
 
@@ -42,23 +41,6 @@ def key_text(path: Iterable[str | int]) -> str:
             name = part if re.fullmatch(r"[\w$-]+", part) else json.dumps(part)
             text += f".{name}" if text else name
     return text
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question to append to a message, or nothing when no known word comes close."""
-    match = closest(word, known)
-    return f"; did you mean '{match}'?" if match else ""
-
-
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant, whatever its case and separators."""
-    by_letters = {_letters(name): name for name in known}
-    matches = get_close_matches(_letters(word), by_letters, n=1, cutoff=0.75)
-    return by_letters[matches[0]] if matches else None
-
-
-def _letters(word: str) -> str:
-    return re.sub(r"[-_\s]", "", word).lower()
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -6,7 +6,6 @@ from pydantic import BaseModel
 
 from tealagents.config.auth import with_entra
 from tealagents.config.documentation import meaning
-from tealagents.config.explain import key_of
 from tealagents.config.models import (
     AgentConfig,
     Component,
@@ -18,6 +17,7 @@ from tealagents.config.models import (
     ThreadConfig,
 )
 from tealagents.limits import Limits
+from tealagents.mistakes import key_of
 
 _NUMBERS_AND_SWITCHES = ("integer", "number", "boolean")
 _VARIABLE = {"type": "string", "pattern": r"^\$\{[A-Za-z_][A-Za-z0-9_]*\}$"}

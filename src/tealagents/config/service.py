@@ -13,7 +13,6 @@ from tealagents.config.auth import AUTH, AuthConfig, auth_of
 from tealagents.config.credentials import credentials
 from tealagents.config.earlier import translated
 from tealagents.config.environment import Environment, Unset, expand_all, read_environment
-from tealagents.config.explain import explain, key_of, keys_of, model_at
 from tealagents.config.file import Document, read_document
 from tealagents.config.models import (
     API_VERSIONS,
@@ -23,10 +22,11 @@ from tealagents.config.models import (
     Metadata,
     ThreadConfig,
 )
-from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, did_you_mean, key_text
+from tealagents.config.problems import ConfigError, ConfigProblem, KeyPath, key_text
 from tealagents.config.settings import Settings, overrides, read_settings
 from tealagents.config.urls import absolute_store
 from tealagents.limits import Limits
+from tealagents.mistakes import did_you_mean, explain, key_of, keys_of, model_at
 from tealagents.options import Concurrency, OnDisconnect, Options
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from tealagents.config.auth import AUTH
 from tealagents.config.earlier import is_earlier, remarks
 from tealagents.config.environment import Environment
-from tealagents.config.explain import explain
 from tealagents.config.models import ConsoleSection
-from tealagents.config.problems import ConfigProblem, KeyPath, did_you_mean
+from tealagents.config.problems import ConfigProblem, KeyPath
 from tealagents.limits import Limits
+from tealagents.mistakes import did_you_mean, explain
 from tealagents.options import (
     Authority,
     ExistingFile,

@@ -22,7 +22,7 @@ from tealagents.config.models import (
     Spec,
     contradiction,
 )
-from tealagents.config.problems import ConfigError, ConfigProblem, did_you_mean
+from tealagents.config.problems import ConfigError, ConfigProblem
 from tealagents.config.service import (
     GATEWAY,
     Loading,
@@ -34,6 +34,7 @@ from tealagents.config.service import (
 )
 from tealagents.config.settings import overrides
 from tealagents.limits import Limits
+from tealagents.mistakes import did_you_mean
 from tealagents.options import CountOrNone, Origins, Text, UrlSegment
 
 V1, V2 = "skagents/v1", "skagents/v2alpha1"

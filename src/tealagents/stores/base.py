@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tealagents.domain.errors import PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
 from tealagents.domain.ports import Commit, Put, Record, Watch
+from tealagents.mistakes import explained
 from tealagents.stores.watches import Watches
 
 __all__ = [
@@ -145,10 +146,7 @@ class StoreOptions(BaseModel):
         try:
             return cls.model_validate({**place, **url.query, **options})
         except ValidationError as error:
-            names = {field.alias or name for name, field in cls.model_fields.items()}
-            known = ", ".join(sorted(names - place.keys()))
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise StoreConfigError(f"{url.safe}: {problems}. The options are: {known}.") from None
+            raise StoreConfigError(f"{url.safe}: {explained(error, cls, options)}.") from None
 
 
 # --- the port's limits ------------------------------------------------------------------------------
@@ -321,6 +319,6 @@ class BaseStore(ABC):
         self._has_failed = True
         place = f" at {self.where}" if self.where else ""
         return PersistenceUnavailable(
-            f"The {self.name} store{place} is unavailable: {reason}. Try again in a moment, a message "
-            "under the same idempotency key; a request that was named to you can be read once it is back."
+            f"The {self.name} store{place} is unavailable: {str(reason).rstrip('.')}. Check that it is "
+            "running and that TA_PERSISTENCE names it."
         )

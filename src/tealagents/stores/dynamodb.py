@@ -22,11 +22,12 @@ replaced or deleted record deleted, in the same transaction, so that none is eve
 """
 
 import math
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from botocore.exceptions import ClientError
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tealagents.domain.errors import Conflict, CorruptState, Unknown
 from tealagents.domain.ports import Commit, Record
@@ -68,11 +69,23 @@ _WITHOUT_VALUE: Final[Mapping[str, str]] = {"ProjectionExpression": "k, v, e, n"
 _Outcome = list[str] | Literal["done", "busy"]
 
 
+def _table(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", name):
+        raise ValueError("a table's name has 3 to 255 letters, digits, '_', '-' and '.'")
+    return name
+
+
+def _endpoint(url: str) -> str:
+    if not re.fullmatch(r"https?://[^@]+", url):
+        raise ValueError("must be an http:// or https:// URL, without credentials")
+    return url
+
+
 class DynamoOptions(StoreOptions):
-    table: str = Field(pattern=r"^[A-Za-z0-9_.-]{3,255}$")
+    table: Annotated[str, AfterValidator(_table)]
     #: where AWS's own configuration does not name it
     region: str | None = None
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^@]+$")
+    endpoint: Annotated[str, AfterValidator(_endpoint)] | None = None
     #: connections of this process at most
     pool: int = Field(default=50, ge=1, le=1000)
     connect_timeout: float = Field(default=5, gt=0)

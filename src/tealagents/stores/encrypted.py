@@ -174,7 +174,8 @@ def _derive(text: str) -> bytes:
     secret, salt = text.strip().encode(), b"tealagents encryption at rest"
     if len(secret) < _LEAST_CHARACTERS:
         raise StoreConfigError(
-            "The encryption key is too short to protect anything; make one with `openssl rand -base64 32`."
+            "TA_ENCRYPTION_KEY, or one of TA_ENCRYPTION_OLD_KEYS, is too short; make one with "
+            "`openssl rand -base64 32`."
         )
     if len(secret) >= _RANDOM_CHARACTERS:
         return HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"").derive(secret)

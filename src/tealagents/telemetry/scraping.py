@@ -145,7 +145,10 @@ def _http_server(host: str, port: int) -> _HttpServer:
     try:
         return kind(address[:2], _Page)  # type: ignore[no-any-return]
     except OSError as error:
-        raise OSError(f"the metrics cannot be offered at {host}:{port}: {error.strerror}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(
+            f"the metrics cannot be offered at {host}:{port}: {reason}; choose another with TA_METRICS_PORT"
+        ) from error
 
 
 def _answering(server: Any, registry: Collector) -> Iterator[None]:

@@ -106,6 +106,7 @@ class Chat:
             complain(errors, ValueError("There is nothing to send: standard input is empty."))
             return UNUSABLE
         options = self._options()
+        message = message.removesuffix("\n").removesuffix("\r")
         stream = self._client.stream(message, **options)
         try:
             return self._print_plainly(stream, errors)

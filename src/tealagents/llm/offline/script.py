@@ -4,7 +4,6 @@ A script is an ordered list of rules. The first rule whose `when` holds and whic
 reply; where none does, `otherwise` does, or the built-in answer.
 """
 
-import difflib
 import json
 import re
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from tealagents.llm.offline.answer import FaultKind, FinishReason
+from tealagents.mistakes import did_you_mean
 
 
 class ScriptError(ValueError):
@@ -235,7 +235,9 @@ def _parse(text: str, source: str) -> Script:
         data = yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ScriptError(f"{source}: not YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        place = f"{source}, line {mark.line + 1}" if mark is not None else source
+        raise ScriptError(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from error
     return _validated({} if data is None else data, source, tree)
 
 
@@ -252,13 +254,9 @@ def _complaint(error: ErrorDetails, source: str, tree: yaml.Node | None) -> str:
     place = f"{source}, line {line}" if line else source
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).lstrip(".")
     if error["type"] == "extra_forbidden":
-        return f"{place}: {path}: there is no such key{_suggestion(str(where[-1]))}"
+        key = str(where[-1])
+        return f"{place}: {path}: there is no such key{did_you_mean(key, _all_keys() - {key})}"
     return f"{place}: {path or 'the whole script'}: {error['msg']}"
-
-
-def _suggestion(key: str) -> str:
-    near = difflib.get_close_matches(key, _all_keys(), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _all_keys() -> set[str]:

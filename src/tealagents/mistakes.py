@@ -1,14 +1,15 @@
-"""What pydantic found, as sentences that say what to do. Values are never quoted: they may be secret."""
+"""What is wrong with options, as sentences that say what to do. No value is quoted: it may be secret."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tealagents.config.problems import closest, did_you_mean
 from tealagents.options import kind_of
 
 _WANTED = {
@@ -58,6 +59,14 @@ def explain(error: ErrorDetails, model: type[BaseModel], around: Mapping[str, An
         "; write it in quotes" if kind == "string_type" and isinstance(error["input"], int | float) else ""
     )
     return f"{wanted}, not {kind_of(error['input'])}{quotes}"
+
+
+def explained(error: ValidationError, model: type[BaseModel], given: Mapping[str, Any]) -> str:
+    """All that is wrong with the options that were given, in one line."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, each["loc"])), explain(each, model, given))))
+        for each in error.errors(include_url=False)
+    )
 
 
 def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
@@ -130,3 +139,20 @@ def _bare(annotation: Any) -> Any:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question to append to a message, or nothing when no known word comes close."""
+    match = closest(word, known)
+    return f"; did you mean '{match}'?" if match else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant, whatever its case and separators."""
+    by_letters = {_letters(name): name for name in known}
+    matches = get_close_matches(_letters(word), by_letters, n=1, cutoff=0.75)
+    return by_letters[matches[0]] if matches else None
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[-_\s]", "", word).lower()
