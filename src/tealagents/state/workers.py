@@ -6,7 +6,8 @@
 `Mailbox`   the signals that they leave here
 ==========  ===========================================================
 
-A worker beats every third of its lease, by the store's clock. The process that finds a beat older than the
+A worker beats every third of its lease, by the store's clock, and after a beat that failed again at once: a
+store that is away for less than the lease costs no request. The process that finds a beat older than the
 lease may declare the worker dead, by compare-and-set, and only then end its requests; a worker that
 finds itself declared dead, or that could not beat for a lease, drops what it runs and takes a new id.
 A beat that stays the same for a lease means the same, where clocks are set back meanwhile.
@@ -30,6 +31,8 @@ from tealagents.state.records import RecordStore, Stored
 
 log = logging.getLogger(__name__)
 
+#: seconds until a beat that failed is tried again
+RETRY_SECONDS = 0.25
 #: seconds for which what was read of another worker is believed
 GLANCE_SECONDS = 0.5
 #: the topic of a mailbox in which other processes leave signals
@@ -56,6 +59,8 @@ class Lease:
         self.worker_id = ""
         #: how often the lease was lost
         self.losses = 0
+        #: it is, and no new one has been had since
+        self._is_lost = False
         self._records = records
         self._partition = keys.workers(records.agent)
         self._version: str | None = None
@@ -124,6 +129,7 @@ class Lease:
         self.worker_id = ids.random_id()
         self._version = None
         await self._write()
+        self._is_lost = False
 
     async def _write(self, *, dead: bool = False) -> None:
         before = self._records.clock.monotonic()
@@ -144,21 +150,27 @@ class Lease:
         self._beaten_at = float("-inf") if dead else before
 
     async def _beat_for_ever(self) -> None:
+        failed = False
         while True:
-            await self._records.clock.sleep(self.seconds / 3)
+            pause = min(RETRY_SECONDS, self.seconds / 10) if failed else self.seconds / 3
+            await self._records.clock.sleep(pause)
             async with self._writing:
-                await self._beat()
+                failed = not await self._beat(again=failed) and self.held
 
-    async def _beat(self) -> None:
+    async def _beat(self, *, again: bool) -> bool:
+        """Whether the lease was renewed, or taken anew. Of the failures in a row only the first is logged."""
+        began = self._records.clock.monotonic()
         if not self.held:
             await self._lose("it could not be renewed in time")
-            return
-        try:
-            await self._write()
-        except Conflict:
-            await self._contested()
-        except TealError as error:
-            log.warning("the lease could not be renewed: %s", error)
+        else:
+            try:
+                await self._write()
+            except Conflict:
+                await self._contested()
+            except TealError as error:
+                if not again:
+                    log.warning("the lease could not be renewed: %s", error)
+        return self._beaten_at >= began
 
     async def _contested(self) -> None:
         """The lease is not as it was left: it was declared dead, or a beat's reply was lost."""
@@ -176,9 +188,10 @@ class Lease:
         await self._lose("another process declared this one dead")
 
     async def _lose(self, why: str) -> None:
-        if self._version is not None:
+        if self._version is not None and not self._is_lost:
             log.error("lease lost: %s; the requests running here are dropped", why)
             self.losses += 1
+            self._is_lost = True
             self._lost_ids.put_nowait(self.worker_id)
         self._beaten_at = float("-inf")
         try:

@@ -292,6 +292,8 @@ async def resume(exchange: Exchange, request: Request, way: Way) -> Response:
         approval_id=ids.canonical(approval_id, "approval_id") if approval_id is not None else None,
     )
     view = await exchange.decide(caller, request_id, command, streamed=way != "json")
+    # only the connection that sent the message ends it by leaving: here an approved tool may be running
+    view = replace(view, sender=False)
     return await _answer(exchange, request, view, way, {})
 
 
