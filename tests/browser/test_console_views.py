@@ -145,6 +145,39 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     expect(ada.text("Files-rotate said: log 2 copy True")).to_be_visible()
 
 
+def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThread) -> None:
+    """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it."""
+    arguments = r'{"path": "invoice_\u202efdp.exe\u200b", "keep": "5\u2066", "how": "\udb40\udc41"}'
+    (pause,) = talk(service, f"call Files-rotate {arguments}")
+    ada.open("tasks", pause["task_id"])
+    ada.button("Edit the arguments").click()
+    path = ada.page.locator(".field", has=ada.page.get_by_label("path required"))
+    expect(path).to_contain_text("invoice_⟨U+202E⟩fdp.exe⟨U+200B⟩")
+    path.get_by_role("textbox").fill("invoice\u202dexe")
+    expect(path).to_contain_text("invoice⟨U+202D⟩exe")
+    path.get_by_role("textbox").fill("invoice.exe")
+    expect(path.locator(".unseen")).to_have_count(0)
+    form = ada.page.locator(".fields")
+    expect(form.get_by_label("keep JSON")).to_have_value(r'"5\u2066"')
+    expect(form.get_by_label("how").locator("option:checked")).to_have_text('"⟨U+E0041⟩"')
+    ada.button("Reject").click()
+
+
+def test_metadata_hides_nothing(ada: Tab, service: ServiceThread) -> None:
+    """What would reorder it is escaped, and saved as what it stands for; what is typed is shown below."""
+    (answer,) = talk(service, "hello", metadata={"file": "invoice_\u202efdp.exe", "tag": "\U000e0041"})
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    expect(field).to_have_value(re.compile(r'"invoice_\\u202efdp\.exe"'))
+    expect(field).to_have_value(re.compile(r'"\\udb40\\udc41"'))
+    field.fill(field.input_value().replace("{", '{"more": "\u200b",', 1))
+    expect(ada.page.locator(".unseen")).to_contain_text('"more": "⟨U+200B⟩"')
+    ada.button("Save").click()
+    expect(ada.text("The metadata is saved.")).to_be_visible()
+    with service.client("ada") as client:
+        kept = client.get(f"/tasks/{answer['task_id']}").json()["metadata"]
+    assert kept == {"file": "invoice_\u202efdp.exe", "tag": "\U000e0041", "more": "\u200b"}
+
+
 def test_numbers_are_shown_and_sent_as_they_are_written(ada: Tab, service: ServiceThread) -> None:
     """One that a browser would round is decided on as it stands, and kept when another one is edited."""
     (pause,) = talk(service, 'call Files-rotate {"path": "log", "keep": 9007199254740993}')
