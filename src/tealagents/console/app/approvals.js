@@ -68,7 +68,7 @@ function Item({item, onDecided}) {
   if (item.error)
     return html`<article class="card">This approval is damaged: ${readable(item.error.detail)}</article>`;
   return html`
-    <article class="card" aria-label=${readable(item.message)}>
+    <article class="card" tabindex="-1" aria-label=${readable(item.message)}>
       ${item.status === "pending"
         ? html`<${Pause} pause=${item} onDecided=${onDecided} />`
         : html`<${Past} item=${item} />`}

@@ -23,6 +23,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const sent = useRef();
   useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
+  // the page has the focus where what had it is gone: one who wrote goes on writing
+  useLayoutEffect(() => {
+    if (autofocus || document.activeElement?.id === "main") field.current.focus();
+  }, []);
   const empty = text.trim() === "" && images.length === 0;
 
   const write = (now) => {
@@ -34,6 +38,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     if (empty || busy) return;
     setBusy(true);
     setError(null);
+    field.current.focus();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
     try {
@@ -46,6 +51,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     } finally {
       setBusy(false);
     }
+  };
+  const stop = () => {
+    field.current.focus();
+    onStop();
   };
   const add = async (files) => {
     const chosen = [...files].filter((each) => each.type.startsWith("image/") && each.size <= LARGEST_IMAGE);
@@ -74,7 +83,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
         <span class="hint">Enter sends, Shift + Enter begins a line</span>
         ${onStop && empty
-          ? html`<button type="button" class="send" onClick=${onStop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`
+          ? html`<button type="button" class="send" onClick=${stop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`
           : html`<button class="send" disabled=${empty || busy} aria-label="Send" title="Send"><${Icon} name="send" /></button>`}
       </div>
     </form>

@@ -1,5 +1,5 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
-import {Component, html, useCallback, useEffect, useMemo, useState} from "./html.js";
+import {Component, html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./pause.js";
@@ -149,6 +149,12 @@ function Origin({task}) {
 function Edit({message, task, before}) {
   const {client, notify} = useApp();
   const [editing, setEditing] = useState(false);
+  const button = useRef(null);
+  const edited = useRef(false);
+  useLayoutEffect(() => {
+    if (edited.current) button.current?.focus();
+    edited.current = editing;
+  }, [editing]);
   const text = message.items.filter((item) => item.content_type === "text").map((item) => item.content).join("\n");
   const images = message.items.filter((item) => item.content_type === "image");
   const send = async (items) => {
@@ -160,7 +166,7 @@ function Edit({message, task, before}) {
     notify("The changed message was sent in a fork. The original conversation is unchanged.");
   };
   if (!editing)
-    return html`<${IconButton} name="edit" size="small" label="Edit and send again" onClick=${() => setEditing(true)} />`;
+    return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => setEditing(true)} />`;
   return html`
     <div class="editing">
       <${Composer} onSend=${send} initial=${text} placeholder="The message" autofocus />

@@ -3,6 +3,7 @@ import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js
 import {Client, isId} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
 import {useRead} from "./data.js";
+import {keepFocus} from "./focus.js";
 import {useRoute} from "./router.js";
 import {drafts, restored, signOut} from "./session.js";
 import {Approvals} from "./approvals.js";
@@ -102,6 +103,7 @@ function Root({config, first}) {
 
 async function start() {
   applyTheme();
+  keepFocus();
   const place = document.getElementById("app");
   try {
     const answer = await fetch("config.json");

@@ -9,7 +9,7 @@ import {Icon, Problem, Status} from "./ui.js";
 
 export function Pause({pause, foreign = false, onDecided}) {
   return html`
-    <section class="pause" aria-label="A decision is needed">
+    <section class="pause" aria-label="A decision is needed" tabindex="-1">
       <header>
         <${Icon} name="inbox" />
         <strong>${readable(pause.message)}</strong>
