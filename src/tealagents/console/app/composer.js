@@ -27,6 +27,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   useLayoutEffect(() => {
     if (autofocus || document.activeElement?.id === "main") field.current.focus();
   }, []);
+  useEffect(() => {
+    // what it had to wait for is over
+    if (!onStop) setError((known) => (known?.code === "task_busy" ? null : known));
+  }, [!onStop]);
   const empty = text.trim() === "" && images.length === 0;
 
   const write = (now) => {
@@ -82,9 +86,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
         <input ref=${file} type="file" accept="image/png,image/jpeg,image/gif,image/webp" multiple hidden
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
         <span class="hint">Enter sends, Shift + Enter begins a line</span>
-        ${onStop && empty
-          ? html`<button type="button" class="send" onClick=${stop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`
-          : html`<button class="send" disabled=${empty || busy} aria-label="Send" title="Send"><${Icon} name="send" /></button>`}
+        ${onStop &&
+        html`<button key="stop" type="button" class="send" onClick=${stop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`}
+        ${!(onStop && empty) &&
+        html`<button key="send" class="send" disabled=${empty || busy} aria-label="Send" title="Send"><${Icon} name="send" /></button>`}
       </div>
     </form>
   `;
