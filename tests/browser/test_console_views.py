@@ -207,6 +207,23 @@ def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
     expect(details.locator(".gaps li")).to_have_count(1)
 
 
+@pytest.mark.parametrize(
+    ("story", "why"),
+    [("a long story", "it reached the model's limit of tokens"), ("a bad story", "content filter")],
+)
+def test_an_answer_that_was_cut_off_says_so(ada: Tab, service: ServiceThread, story: str, why: str) -> None:
+    """When it has come, when it is read again, and beside one that is complete."""
+    ada.say(f"Tell me {story}.")
+    ended = ada.page.locator(".turn[id] .ended")
+    expect(ended).to_contain_text(why)
+    ada.page.reload()
+    expect(ended).to_contain_text(why)
+    (answer,) = talk(service, "hello", task_id=ada.page.url.split("/")[-1])
+    with ada.page.expect_response(f"**/requests/{answer['request_id']}"):
+        expect(ada.page.locator(".turn-footer")).to_have_count(2)
+    expect(ended).to_have_count(1)
+
+
 def test_a_title_does_not_cut_a_character_in_two(ada: Tab) -> None:
     """The first words of a message are its title, and half an emoji is one that the service does not take."""
     ada.say("x" * 79 + "😀 and more")

@@ -10,7 +10,7 @@ import {href, navigate} from "./router.js";
 import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
-import {Ended, Parts, Turn, UserMessage} from "./turn.js";
+import {Cut, Ended, Parts, Turn, UserMessage} from "./turn.js";
 import {Back, Guard, Icon, IconButton, Loading, Problem} from "./ui.js";
 
 export function NewConversation({sessionId}) {
@@ -103,6 +103,7 @@ function Running({live, user, task, foreign, reload}) {
         <${Guard}><${Parts} parts=${parts} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
+        <${Cut} content=${live.answer} />
         ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}
         ${lost &&
         html`<div class="ended" role="status">

@@ -5,6 +5,7 @@ import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
 import {exact, Json, readable} from "./text.js";
+import {Cut} from "./turn.js";
 import {Icon, Problem, Status} from "./ui.js";
 
 export function Pause({pause, foreign = false, onDecided}) {
@@ -172,6 +173,7 @@ function Outcome({outcome}) {
     <div class="outcome-of" role="status">
       <p><${Icon} name="check" /> Decided. ${status === "Running" ? "The request continues …" : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
+      <${Cut} content=${content} />
       ${problem && html`<${Problem} error=${problem} />`}
     </div>
   `;

@@ -106,6 +106,17 @@ export function inWords(error) {
   return {title: "Something went wrong", detail: detail ?? error.message ?? String(error)};
 }
 
+/** Calls `act` once an element comes into view; returns what ends the wait. */
+export function onceSeen(element, act) {
+  const seen = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    seen.disconnect();
+    act();
+  });
+  seen.observe(element);
+  return () => seen.disconnect();
+}
+
 /** A dialog over the page. It closes with Escape, by its buttons, and by `onClose`. */
 export function Dialog({title, onClose, children}) {
   const dialog = useRef(null);
