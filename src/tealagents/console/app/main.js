@@ -25,10 +25,11 @@ function Console({config, session, onSignOut, onRefused}) {
         fetch: (...call) => watched(fetch(...call), onRefused),
         retry,
       });
-    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice, drafts: drafts()};
+    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice};
   }, [config, session]);
-  const {data: who} = useRead((signal) => app.client.me({signal}), [app.client]);
-  const known = useMemo(() => ({...app, me: who?.user ?? app.me, roles: who?.roles ?? []}), [app, who]);
+  const {data: who, error: unknown} = useRead((signal) => app.client.me({signal}), [app.client]);
+  const me = app.me ?? who?.user ?? null;
+  const known = useMemo(() => ({...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: drafts(me)}), [app, who]);
   useEffect(() => {
     if (!notice) return;
     const timer = setTimeout(() => setNotice(""), 6000);
@@ -40,7 +41,7 @@ function Console({config, session, onSignOut, onRefused}) {
       <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
       <div class="frame" data-place=${place ?? "home"}>
         <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
-        <main id="main" tabindex="-1"><${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//></main>
+        <main id="main" tabindex="-1">${(me || unknown) && html`<${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//>`}</main>
       </div>
       <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""}>${notice}</div>
     <//>
