@@ -116,12 +116,23 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     ada.button("Send the decisions").click()
     expect(ada.page.locator(".outcome-of")).to_contain_text("Files-delete said: a is deleted")
     expect(ada.page.locator(".outcome-of")).to_contain_text("The user rejected this call")
+    card = ada.page.locator(".card", has=ada.page.locator(".outcome-of"))
+    shown = card.locator(".shown-call")
+    for _ in ("just decided", "looked up"):
+        expect(card).not_to_contain_text("Approval is needed")
+        expect(card.get_by_role("timer")).to_have_count(0)
+        expect(shown.first).to_contain_text("Approved, with these arguments")
+        expect(shown.first).to_contain_text('"force": true')
+        expect(shown.last).to_contain_text("Rejected")
+        expect(shown.last).to_contain_text('"path": "b"')
+        ada.button("Decided").click()
+        card = ada.page.locator(".card").first
+        shown = card.locator(".shown-call")
     with service.client("ada") as client:
         steps = client.get(f"/tasks/{pause['task_id']}/trace").json()["items"]
     ran = [json.loads(step["input"]["arguments"]) for step in steps if step["kind"] == "tool"]
     assert {"path": "a", "force": True} in ran
-    ada.button("Decided").click()
-    expect(ada.page.locator(".card").first).to_contain_text("Decided by ada")
+    expect(card).to_contain_text("Decided by ada")
 
 
 def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:

@@ -1,11 +1,11 @@
 /** The inbox: everything that the caller may decide, and the outcome. */
-import {html, useEffect, useState} from "./html.js";
+import {html, useEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {usePages} from "./data.js";
+import {all, usePages, useRead} from "./data.js";
 import {Pause, ShownCall} from "./pause.js";
 import {href} from "./router.js";
 import {readable} from "./text.js";
-import {Back, Empty, Guard, Icon, Loading, Problem, Time} from "./ui.js";
+import {Back, Empty, Guard, Icon, Loading, onceSeen, Problem, Time} from "./ui.js";
 
 const FILTERS = [
   ["pending", "To decide"],
@@ -19,6 +19,7 @@ export function Approvals() {
   const [status, setStatus] = useState("pending");
   const {items: read, loaded, error, reload, more} = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
   const items = useKept(read, status);
+  const mayRead = useMayRead();
   return html`
     <div class="page inbox">
       <header class="page-header">
@@ -33,7 +34,7 @@ export function Approvals() {
       ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
       ${!loaded && !error && html`<${Loading} what="the inbox" />`}
       <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
-        ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} onDecided=${reload} /><//>`)}
+        ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
       </div>
       ${loaded && items.length === 0 && html`<${Nothing} status=${status} />`}
       ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
@@ -56,6 +57,15 @@ function useKept(items, status) {
   return seen.status === status ? seen.items : items;
 }
 
+/** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
+function useMayRead() {
+  const {client, roles} = useApp();
+  const any = !roles.includes("approver") || roles.includes("auditor");
+  const {data: own} = useRead(async (signal) => (any ? null : client.tasks({limit: 200, signal}).page()), [client, any], 10_000);
+  const ids = new Set(own?.items.map((task) => task.task_id));
+  return (id) => any || ids.has(id);
+}
+
 function Nothing({status}) {
   if (status === "pending")
     return html`<${Empty} icon="inbox" title="Nothing is waiting for you">
@@ -64,30 +74,59 @@ function Nothing({status}) {
   return html`<${Empty} icon="inbox" title="None">There are no approvals in this state.<//>`;
 }
 
-function Item({item, onDecided}) {
+function Item({item, open, onDecided}) {
   if (item.error)
     return html`<article class="card">This approval is damaged: ${readable(item.error.detail)}</article>`;
   return html`
-    <article class="card" tabindex="-1" aria-label=${readable(item.message)}>
+    <article class="card" tabindex="-1" aria-label=${TITLES[item.status] ?? readable(item.message)}>
       ${item.status === "pending"
         ? html`<${Pause} pause=${item} onDecided=${onDecided} />`
-        : html`<${Past} item=${item} />`}
+        : html`<${Past} item=${item} open=${open} />`}
       <footer class="card-footer">
         <span>Asked <${Time} at=${item.created_at} /></span>
-        <a href=${href("tasks", item.task_id)}>Conversation</a>
+        ${open && html`<a href=${href("tasks", item.task_id)}>Conversation</a>`}
       </footer>
     </article>
   `;
 }
 
-function Past({item}) {
+const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
+
+function Past({item, open}) {
+  const place = useRef(null);
+  const decisions = useDecisions(item, open, place);
   return html`
-    <section class="pause past">
-      <header><${Icon} name="inbox" /><strong>${readable(item.message)}</strong></header>
-      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)}
+    <section class="pause past" ref=${place}>
+      <header><${Icon} name="inbox" /><strong>${TITLES[item.status]}</strong></header>
+      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisions?.get(call.id)} />`)}
       <p>${whatBecame(item)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
     </section>
   `;
+}
+
+/** What was decided of each call, by its id: looked up in the trace, once it can be seen. */
+function useDecisions({task_id, approval_id, status}, open, place) {
+  const {client} = useApp();
+  const [decisions, setDecisions] = useState(null);
+  useEffect(() => {
+    if (!open || status !== "decided") return;
+    const leaving = new AbortController();
+    const {signal} = leaving;
+    const ignore = onceSeen(place.current, () => {
+      all(client.trace(task_id, {limit: 200, signal}), signal).then(
+        (steps) => setDecisions(decidedIn(steps, approval_id)),
+        () => null, // it stands there without
+      );
+    });
+    return () => (ignore(), leaving.abort());
+  }, [client, task_id, approval_id, open]);
+  return decisions;
+}
+
+function decidedIn(steps, approvalId) {
+  const step = steps.find(({kind, name, input}) => kind === "approval" && name === "decided" && input?.approval_id === approvalId);
+  const decisions = Array.isArray(step?.output?.decisions) ? step.output.decisions : [];
+  return new Map(decisions.map((decision) => [decision.id, decision]));
 }
 
 function whatBecame({status, decided_by}) {
