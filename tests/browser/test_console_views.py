@@ -133,6 +133,8 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     ran = [json.loads(step["input"]["arguments"]) for step in steps if step["kind"] == "tool"]
     assert {"path": "a", "force": True} in ran
     expect(card).to_contain_text("Decided by ada")
+    ada.open("tasks", pause["task_id"])
+    expect(ada.page.locator(".call .outcome")).to_have_text([re.compile("done"), re.compile("rejected")])
 
 
 def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:

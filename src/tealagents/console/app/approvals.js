@@ -1,11 +1,11 @@
 /** The inbox: everything that the caller may decide, and the outcome. */
 import {html, useEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {all, usePages, useRead} from "./data.js";
+import {useDecisions, usePages, useRead} from "./data.js";
 import {Pause, ShownCall} from "./pause.js";
 import {href} from "./router.js";
 import {readable} from "./text.js";
-import {Back, Empty, Guard, Icon, Loading, onceSeen, Problem, Time} from "./ui.js";
+import {Back, Empty, Guard, Icon, Loading, Problem, Time} from "./ui.js";
 
 const FILTERS = [
   ["pending", "To decide"],
@@ -94,39 +94,15 @@ const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
 
 function Past({item, open}) {
   const place = useRef(null);
-  const decisions = useDecisions(item, open, place);
+  const {status, task_id, approval_id} = item;
+  const decisions = useDecisions(open && status === "decided" && task_id, ({input}) => input?.approval_id === approval_id, place);
   return html`
     <section class="pause past" ref=${place}>
       <header><${Icon} name="inbox" /><strong>${TITLES[item.status]}</strong></header>
-      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisions?.get(call.id)} />`)}
+      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisions.get(call.id)} />`)}
       <p>${whatBecame(item)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
     </section>
   `;
-}
-
-/** What was decided of each call, by its id: looked up in the trace, once it can be seen. */
-function useDecisions({task_id, approval_id, status}, open, place) {
-  const {client} = useApp();
-  const [decisions, setDecisions] = useState(null);
-  useEffect(() => {
-    if (!open || status !== "decided") return;
-    const leaving = new AbortController();
-    const {signal} = leaving;
-    const ignore = onceSeen(place.current, () => {
-      all(client.trace(task_id, {limit: 200, signal}), signal).then(
-        (steps) => setDecisions(decidedIn(steps, approval_id)),
-        () => null, // it stands there without
-      );
-    });
-    return () => (ignore(), leaving.abort());
-  }, [client, task_id, approval_id, open]);
-  return decisions;
-}
-
-function decidedIn(steps, approvalId) {
-  const step = steps.find(({kind, name, input}) => kind === "approval" && name === "decided" && input?.approval_id === approvalId);
-  const decisions = Array.isArray(step?.output?.decisions) ? step.output.decisions : [];
-  return new Map(decisions.map((decision) => [decision.id, decision]));
 }
 
 function whatBecame({status, decided_by}) {

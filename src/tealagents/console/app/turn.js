@@ -1,6 +1,7 @@
 /** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
 import {html, useEffect, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
+import {useDecisions} from "./data.js";
 import {duration} from "./format.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
@@ -35,7 +36,7 @@ export function UserMessage({message, children}) {
 /** A call of a tool, folded: its arguments and what came of it. */
 function Call({call}) {
   const {result} = call;
-  const outcome = result ? (result.is_error ? "failed" : "done") : "open";
+  const outcome = result ? (call.rejected ? "rejected" : result.is_error ? "failed" : "done") : "open";
   return html`
     <details class="call" data-outcome=${outcome}>
       <summary>
@@ -44,12 +45,12 @@ function Call({call}) {
       </summary>
       <h4>Arguments</h4>
       <${Json} value=${call.arguments} />
-      ${result && html`<h4>${result.is_error ? "Error" : "Result"}</h4><${Plain} text=${result.output} code />`}
+      ${result && html`<h4>${result.is_error && !call.rejected ? "Error" : "Result"}</h4><${Plain} text=${result.output} code />`}
     </details>
   `;
 }
 
-const OUTCOMES = {done: "done", failed: "failed", open: "no result yet"};
+const OUTCOMES = {done: "done", failed: "failed", open: "no result yet", rejected: "rejected"};
 
 /** What the agent said and did, in its order. */
 export function Parts({parts, growing = false}) {
@@ -63,13 +64,18 @@ export function Parts({parts, growing = false}) {
 /** A request that has ended, from its messages; one whose answer is not all there is says how it ended. */
 export function Turn({turn, task, actions}) {
   const place = useRef(null);
+  // a call that was rejected was not made, and did not fail. Its result says so, as that of any tool could
+  const told = turn.parts.some((part) => part.result?.is_error && part.result.output.startsWith("The user rejected"));
+  const decisions = useDecisions(told && task.task_id, (step) => step.request_id === turn.requestId, place);
+  const isRejected = (part) => part.type === "call" && decisions.get(part.id)?.action === "reject";
+  const parts = turn.parts.map((part) => (isRejected(part) ? {...part, rejected: true} : part));
   return html`
     <section class="turn" ref=${place} id=${`turn-${turn.requestId}`}>
       ${turn.user.map((message) => html`
         <${Guard} key=${message.message_id}><${UserMessage} message=${message}>${actions?.(message)}<//><//>
       `)}
       <div class="answer">
-        <${Guard}><${Parts} parts=${turn.parts} /><//>
+        <${Guard}><${Parts} parts=${parts} /><//>
         <${Ending} requestId=${turn.requestId} answered=${turn.answered} place=${place} />
         ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
       </div>
