@@ -110,7 +110,7 @@ function Running({live, user, task, foreign, reload}) {
           <${Icon} name="warn" />
           <div>
             <strong>The connection was lost</strong>
-            <p>The service is still working on the answer. Reconnecting, attempt ${lost.attempt} …</p>
+            <p>Reconnecting, attempt ${lost.attempt} … What has become of the answer is shown then.</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>
