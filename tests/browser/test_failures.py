@@ -111,8 +111,9 @@ def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service
     expect(ada.page.locator(".notice")).to_contain_text("Check that the service is running")
 
 
-def test_an_address_that_is_no_id_is_no_lost_connection(ada: Tab) -> None:
-    ada.open("tasks", "a b")
+@pytest.mark.parametrize("path", [("tasks", "a b"), ("compare", "a", "b"), ("compare",)])
+def test_an_address_that_is_none_is_no_lost_connection(ada: Tab, path: tuple[str, ...]) -> None:
+    ada.open(*path)
     expect(ada.text("There is no such page")).to_be_visible()
 
 

@@ -71,8 +71,10 @@ function toMain(event) {
 
 function View({route}) {
   const [place, id, tab] = route.path;
+  const sides = route.path.slice(1);
   if (place === "approvals") return html`<${Approvals} />`;
-  if (place === "compare" && route.path.slice(1).every(isId)) return html`<${Compare} key=${route.path.join("/")} sides=${route.path.slice(1)} />`;
+  if (place === "compare" && sides.length === 4 && sides.every(isId))
+    return html`<${Compare} key=${sides.join("/")} sides=${sides} />`;
   if (place === "tasks" && isId(id)) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
   if (place === undefined || place === "new")
     return html`<${NewConversation} key=${route.query.get("session")} sessionId=${route.query.get("session")} />`;
