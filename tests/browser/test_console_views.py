@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent, talk
-from playwright.sync_api import Route, expect
+from playwright.sync_api import FilePayload, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -334,9 +334,15 @@ def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: 
 
 
 def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
-    """What is no image, or too large a one, is not dropped in silence."""
-    ada.page.get_by_label("Images").set_input_files(__file__)
-    expect(ada.page.locator(".notice")).to_have_text("You can add only images of up to 10 MB.")
+    """What is no image that is taken, or too large a one, is not dropped in silence."""
+    images, notice = ada.page.get_by_label("Images"), ada.page.locator(".notice")
+    drawing = FilePayload(name="a.svg", mimeType="image/svg+xml", buffer=b"<svg/>")
+    for file in (__file__, drawing):
+        images.set_input_files(file)
+        expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
+        images.set_input_files(FilePayload(name="a.png", mimeType="image/png", buffer=bytes(10_000_001)))
+        expect(notice).to_have_text("You can add only images of up to 10 MB.")
+    expect(ada.page.get_by_label("Images to send")).to_have_count(0)
 
 
 def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:

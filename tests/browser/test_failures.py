@@ -121,7 +121,7 @@ def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab) -> None:
     ada.page.set_viewport_size({"width": 390, "height": 780})
     ada.page.get_by_label("Images").set_input_files(__file__)
     notice = ada.page.locator(".notice")
-    expect(notice).to_have_text("You can add only images of up to 10 MB.")
+    expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
     assert notice.evaluate("notice => notice.offsetWidth") > 260
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 

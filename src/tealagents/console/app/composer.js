@@ -4,6 +4,7 @@ import {useApp} from "./context.js";
 import {Icon, IconButton, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /**
  * `onSend(items, key)` resolves when the service has taken the message, which it knows again by its key; what it
@@ -61,8 +62,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     onStop();
   };
   const add = async (files) => {
-    const chosen = [...files].filter((each) => each.type.startsWith("image/") && each.size <= LARGEST_IMAGE);
-    if (chosen.length < files.length) app.notify("You can add only images of up to 10 MB.");
+    const known = [...files].filter((each) => IMAGES.includes(each.type));
+    const chosen = known.filter((each) => each.size <= LARGEST_IMAGE);
+    if (known.length < files.length) app.notify("You can add only images: PNG, JPEG, GIF or WebP.");
+    else if (chosen.length < known.length) app.notify("You can add only images of up to 10 MB.");
     const read = await Promise.all(chosen.map(asImage));
     setImages((known) => [...known, ...read]);
   };
@@ -83,7 +86,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
       <div class="composer-actions">
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
-        <input ref=${file} type="file" accept="image/png,image/jpeg,image/gif,image/webp" multiple hidden
+        <input ref=${file} type="file" accept=${IMAGES.join()} multiple hidden
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
         <span class="hint">Enter sends, Shift + Enter begins a line</span>
         ${onStop &&
