@@ -38,6 +38,10 @@ def test_time_travel(ada: Tab, service: ServiceThread) -> None:
     expect(page.locator(".node", has_text="What is my favourite colour?")).to_contain_text("Current")
     ada.link("Compare the two branches").click()
     expect(page.get_by_text("1 request in common")).to_be_visible()
+    heads = page.locator(".branch h3")
+    expect(heads).to_contain_text(
+        ["up to “What is my favourite colour?”", "up to “My favourite colour is red.”"]
+    )
     expect(page.locator(".branch").first).to_contain_text("green")
     expect(page.locator(".branch").last).to_contain_text("red")
 
