@@ -534,6 +534,17 @@ def test_on_a_phone_every_page_leads_back_to_the_list(ada: Tab, place: str) -> N
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) -> None:
+    """Also where a link leads to the last of them."""
+    (answer,) = talk(service, "hello")
+    ada.page.set_viewport_size({"width": 360, "height": 780})
+    ada.open("tasks", answer["task_id"], "details")
+    expect(ada.link("Details")).to_be_in_viewport(ratio=1)
+    ada.open("tasks", answer["task_id"])
+    expect(ada.link("Conversation")).to_be_in_viewport(ratio=1)
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
 def test_the_theme_is_kept(ada: Tab) -> None:
     """The system's colours, until the switch; the choice outlives a reload."""
     background = "getComputedStyle(document.body).backgroundColor"
