@@ -44,6 +44,15 @@ def test_from_signing_in_to_the_second_message(tabs: Tabs, service: ServiceThrea
     expect(tab.page.get_by_label("Your name")).to_be_focused()
 
 
+def test_a_phone_does_not_cover_the_answer_with_its_keyboard(tabs: Tabs, service: ServiceThread) -> None:
+    """Who taps has to tap the field to write."""
+    phone = tabs.signed_in(f"{service.url}/console/", "ada", has_touch=True, is_mobile=True).open("new")
+    _message(phone).fill("My name is Ada.")
+    phone.button("Send").tap()
+    expect(phone.text("Nice to meet you, Ada.")).to_be_visible()
+    expect(_message(phone)).not_to_be_focused()
+
+
 def test_an_answer_is_stopped(ada: Tab) -> None:
     """What is said instead is written at once."""
     ada.say("Please wait at the gate.")

@@ -24,9 +24,11 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const sent = useRef();
   useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
+  /** Without a keyboard of its own a device would cover the answer with one. */
+  const goOn = () => matchMedia("(pointer: coarse)").matches || field.current.focus();
   // the page has the focus where what had it is gone: one who wrote goes on writing
   useLayoutEffect(() => {
-    if (autofocus || document.activeElement?.id === "main") field.current.focus();
+    if (autofocus || document.activeElement?.id === "main") goOn();
   }, []);
   useEffect(() => {
     // what it had to wait for is over
@@ -43,7 +45,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     if (empty || busy) return;
     setBusy(true);
     setError(null);
-    field.current.focus();
+    goOn();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
     try {
@@ -58,7 +60,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     }
   };
   const stop = () => {
-    field.current.focus();
+    goOn();
     onStop();
   };
   const add = async (files) => {
