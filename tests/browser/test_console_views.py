@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from agents import ENVIRONMENT, agent, talk
-from playwright.sync_api import Route, expect
+from playwright.sync_api import FilePayload, Route, expect
 from tabs import Tab, Tabs
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -38,6 +38,10 @@ def test_time_travel(ada: Tab, service: ServiceThread) -> None:
     expect(page.locator(".node", has_text="What is my favourite colour?")).to_contain_text("Current")
     ada.link("Compare the two branches").click()
     expect(page.get_by_text("1 request in common")).to_be_visible()
+    heads = page.locator(".branch h3")
+    expect(heads).to_contain_text(
+        ["up to “What is my favourite colour?”", "up to “My favourite colour is red.”"]
+    )
     expect(page.locator(".branch").first).to_contain_text("green")
     expect(page.locator(".branch").last).to_contain_text("red")
 
@@ -116,12 +120,25 @@ def test_each_call_is_decided_on_its_own(ada: Tab, service: ServiceThread) -> No
     ada.button("Send the decisions").click()
     expect(ada.page.locator(".outcome-of")).to_contain_text("Files-delete said: a is deleted")
     expect(ada.page.locator(".outcome-of")).to_contain_text("The user rejected this call")
+    card = ada.page.locator(".card", has=ada.page.locator(".outcome-of"))
+    shown = card.locator(".shown-call")
+    for _ in ("just decided", "looked up"):
+        expect(card).not_to_contain_text("Approval is needed")
+        expect(card.get_by_role("timer")).to_have_count(0)
+        expect(shown.first).to_contain_text("Approved, with these arguments")
+        expect(shown.first).to_contain_text('"force": true')
+        expect(shown.last).to_contain_text("Rejected")
+        expect(shown.last).to_contain_text('"path": "b"')
+        ada.button("Decided").click()
+        card = ada.page.locator(".card").first
+        shown = card.locator(".shown-call")
     with service.client("ada") as client:
         steps = client.get(f"/tasks/{pause['task_id']}/trace").json()["items"]
     ran = [json.loads(step["input"]["arguments"]) for step in steps if step["kind"] == "tool"]
     assert {"path": "a", "force": True} in ran
-    ada.button("Decided").click()
-    expect(ada.page.locator(".card").first).to_contain_text("Decided by ada")
+    expect(card).to_contain_text("Decided by ada")
+    ada.open("tasks", pause["task_id"])
+    expect(ada.page.locator(".call .outcome")).to_have_text([re.compile("done"), re.compile("rejected")])
 
 
 def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: ServiceThread) -> None:
@@ -143,6 +160,39 @@ def test_arguments_are_edited_in_a_form_of_the_schema(ada: Tab, service: Service
     form.get_by_role("checkbox", name="quietly").check()
     ada.button("Approve").click()
     expect(ada.text("Files-rotate said: log 2 copy True")).to_be_visible()
+
+
+def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThread) -> None:
+    """What a field cannot show stands below it as code points, while it is edited too; JSON escapes it."""
+    arguments = r'{"path": "invoice_\u202efdp.exe\u200b", "keep": "5\u2066", "how": "\udb40\udc41"}'
+    (pause,) = talk(service, f"call Files-rotate {arguments}")
+    ada.open("tasks", pause["task_id"])
+    ada.button("Edit the arguments").click()
+    path = ada.page.locator(".field", has=ada.page.get_by_label("path required"))
+    expect(path).to_contain_text("invoice_⟨U+202E⟩fdp.exe⟨U+200B⟩")
+    path.get_by_role("textbox").fill("invoice\u202dexe")
+    expect(path).to_contain_text("invoice⟨U+202D⟩exe")
+    path.get_by_role("textbox").fill("invoice.exe")
+    expect(path.locator(".unseen")).to_have_count(0)
+    form = ada.page.locator(".fields")
+    expect(form.get_by_label("keep JSON")).to_have_value(r'"5\u2066"')
+    expect(form.get_by_label("how").locator("option:checked")).to_have_text('"⟨U+E0041⟩"')
+    ada.button("Reject").click()
+
+
+def test_metadata_hides_nothing(ada: Tab, service: ServiceThread) -> None:
+    """What would reorder it is escaped, and saved as what it stands for; what is typed is shown below."""
+    (answer,) = talk(service, "hello", metadata={"file": "invoice_\u202efdp.exe", "tag": "\U000e0041"})
+    field = ada.open("tasks", answer["task_id"], "details").page.get_by_label("Metadata as JSON")
+    expect(field).to_have_value(re.compile(r'"invoice_\\u202efdp\.exe"'))
+    expect(field).to_have_value(re.compile(r'"\\udb40\\udc41"'))
+    field.fill(field.input_value().replace("{", '{"more": "\u200b",', 1))
+    expect(ada.page.locator(".unseen")).to_contain_text('"more": "⟨U+200B⟩"')
+    ada.button("Save").click()
+    expect(ada.text("The metadata is saved.")).to_be_visible()
+    with service.client("ada") as client:
+        kept = client.get(f"/tasks/{answer['task_id']}").json()["metadata"]
+    assert kept == {"file": "invoice_\u202efdp.exe", "tag": "\U000e0041", "more": "\u200b"}
 
 
 def test_numbers_are_shown_and_sent_as_they_are_written(ada: Tab, service: ServiceThread) -> None:
@@ -172,6 +222,23 @@ def test_what_the_model_was_sent(ada: Tab, service: ServiceThread) -> None:
     expect(parts.nth(1)).to_contain_text("History")
     expect(parts.last).to_contain_text("What is my name?")
     expect(details.locator(".gaps li")).to_have_count(1)
+
+
+@pytest.mark.parametrize(
+    ("story", "why"),
+    [("a long story", "it reached the model's limit of tokens"), ("a bad story", "content filter")],
+)
+def test_an_answer_that_was_cut_off_says_so(ada: Tab, service: ServiceThread, story: str, why: str) -> None:
+    """When it has come, when it is read again, and beside one that is complete."""
+    ada.say(f"Tell me {story}.")
+    ended = ada.page.locator(".turn[id] .ended")
+    expect(ended).to_contain_text(why)
+    ada.page.reload()
+    expect(ended).to_contain_text(why)
+    (answer,) = talk(service, "hello", task_id=ada.page.url.split("/")[-1])
+    with ada.page.expect_response(f"**/requests/{answer['request_id']}"):
+        expect(ada.page.locator(".turn-footer")).to_have_count(2)
+    expect(ended).to_have_count(1)
 
 
 def test_a_title_does_not_cut_a_character_in_two(ada: Tab) -> None:
@@ -271,9 +338,15 @@ def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: 
 
 
 def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
-    """What is no image, or too large a one, is not dropped in silence."""
-    ada.page.get_by_label("Images").set_input_files(__file__)
-    expect(ada.page.locator(".notice")).to_have_text("You can add only images of up to 10 MB.")
+    """What is no image that is taken, or too large a one, is not dropped in silence."""
+    images, notice = ada.page.get_by_label("Images"), ada.page.locator(".notice")
+    drawing = FilePayload(name="a.svg", mimeType="image/svg+xml", buffer=b"<svg/>")
+    for file in (__file__, drawing):
+        images.set_input_files(file)
+        expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
+        images.set_input_files(FilePayload(name="a.png", mimeType="image/png", buffer=bytes(10_000_001)))
+        expect(notice).to_have_text("You can add only images of up to 10 MB.")
+    expect(ada.page.get_by_label("Images to send")).to_have_count(0)
 
 
 def test_two_clicks_make_one_fork(ada: Tab, service: ServiceThread) -> None:
@@ -458,6 +531,17 @@ def test_on_a_phone_every_page_leads_back_to_the_list(ada: Tab, place: str) -> N
     ada.page.set_viewport_size({"width": 390, "height": 780})
     ada.open(place).link("Conversations").click()
     expect(ada.page.get_by_label("Filter by title")).to_be_visible()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) -> None:
+    """Also where a link leads to the last of them."""
+    (answer,) = talk(service, "hello")
+    ada.page.set_viewport_size({"width": 360, "height": 780})
+    ada.open("tasks", answer["task_id"], "details")
+    expect(ada.link("Details")).to_be_in_viewport(ratio=1)
+    ada.open("tasks", answer["task_id"])
+    expect(ada.link("Conversation")).to_be_in_viewport(ratio=1)
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 

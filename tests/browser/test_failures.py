@@ -77,6 +77,31 @@ def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: 
     expect(field).to_have_value("Half a thought")
 
 
+@pytest.mark.parametrize("asked", ["Your name", "Bearer token"])
+def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceThread, asked: str) -> None:
+    """Whoever else signs in in the tab finds nothing, and nor does its writer after that; it is the service
+    that knows whose a pasted token is."""
+    tab = tabs.open(f"{service.url}/console/")
+    tab.expected = {401}
+    if asked == "Bearer token":
+        tab.page.route("**/config.json", _asks_for_a_token)
+    tab.page.goto(tab.console)
+    field = tab.page.get_by_role("textbox", name="Message", exact=True)
+    for user, found in (("fay", ""), ("fay", "a secret"), ("gus", ""), ("fay", "")):
+        tab.page.get_by_label(asked).fill(user)
+        tab.button("Continue").click()
+        expect(field).to_have_value(found)
+        if user == "fay":
+            field.fill("a secret")
+        refused = {"www-authenticate": 'Bearer error="invalid_token"'}
+        _once(tab, "**/tasks?**", status=401, headers=refused, json={"code": "unauthenticated"})
+        expect(tab.page.get_by_role("alert")).to_contain_text("Sign in again")
+
+
+def _asks_for_a_token(route: Route) -> None:
+    route.fulfill(json={**route.fetch().json(), "sign_in": {"kind": "token"}})
+
+
 def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service: ServiceThread) -> None:
     """Its page is no sentence for a user."""
     (answer,) = talk(service, "hello")
@@ -86,8 +111,9 @@ def test_a_gateway_that_cannot_reach_the_service_is_not_quoted(ada: Tab, service
     expect(ada.page.locator(".notice")).to_contain_text("Check that the service is running")
 
 
-def test_an_address_that_is_no_id_is_no_lost_connection(ada: Tab) -> None:
-    ada.open("tasks", "a b")
+@pytest.mark.parametrize("path", [("tasks", "a b"), ("compare", "a", "b"), ("compare",)])
+def test_an_address_that_is_none_is_no_lost_connection(ada: Tab, path: tuple[str, ...]) -> None:
+    ada.open(*path)
     expect(ada.text("There is no such page")).to_be_visible()
 
 
@@ -95,7 +121,7 @@ def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab) -> None:
     ada.page.set_viewport_size({"width": 390, "height": 780})
     ada.page.get_by_label("Images").set_input_files(__file__)
     notice = ada.page.locator(".notice")
-    expect(notice).to_have_text("You can add only images of up to 10 MB.")
+    expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
     assert notice.evaluate("notice => notice.offsetWidth") > 260
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 

@@ -187,6 +187,9 @@ def test_in_two_branches(ada: Tab, everywhere: dict[str, str]) -> None:
     _open_all(ada, ".common > summary")
     _open_all(ada, ".call:not([open]) summary")
     _harmless(ada)
+    # what leads nowhere does not look as if it did
+    expect(ada.page.locator(".markdown", has_text="click")).not_to_have_count(0)
+    expect(ada.page.locator(".markdown a:not([href])")).to_have_count(0)
 
 
 def test_in_a_form_made_of_a_schema(ada: Tab, everywhere: dict[str, str]) -> None:

@@ -94,6 +94,28 @@ def test_an_answer_continues_after_the_network_was_gone(ada: Tab, gate: Path) ->
     expect(ada.page.locator(".answer strong", has_text="see")).to_have_count(1)
 
 
+def test_an_answer_is_stopped_whatever_is_typed(ada: Tab, gate: Path) -> None:
+    """The next message, begun meanwhile, does not take the button away; once the answer has ended, it can be
+    sent, and nothing says any longer that it cannot."""
+    ada.expected = {409}
+    for stopped in (False, True):
+        gate.unlink(missing_ok=True)
+        ada.open("new")
+        ada.say("Please wait at the fifth gate.")
+        expect(ada.page.locator("[data-live] strong")).to_be_visible()
+        ada.say("My name is Ada.")
+        busy = ada.page.get_by_role("main").get_by_role("alert")
+        expect(busy).to_contain_text("The agent is still answering")
+        if stopped:
+            ada.button("Stop the answer").click()
+            expect(ada.text("Stopped")).to_be_visible()
+        else:
+            gate.touch()
+        expect(busy).to_have_count(0)
+        ada.button("Send").click()
+        expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
+
+
 def test_an_answer_is_stopped(ada: Tab) -> None:
     """Stopping ends the request; what had been said stays, marked as stopped."""
     ada.say("Please wait at the fourth gate.")

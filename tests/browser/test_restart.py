@@ -33,6 +33,8 @@ def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killab
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     killable.kill()
     expect(tab.text("The connection was lost")).to_be_visible()
+    # nobody is: the page cannot know
+    expect(tab.page.locator("[data-live]")).not_to_contain_text("still working")
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     killable.start()
     ended = tab.page.locator(".ended[data-status=Failed]")

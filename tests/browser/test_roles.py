@@ -53,6 +53,9 @@ def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread)
     card.get_by_role("button", name="Approve").click()
     expect(card.get_by_role("status")).to_contain_text("Completed")
     expect(card).not_to_contain_text("ada.txt is deleted")
+    carol.button("Decided").click()
+    expect(card).to_contain_text("Decided by carol")
+    expect(carol.link("Conversation")).to_have_count(0)
 
     ada.open("tasks", of_ada["task_id"])
     expect(ada.text("Files-delete said: ada.txt is deleted")).to_be_visible()
@@ -60,6 +63,19 @@ def test_two_users_see_nothing_of_each_other(tabs: Tabs, service: ServiceThread)
     ada.page.get_by_role("button", name="Approval decided").click()
     expect(ada.page.locator(".step-details")).to_contain_text('"oid": "carol"')
     assert [tab.strangers() for tab in (ada, bob, carol)] == [[], [], []]
+
+
+def test_an_approver_is_led_to_their_own_conversations_only(tabs: Tabs, service: ServiceThread) -> None:
+    """Of what they decide for others they may not read the rest."""
+    for user in ("ada", "carol"):
+        _paused(service, user, f"led-{user}.txt")
+    carol = tabs.signed_in(_console(service), "carol").open("approvals")
+    cards = carol.page.locator(".card")
+    expect(cards.filter(has_text="led-carol.txt").get_by_role("link", name="Conversation")).to_be_visible()
+    expect(cards.filter(has_text="led-ada.txt")).to_be_visible()
+    expect(cards.filter(has_text="led-ada.txt").get_by_role("link")).to_have_count(0)
+    for user in ("ada", "carol"):
+        cards.filter(has_text=f"led-{user}.txt").get_by_role("button", name="Reject").click()
 
 
 def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThread) -> None:

@@ -14,6 +14,8 @@ rules:
     reply:
       text: "Let me **see** first."
       tool_calls: [{name: Gate-wait, arguments: '{"path": "GATE"}'}]
+  - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}
+  - {when: a bad story, reply: {text: There was a, finish_reason: content_filter}}
   - {when: {tool_result: true, result_of: Gate-wait}, reply: The gate is open now.}
 """
 

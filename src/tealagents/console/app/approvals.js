@@ -1,7 +1,7 @@
 /** The inbox: everything that the caller may decide, and the outcome. */
-import {html, useEffect, useState} from "./html.js";
+import {html, useEffect, useRef, useState} from "./html.js";
 import {useApp} from "./context.js";
-import {usePages} from "./data.js";
+import {useDecisions, usePages, useRead} from "./data.js";
 import {Pause, ShownCall} from "./pause.js";
 import {href} from "./router.js";
 import {readable} from "./text.js";
@@ -19,6 +19,7 @@ export function Approvals() {
   const [status, setStatus] = useState("pending");
   const {items: read, loaded, error, reload, more} = usePages(client.approvals({status, limit: 50}), [client, status], 3000);
   const items = useKept(read, status);
+  const mayRead = useMayRead();
   return html`
     <div class="page inbox">
       <header class="page-header">
@@ -33,7 +34,7 @@ export function Approvals() {
       ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
       ${!loaded && !error && html`<${Loading} what="the inbox" />`}
       <div role="feed" aria-label="Approvals" aria-busy=${!loaded}>
-        ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} onDecided=${reload} /><//>`)}
+        ${items.map((item) => html`<${Guard} key=${item.approval_id}><${Item} item=${item} open=${mayRead(item.task_id)} onDecided=${reload} /><//>`)}
       </div>
       ${loaded && items.length === 0 && html`<${Nothing} status=${status} />`}
       ${more && html`<button class="quiet wide" onClick=${more}>Show more</button>`}
@@ -56,6 +57,15 @@ function useKept(items, status) {
   return seen.status === status ? seen.items : items;
 }
 
+/** Whether the conversation of a task may be read. Approvers decide for others too, and their newest own ones are known. */
+function useMayRead() {
+  const {client, roles} = useApp();
+  const any = !roles.includes("approver") || roles.includes("auditor");
+  const {data: own} = useRead(async (signal) => (any ? null : client.tasks({limit: 200, signal}).page()), [client, any], 10_000);
+  const ids = new Set(own?.items.map((task) => task.task_id));
+  return (id) => any || ids.has(id);
+}
+
 function Nothing({status}) {
   if (status === "pending")
     return html`<${Empty} icon="inbox" title="Nothing is waiting for you">
@@ -64,27 +74,32 @@ function Nothing({status}) {
   return html`<${Empty} icon="inbox" title="None">There are no approvals in this state.<//>`;
 }
 
-function Item({item, onDecided}) {
+function Item({item, open, onDecided}) {
   if (item.error)
     return html`<article class="card">This approval is damaged: ${readable(item.error.detail)}</article>`;
   return html`
-    <article class="card" aria-label=${readable(item.message)}>
+    <article class="card" tabindex="-1" aria-label=${TITLES[item.status] ?? readable(item.message)}>
       ${item.status === "pending"
         ? html`<${Pause} pause=${item} onDecided=${onDecided} />`
-        : html`<${Past} item=${item} />`}
+        : html`<${Past} item=${item} open=${open} />`}
       <footer class="card-footer">
         <span>Asked <${Time} at=${item.created_at} /></span>
-        <a href=${href("tasks", item.task_id)}>Conversation</a>
+        ${open && html`<a href=${href("tasks", item.task_id)}>Conversation</a>`}
       </footer>
     </article>
   `;
 }
 
-function Past({item}) {
+const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
+
+function Past({item, open}) {
+  const place = useRef(null);
+  const {status, task_id, approval_id} = item;
+  const decisions = useDecisions(open && status === "decided" && task_id, ({input}) => input?.approval_id === approval_id, place);
   return html`
-    <section class="pause past">
-      <header><${Icon} name="inbox" /><strong>${readable(item.message)}</strong></header>
-      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)}
+    <section class="pause past" ref=${place}>
+      <header><${Icon} name="inbox" /><strong>${TITLES[item.status]}</strong></header>
+      ${item.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decisions.get(call.id)} />`)}
       <p>${whatBecame(item)} ${item.decided_at && html`<${Time} at=${item.decided_at} />`}</p>
     </section>
   `;

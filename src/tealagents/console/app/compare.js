@@ -6,6 +6,7 @@ import {plural} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
 import {Title} from "./sidebar.js";
+import {readable} from "./text.js";
 import {Turn} from "./turn.js";
 import {Back, Loading, Problem} from "./ui.js";
 
@@ -56,9 +57,11 @@ function sharedTurns(left, right) {
 
 function Branch({name, side, shared}) {
   const own = side.turns.slice(shared);
+  const end = side.turns.at(-1)?.user[0]?.items.find((item) => item.content_type === "text")?.content;
   return html`
     <section class="branch" aria-label=${`${name} branch`}>
-      <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a></h3>
+      <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a>
+        <small class="clip muted" dir="auto">${name} branch${end && `, up to “${readable(end).slice(0, 80)}”`}</small></h3>
       ${own.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${side.task} />`)}
       ${own.length === 0 && html`<p class="muted">It ends where the other one goes on.</p>`}
     </section>

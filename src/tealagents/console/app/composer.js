@@ -4,6 +4,7 @@ import {useApp} from "./context.js";
 import {Icon, IconButton, Problem} from "./ui.js";
 
 const LARGEST_IMAGE = 10_000_000;
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 
 /**
  * `onSend(items, key)` resolves when the service has taken the message, which it knows again by its key; what it
@@ -23,6 +24,16 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const sent = useRef();
   useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
+  /** Without a keyboard of its own a device would cover the answer with one. */
+  const goOn = () => matchMedia("(pointer: coarse)").matches || field.current.focus();
+  // the page has the focus where what had it is gone: one who wrote goes on writing
+  useLayoutEffect(() => {
+    if (autofocus || document.activeElement?.id === "main") goOn();
+  }, []);
+  useEffect(() => {
+    // what it had to wait for is over
+    if (!onStop) setError((known) => (known?.code === "task_busy" ? null : known));
+  }, [!onStop]);
   const empty = text.trim() === "" && images.length === 0;
 
   const write = (now) => {
@@ -34,6 +45,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     if (empty || busy) return;
     setBusy(true);
     setError(null);
+    goOn();
     const items = images.map((image) => ({content_type: "image", content: image.source}));
     if (text.trim()) items.unshift({content_type: "text", content: text});
     try {
@@ -47,9 +59,15 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
       setBusy(false);
     }
   };
+  const stop = () => {
+    goOn();
+    onStop();
+  };
   const add = async (files) => {
-    const chosen = [...files].filter((each) => each.type.startsWith("image/") && each.size <= LARGEST_IMAGE);
-    if (chosen.length < files.length) app.notify("You can add only images of up to 10 MB.");
+    const known = [...files].filter((each) => IMAGES.includes(each.type));
+    const chosen = known.filter((each) => each.size <= LARGEST_IMAGE);
+    if (known.length < files.length) app.notify("You can add only images: PNG, JPEG, GIF or WebP.");
+    else if (chosen.length < known.length) app.notify("You can add only images of up to 10 MB.");
     const read = await Promise.all(chosen.map(asImage));
     setImages((known) => [...known, ...read]);
   };
@@ -70,12 +88,13 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
       <div class="composer-actions">
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />
-        <input ref=${file} type="file" accept="image/png,image/jpeg,image/gif,image/webp" multiple hidden
+        <input ref=${file} type="file" accept=${IMAGES.join()} multiple hidden
           aria-label="Images" onChange=${(event) => (add(event.target.files), (event.target.value = ""))} />
         <span class="hint">Enter sends, Shift + Enter begins a line</span>
-        ${onStop && empty
-          ? html`<button type="button" class="send" onClick=${onStop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`
-          : html`<button class="send" disabled=${empty || busy} aria-label="Send" title="Send"><${Icon} name="send" /></button>`}
+        ${onStop &&
+        html`<button key="stop" type="button" class="send" onClick=${stop} aria-label="Stop the answer" title="Stop"><${Icon} name="stop" /></button>`}
+        ${!(onStop && empty) &&
+        html`<button key="send" class="send" disabled=${empty || busy} aria-label="Send" title="Send"><${Icon} name="send" /></button>`}
       </div>
     </form>
   `;

@@ -1,5 +1,5 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
-import {Component, html, useCallback, useEffect, useMemo, useState} from "./html.js";
+import {Component, html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./pause.js";
@@ -10,7 +10,7 @@ import {href, navigate} from "./router.js";
 import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
-import {Ended, Parts, Turn, UserMessage} from "./turn.js";
+import {Cut, Ended, Parts, Turn, UserMessage} from "./turn.js";
 import {Back, Guard, Icon, IconButton, Loading, Problem} from "./ui.js";
 
 export function NewConversation({sessionId}) {
@@ -103,13 +103,14 @@ function Running({live, user, task, foreign, reload}) {
         <${Guard}><${Parts} parts=${parts} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
+        <${Cut} content=${live.answer} />
         ${problem && html`<${Ended} status=${status ?? "Failed"} problem=${problem} />`}
         ${lost &&
         html`<div class="ended" role="status">
           <${Icon} name="warn" />
           <div>
             <strong>The connection was lost</strong>
-            <p>The service is still working on the answer. Reconnecting, attempt ${lost.attempt} …</p>
+            <p>Reconnecting, attempt ${lost.attempt} … What has become of the answer is shown then.</p>
           </div>
         </div>`}
         <div class="visually-hidden" role="status">${live.answer ? "The answer is complete." : ""}</div>
@@ -149,6 +150,12 @@ function Origin({task}) {
 function Edit({message, task, before}) {
   const {client, notify} = useApp();
   const [editing, setEditing] = useState(false);
+  const button = useRef(null);
+  const edited = useRef(false);
+  useLayoutEffect(() => {
+    if (edited.current) button.current?.focus();
+    edited.current = editing;
+  }, [editing]);
   const text = message.items.filter((item) => item.content_type === "text").map((item) => item.content).join("\n");
   const images = message.items.filter((item) => item.content_type === "image");
   const send = async (items) => {
@@ -160,7 +167,7 @@ function Edit({message, task, before}) {
     notify("The changed message was sent in a fork. The original conversation is unchanged.");
   };
   if (!editing)
-    return html`<${IconButton} name="edit" size="small" label="Edit and send again" onClick=${() => setEditing(true)} />`;
+    return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => setEditing(true)} />`;
   return html`
     <div class="editing">
       <${Composer} onSend=${send} initial=${text} placeholder="The message" autofocus />

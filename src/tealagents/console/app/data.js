@@ -1,6 +1,7 @@
 /** Reading from the service: once, again, and page by page. */
 import {useCallback, useEffect, useMemo, useRef, useState} from "./html.js";
-import {useAttempt} from "./context.js";
+import {useApp, useAttempt} from "./context.js";
+import {onceSeen} from "./ui.js";
 
 /**
  * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` while
@@ -80,6 +81,28 @@ export async function all(list, signal, more) {
     if (cursor !== null) more?.(items);
   } while (cursor !== null);
   return items;
+}
+
+/**
+ * What was decided of calls, by their ids: looked up in the trace of a task, in the steps that match, once `place` can
+ * be seen; none without a task.
+ */
+export function useDecisions(taskId, matches, place) {
+  const {client} = useApp();
+  const [found, setFound] = useState(() => new Map());
+  useEffect(() => {
+    if (!taskId) return;
+    const leaving = new AbortController();
+    const {signal} = leaving;
+    const look = async () => {
+      const steps = await all(client.trace(taskId, {limit: 200, signal}), signal);
+      const decided = steps.filter((step) => step.kind === "approval" && step.name === "decided" && matches(step));
+      setFound(new Map(decided.flatMap(({output}) => output.decisions.map((decision) => [decision.id, decision]))));
+    };
+    const ignore = onceSeen(place.current, () => look().catch(() => null)); // it is shown without
+    return () => (ignore(), leaving.abort());
+  }, [client, taskId]);
+  return found;
 }
 
 /** A value that is kept for the whole page and shared by its parts, such as titles that were looked up. */

@@ -3,7 +3,7 @@ import {html, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {asObject, longTime, shortId} from "./format.js";
 import {href} from "./router.js";
-import {exact, Json} from "./text.js";
+import {escapedJson, exact, Json, Unseen} from "./text.js";
 import {Problem, Status} from "./ui.js";
 
 export function Details({task, foreign, reload}) {
@@ -59,7 +59,8 @@ function Metadata({task, reload}) {
     <form onSubmit=${save}>
       <label class="visually-hidden" for="metadata">Metadata as JSON</label>
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
-        aria-invalid=${wanted === null} onInput=${(event) => setEdit({text: event.target.value, before})}></textarea>
+        aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => setEdit({text: event.target.value, before})}></textarea>
+      <${Unseen} text=${text} id="metadata-unseen" />
       ${wanted === null && html`<p class="wrong">This is not a JSON object.</p>`}
       ${error && html`<${Problem} error=${error} />`}
       <div class="actions"><button class="primary" disabled=${wanted === null || text === lines(before)}>Save</button></div>
@@ -67,7 +68,7 @@ function Metadata({task, reload}) {
   `;
 }
 
-const lines = (metadata) => JSON.stringify(metadata, null, 2);
+const lines = (metadata) => escapedJson(JSON.stringify(metadata, null, 2) ?? "");
 
 /** New values, and null for what is gone. */
 const changes = (before, wanted) =>

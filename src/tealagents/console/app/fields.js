@@ -5,7 +5,7 @@
  */
 import {html, useId, useState} from "./html.js";
 import {exactJson} from "./format.js";
-import {exact, readable} from "./text.js";
+import {escapedJson, exact, readable, Unseen} from "./text.js";
 
 export function Fields({value, schema, onChange}) {
   const known = schema?.properties ?? {};
@@ -52,22 +52,26 @@ function Field({draft, required, onInput, onRemove}) {
   return html`
     <div class="field">
       <label for=${id}>${exact(name)} <span class="muted">${kind === "json" && "JSON "}${required && "required"}</span></label>
-      <${Input} id=${id} draft=${draft} wrong=${wrong} about=${about && `${id}-about`} onInput=${onInput} />
+      <${Input} id=${id} draft=${draft} wrong=${wrong} about=${`${id}-unseen${about && ` ${id}-about`}`} onInput=${onInput} />
       ${!required && html`<button type="button" class="quiet" onClick=${onRemove} aria-label=${`Leave out ${exact(name)}`}>Leave out</button>`}
+      ${HIDING.has(kind) && html`<${Unseen} id=${`${id}-unseen`} text=${draft.text} />`}
       ${about && html`<p id=${`${id}-about`} class="about muted">${readable(about)}</p>`}
       ${wrong && html`<p class="wrong">${error.message}</p>`}
     </div>
   `;
 }
 
+/** kinds whose field shows any text as it is */
+const HIDING = new Set(["text", "json"]);
+
 function Input({id, draft: {kind, text, options}, wrong, about, onInput}) {
-  const common = {id, "aria-invalid": wrong, "aria-describedby": about || undefined};
+  const common = {id, "aria-invalid": wrong, "aria-describedby": about};
   const typed = (event) => onInput(event.target.value);
   if (kind === "switch")
     return html`<input ...${common} type="checkbox" checked=${text === "true"} onChange=${(event) => onInput(String(event.target.checked))} />`;
   if (kind === "choice")
     return html`<select ...${common} value=${text} onChange=${typed}>
-      ${!options.includes(text) && html`<option value=${text}></option>`}
+      ${!options.includes(text) && html`<option value=${text}>${exact(text)}</option>`}
       ${options.map((option) => html`<option key=${option} value=${option}>${exact(JSON.parse(option))}</option>`)}
     </select>`;
   if (kind === "number" || kind === "integer")
@@ -114,7 +118,7 @@ function kindOf(value) {
 
 function written(kind, value) {
   if (value === undefined) return {switch: "false", json: "null"}[kind] ?? "";
-  return kind === "json" ? JSON.stringify(value, null, 2) : String(value.rawJSON ?? value);
+  return kind === "json" ? escapedJson(JSON.stringify(value, null, 2)) : String(value.rawJSON ?? value);
 }
 
 function read({kind, text}) {

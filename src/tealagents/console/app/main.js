@@ -3,6 +3,7 @@ import {html, render, useCallback, useEffect, useMemo, useState} from "./html.js
 import {Client, isId} from "../vendor/client.js";
 import {App, setTime} from "./context.js";
 import {useRead} from "./data.js";
+import {keepFocus} from "./focus.js";
 import {useRoute} from "./router.js";
 import {drafts, restored, signOut} from "./session.js";
 import {Approvals} from "./approvals.js";
@@ -24,10 +25,11 @@ function Console({config, session, onSignOut, onRefused}) {
         fetch: (...call) => watched(fetch(...call), onRefused),
         retry,
       });
-    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice, drafts: drafts()};
+    return {client: made(SOON_TOLD), patient: made(NEVER_GIVEN_UP), config, me: session.me, notify: setNotice};
   }, [config, session]);
-  const {data: who} = useRead((signal) => app.client.me({signal}), [app.client]);
-  const known = useMemo(() => ({...app, me: who?.user ?? app.me, roles: who?.roles ?? []}), [app, who]);
+  const {data: who, error: unknown} = useRead((signal) => app.client.me({signal}), [app.client]);
+  const me = app.me ?? who?.user ?? null;
+  const known = useMemo(() => ({...app, me: who?.user ?? me, roles: who?.roles ?? [], drafts: drafts(me)}), [app, who]);
   useEffect(() => {
     if (!notice) return;
     const timer = setTimeout(() => setNotice(""), 6000);
@@ -39,7 +41,7 @@ function Console({config, session, onSignOut, onRefused}) {
       <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
       <div class="frame" data-place=${place ?? "home"}>
         <${Sidebar} route=${route} label=${session.label} onSignOut=${onSignOut} />
-        <main id="main" tabindex="-1"><${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//></main>
+        <main id="main" tabindex="-1">${(me || unknown) && html`<${Guard} key=${`${place} ${id}`}><${View} route=${route} /><//>`}</main>
       </div>
       <div class="notice" role="status" aria-live="polite" data-shown=${notice !== ""}>${notice}</div>
     <//>
@@ -69,8 +71,10 @@ function toMain(event) {
 
 function View({route}) {
   const [place, id, tab] = route.path;
+  const sides = route.path.slice(1);
   if (place === "approvals") return html`<${Approvals} />`;
-  if (place === "compare" && route.path.slice(1).every(isId)) return html`<${Compare} key=${route.path.join("/")} sides=${route.path.slice(1)} />`;
+  if (place === "compare" && sides.length === 4 && sides.every(isId))
+    return html`<${Compare} key=${sides.join("/")} sides=${sides} />`;
   if (place === "tasks" && isId(id)) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
   if (place === undefined || place === "new")
     return html`<${NewConversation} key=${route.query.get("session")} sessionId=${route.query.get("session")} />`;
@@ -102,6 +106,7 @@ function Root({config, first}) {
 
 async function start() {
   applyTheme();
+  keepFocus();
   const place = document.getElementById("app");
   try {
     const answer = await fetch("config.json");

@@ -74,6 +74,8 @@ function Made({tokens, raw, name}) {
   const place = useRef(null);
   useLayoutEffect(() => {
     const nodes = purify.sanitize(marked.parser(tokens), ALLOWED);
+    // what leads nowhere does not look as if it did
+    for (const dead of nodes.querySelectorAll("a:not([href])")) dead.replaceWith(...dead.childNodes);
     for (const wide of nodes.querySelectorAll("pre, table")) wide.tabIndex = 0;
     place.current.replaceChildren(nodes);
   }, [raw]);

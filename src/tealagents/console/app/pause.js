@@ -5,20 +5,24 @@ import {asObject, duration, longTime} from "./format.js";
 import {Fields} from "./fields.js";
 import {Markdown} from "./markdown.js";
 import {exact, Json, readable} from "./text.js";
+import {Cut} from "./turn.js";
 import {Icon, Problem, Status} from "./ui.js";
 
 export function Pause({pause, foreign = false, onDecided}) {
+  /** what was sent and not refused: each call's decision, by its id */
+  const [decided, setDecided] = useState(null);
+  const over = decided ? "Decided" : pause.gone && "No longer waiting";
   return html`
-    <section class="pause" aria-label="A decision is needed">
+    <section class="pause" aria-label=${over || "A decision is needed"} tabindex="-1">
       <header>
         <${Icon} name="inbox" />
-        <strong>${readable(pause.message)}</strong>
-        <${Countdown} until=${pause.expires_at} />
+        <strong>${over || readable(pause.message)}</strong>
+        ${!over && html`<${Countdown} until=${pause.expires_at} />`}
       </header>
-      <${Authorizations} of=${pause.authorizations} />
+      ${!over && html`<${Authorizations} of=${pause.authorizations} />`}
       ${foreign
         ? pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)
-        : html`<${Decision} pause=${pause} onDecided=${onDecided} />`}
+        : html`<${Decision} pause=${pause} decided=${decided} setDecided=${setDecided} onDecided=${onDecided} />`}
     </section>
   `;
 }
@@ -56,12 +60,19 @@ function Authorizations({of}) {
 
 const nameOf = (call) => `${call.plugin_name}-${call.function_name}`;
 
-export function ShownCall({call}) {
+/** A call, and what was decided of it where that is known: `{action, arguments}`, with those that it was changed to. */
+export function ShownCall({call, decision}) {
+  const changed = decision?.action === "approve" && decision.arguments !== undefined;
   return html`<div class="shown-call">
-    <h4><${Icon} name="tool" /> <code>${exact(nameOf(call))}</code></h4>
-    <${Json} value=${call.arguments} />
+    <h4>
+      <${Icon} name="tool" /> <code>${exact(nameOf(call))}</code>
+      ${decision && html`<span class="status" data-status=${decision.action}>${DECIDED.get(decision.action)}${changed && ", with these arguments"}</span>`}
+    </h4>
+    <${Json} value=${changed ? decision.arguments : call.arguments} />
   </div>`;
 }
+
+const DECIDED = new Map([["approve", "Approved"], ["reject", "Rejected"]]);
 
 /** The schemas of the arguments, by the ids of calls; read once they are needed, as the tools were when shown. */
 function useSchemas(client, pause) {
@@ -81,7 +92,7 @@ function useSchemas(client, pause) {
 }
 
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
-function Decision({pause, onDecided}) {
+function Decision({pause, decided, setDecided, onDecided}) {
   const {client, patient} = useApp();
   const [schemas, loadSchemas] = useSchemas(client, pause);
   const [choices, setChoices] = useState({});
@@ -98,9 +109,11 @@ function Decision({pause, onDecided}) {
     setError(null);
     try {
       setOutcome({status: "Running"});
+      setDecided(new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)])));
       setOutcome(await outcomeOf(patient, pause, {action, reason: reason || undefined, decisions: decisions(choices, action)}));
     } catch (failure) {
       setOutcome(null);
+      setDecided(null);
       setError(failure);
     }
     setBusy(false);
@@ -108,7 +121,7 @@ function Decision({pause, onDecided}) {
   };
   if (outcome)
     return html`
-      ${pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} />`)}
+      ${pause.tool_calls.map((call) => html`<${ShownCall} key=${call.id} call=${call} decision=${decided?.get(call.id)} />`)}
       <${Outcome} outcome=${outcome} />
     `;
   if (pause.gone && !busy) return html`<p role="status">This is no longer waiting: it was decided elsewhere, or the request ended.</p>`;
@@ -147,14 +160,15 @@ function Buttons({calls, choices, disabled, onDecide}) {
 
 /** What differs from the default, as the service takes it. Arguments are of use only to a call that runs. */
 function decisions(choices, action) {
-  const named = Object.entries(choices).map(([id, {action: own, edited}]) => ({
-    id,
-    action: own,
-    arguments: (own ?? action) === "approve" ? edited : undefined,
-  }));
+  const named = Object.entries(choices).map(([id, choice]) => ({id, ...decisionOf(choice, action), action: choice.action}));
   const decided = named.filter((each) => each.action || each.arguments);
   return decided.length ? decided : undefined;
 }
+
+const decisionOf = ({action: own, edited} = {}, action) => ({
+  action: own ?? action,
+  arguments: (own ?? action) === "approve" ? edited : undefined,
+});
 
 /** Follows the request to what came of the decision. */
 async function outcomeOf(client, pause, decision) {
@@ -172,6 +186,7 @@ function Outcome({outcome}) {
     <div class="outcome-of" role="status">
       <p><${Icon} name="check" /> Decided. ${status === "Running" ? "The request continues …" : html`The request is <${Status} value=${status} />`}</p>
       ${content?.output && html`<${Markdown} text=${content.output} />`}
+      <${Cut} content=${content} />
       ${problem && html`<${Problem} error=${problem} />`}
     </div>
   `;

@@ -31,16 +31,23 @@ function made({kind, name, token}) {
     : {me: null, label: "Signed in", token};
 }
 
-/** What was not sent, by the names of the places where it was written. */
-export function drafts() {
-  const texts = new Map(JSON.parse(sessionStorage.getItem(DRAFTS) ?? "[]"));
+/**
+ * What a user, `{tid, oid}`, has not sent, by the names of the places where it was written. What is there of another
+ * one is erased. Who is not known yet finds nothing, and what they write lasts as long as the page.
+ */
+export function drafts(user) {
+  const owner = user && JSON.stringify([user.tid, user.oid]);
+  const kept = JSON.parse(sessionStorage.getItem(DRAFTS) ?? "null");
+  if (owner && kept && kept.owner !== owner) sessionStorage.removeItem(DRAFTS);
+  const texts = new Map(owner && kept?.owner === owner ? kept.texts : []);
   return {
     get: (name) => texts.get(name),
     set(name, text) {
       if (text) texts.set(name, text);
       else texts.delete(name);
+      if (!owner) return;
       try {
-        sessionStorage.setItem(DRAFTS, JSON.stringify([...texts]));
+        sessionStorage.setItem(DRAFTS, JSON.stringify({owner, texts: [...texts]}));
       } catch (error) {
         if (error.name !== "QuotaExceededError") throw error; // so long a text lasts as long as the page
       }
@@ -58,7 +65,7 @@ export async function restored(config) {
   return kept?.kind === config.sign_in.kind ? made(kept) : null;
 }
 
-/** After a refusal what was written stays. */
+/** After a refusal what was written stays, for the same user. */
 export async function signOut(config, refusal) {
   sessionStorage.removeItem(KEPT);
   if (!refusal) sessionStorage.removeItem(DRAFTS);

@@ -6,7 +6,7 @@ import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, IconButton, inWords, Menu, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, IconButton, inWords, Menu, onceSeen, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
@@ -187,13 +187,7 @@ export function Title({task}) {
   const given = titleOf(task);
   useEffect(() => {
     if (given || titles.values.has(task.task_id)) return;
-    const seen = new IntersectionObserver(([entry]) => {
-      if (!entry.isIntersecting) return;
-      seen.disconnect();
-      lookUp(client, task.task_id);
-    });
-    seen.observe(place.current);
-    return () => seen.disconnect();
+    return onceSeen(place.current, () => lookUp(client, task.task_id));
   }, [task.task_id, given]);
   return html`<span ref=${place} dir="auto">${readable(given || found || `Task ${shortId(task.task_id)}`)}</span>`;
 }

@@ -1,5 +1,5 @@
 /** One task: what it is called, how it stands, and its views. */
-import {html, useCallback, useState} from "./html.js";
+import {html, useCallback, useLayoutEffect, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
 import {href, navigate} from "./router.js";
@@ -55,6 +55,11 @@ const inBanner = (error) =>
   error.code ? error.detail : "The service cannot be reached. This page will try again.";
 
 function Header({task, tab, foreign, reload}) {
+  const tabs = useRef(null);
+  // on a phone there is no room for all of them
+  useLayoutEffect(() => {
+    tabs.current.querySelector("[aria-current]")?.scrollIntoView({block: "nearest", inline: "nearest"});
+  }, [tab]);
   return html`
     <header class="task-header">
       <div class="headline">
@@ -63,7 +68,7 @@ function Header({task, tab, foreign, reload}) {
         <${Status} value=${task.status} />
         <${Actions} task=${task} foreign=${foreign} reload=${reload} />
       </div>
-      <nav class="tabs" aria-label="Views of this conversation">
+      <nav class="tabs" ref=${tabs} aria-label="Views of this conversation">
         ${TABS.map(([name, label, icon]) => html`
           <a key=${name} href=${href("tasks", task.task_id, name === "conversation" ? undefined : name)}
             aria-current=${name === tab ? "page" : undefined}><${Icon} name=${icon} /><span>${label}</span></a>

@@ -20,6 +20,10 @@ export const readable = (text) => String(text).replace(REORDERING, codePoint);
 /** Code, arguments, names: nothing in it is hidden. */
 export const exact = (text) => String(text).replace(INVISIBLE, codePoint);
 
+/** JSON text that says the same and in which nothing is hidden. */
+export const escapedJson = (text) => text.replace(INVISIBLE, (character) => character.split("").map(escaped).join(""));
+const escaped = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+
 /** characters of a text that are laid out without being asked for */
 const SHOWN = 60_000;
 
@@ -36,6 +40,16 @@ export function Plain({text, code = false}) {
       <button class="link" onClick=${() => setWhole(true)}>Show all of it</button>
     </p>`}
   `;
+}
+
+/** Below a field, which shows a text as browsers lay it out: what it holds, where that is not what is seen. */
+export function Unseen({text, id}) {
+  const hides = useMemo(() => exact(text) !== text, [text]);
+  if (!hides) return null;
+  return html`<div class="unseen" id=${id}>
+    <p>The field holds characters that hide or reorder text. This is what it holds:</p>
+    <${Plain} text=${text} code />
+  </div>`;
 }
 
 /** A value, or JSON text, indented. */

@@ -94,7 +94,7 @@ function Node({node, marked, task, foreign, onMark, onLook, reload}) {
   });
   const fork = useFork(task.task_id);
   return html`
-    <li class="node" data-current=${node.current} data-on-path=${node.onPath}>
+    <li class="node" tabindex="-1" data-current=${node.current} data-on-path=${node.onPath}>
       <label class="mark" title="Mark for comparing">
         <input type="checkbox" checked=${marked} onChange=${onMark} aria-label=${`Mark “${readable(node.text).slice(0, 40)}” for comparing`} />
       </label>

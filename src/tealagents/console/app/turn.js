@@ -1,11 +1,12 @@
 /** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
-import {html, useEffect, useState} from "./html.js";
+import {html, useEffect, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
+import {useDecisions} from "./data.js";
 import {duration} from "./format.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, Plain, readable} from "./text.js";
-import {Guard, Icon, IconButton, inWords, Status, Time} from "./ui.js";
+import {Guard, Icon, IconButton, inWords, onceSeen, Status, Time} from "./ui.js";
 
 /** images a browser draws without running or loading anything */
 const RASTER = /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,[a-z0-9+/=]+$/i;
@@ -35,7 +36,7 @@ export function UserMessage({message, children}) {
 /** A call of a tool, folded: its arguments and what came of it. */
 function Call({call}) {
   const {result} = call;
-  const outcome = result ? (result.is_error ? "failed" : "done") : "open";
+  const outcome = result ? (call.rejected ? "rejected" : result.is_error ? "failed" : "done") : "open";
   return html`
     <details class="call" data-outcome=${outcome}>
       <summary>
@@ -44,12 +45,12 @@ function Call({call}) {
       </summary>
       <h4>Arguments</h4>
       <${Json} value=${call.arguments} />
-      ${result && html`<h4>${result.is_error ? "Error" : "Result"}</h4><${Plain} text=${result.output} code />`}
+      ${result && html`<h4>${result.is_error && !call.rejected ? "Error" : "Result"}</h4><${Plain} text=${result.output} code />`}
     </details>
   `;
 }
 
-const OUTCOMES = {done: "done", failed: "failed", open: "no result yet"};
+const OUTCOMES = {done: "done", failed: "failed", open: "no result yet", rejected: "rejected"};
 
 /** What the agent said and did, in its order. */
 export function Parts({parts, growing = false}) {
@@ -60,16 +61,22 @@ export function Parts({parts, growing = false}) {
   });
 }
 
-/** A request that has ended, from its messages; one without an answer says how it ended. */
+/** A request that has ended, from its messages; one whose answer is not all there is says how it ended. */
 export function Turn({turn, task, actions}) {
+  const place = useRef(null);
+  // a call that was rejected was not made, and did not fail. Its result says so, as that of any tool could
+  const told = turn.parts.some((part) => part.result?.is_error && part.result.output.startsWith("The user rejected"));
+  const decisions = useDecisions(told && task.task_id, (step) => step.request_id === turn.requestId, place);
+  const isRejected = (part) => part.type === "call" && decisions.get(part.id)?.action === "reject";
+  const parts = turn.parts.map((part) => (isRejected(part) ? {...part, rejected: true} : part));
   return html`
-    <section class="turn" id=${`turn-${turn.requestId}`}>
+    <section class="turn" ref=${place} id=${`turn-${turn.requestId}`}>
       ${turn.user.map((message) => html`
         <${Guard} key=${message.message_id}><${UserMessage} message=${message}>${actions?.(message)}<//><//>
       `)}
       <div class="answer">
-        <${Guard}><${Parts} parts=${turn.parts} /><//>
-        ${!turn.answered && html`<${Ending} requestId=${turn.requestId} />`}
+        <${Guard}><${Parts} parts=${parts} /><//>
+        <${Ending} requestId=${turn.requestId} answered=${turn.answered} place=${place} />
         ${turn.answered && html`<${AnswerFooter} turn=${turn} task=${task} />`}
       </div>
     </section>
@@ -93,21 +100,38 @@ function AnswerFooter({turn, task}) {
   `;
 }
 
-/** How a request ended that has no answer among the messages, with what there was of one. */
-function Ending({requestId}) {
+/**
+ * How a request ended, which its messages do not say, looked up once it can be seen. One that has no answer among
+ * them is shown with what there was of one.
+ */
+function Ending({requestId, answered, place}) {
   const {client} = useApp();
   const [request, setRequest] = useState(null);
   useEffect(() => {
     const leaving = new AbortController();
-    client.request(requestId, {signal: leaving.signal}).then(setRequest, () => null);
-    return () => leaving.abort();
+    const ignore = onceSeen(place.current, () => {
+      client.request(requestId, {signal: leaving.signal}).then(setRequest, () => null);
+    });
+    return () => (ignore(), leaving.abort());
   }, [client, requestId]);
+  if (answered) return html`<${Cut} content=${request?.content} />`;
   if (!request || request.status === "Completed") return null;
   const output = request.content?.output;
   return html`
     ${output && html`<${Markdown} text=${output} />`}
     <${Ended} status=${request.status} problem=${request.error} />
   `;
+}
+
+const CUT = new Map([
+  ["length", "The answer was cut off: it reached the model's limit of tokens."],
+  ["content_filter", "The answer was stopped by the model service's content filter."],
+]);
+
+/** An answer that ended before its end looks as any other does: it is said. */
+export function Cut({content}) {
+  const why = CUT.get(content?.extra_data?.finish_reason);
+  return why && html`<div class="ended" role="status"><${Icon} name="warn" /><p>${why}</p></div>`;
 }
 
 const HINTS = {

@@ -35,8 +35,8 @@ export const Status = ({value}) => html`<span class="status" data-status=${value
 export const Time = ({at}) => html`<time datetime=${at} title=${longTime(at)}>${shortTime(at)}</time>`;
 
 /** A drawing to click, with its words: a link where it has an address. */
-export const IconButton = ({name, label, size = "", ...how}) =>
-  html`<${how.href ? "a" : "button"} type=${how.href ? undefined : "button"} class=${`icon-button ${size}`} aria-label=${label}
+export const IconButton = ({name, label, size = "", at, ...how}) =>
+  html`<${how.href ? "a" : "button"} ref=${at} type=${how.href ? undefined : "button"} class=${`icon-button ${size}`} aria-label=${label}
     title=${label} ...${how}><${Icon} name=${name} /><//>`;
 
 /** On a phone, where there is room for one thing at a time: the way back, to the list or where `to` leads. */
@@ -106,6 +106,17 @@ export function inWords(error) {
   return {title: "Something went wrong", detail: detail ?? error.message ?? String(error)};
 }
 
+/** Calls `act` once an element comes into view; returns what ends the wait. */
+export function onceSeen(element, act) {
+  const seen = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    seen.disconnect();
+    act();
+  });
+  seen.observe(element);
+  return () => seen.disconnect();
+}
+
 /** A dialog over the page. It closes with Escape, by its buttons, and by `onClose`. */
 export function Dialog({title, onClose, children}) {
   const dialog = useRef(null);
@@ -124,10 +135,14 @@ export function Dialog({title, onClose, children}) {
 /** A button that opens a few more actions. */
 export function Menu({label, children}) {
   const menu = useRef(null);
+  /** What has the focus is about to be hidden; a dialog gives it back to what had it when it was opened. */
+  const shut = () => {
+    if (menu.current.contains(document.activeElement)) menu.current.querySelector("summary").focus();
+    menu.current.open = false;
+  };
   useEffect(() => {
     const close = (event) => {
-      if (event.type === "keydown" ? event.key === "Escape" : !menu.current.contains(event.target))
-        menu.current.open = false;
+      if (event.type === "keydown" ? event.key === "Escape" : !menu.current.contains(event.target)) shut();
     };
     addEventListener("pointerdown", close);
     addEventListener("keydown", close);
@@ -139,7 +154,7 @@ export function Menu({label, children}) {
   return html`
     <details class="menu" ref=${menu}>
       <summary class="icon-button" aria-label=${label} title=${label}><${Icon} name="more" /></summary>
-      <div class="menu-items" onClick=${() => (menu.current.open = false)}>${children}</div>
+      <div class="menu-items" onClickCapture=${shut}>${children}</div>
     </details>
   `;
 }
