@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -117,6 +118,21 @@ def test_gateway_proves_itself(tmp_path: Path) -> None:
             socket.send(json.dumps(HELLO))
             assert "".join(map(str, socket))
         assert httpx.get(service.url + "/openapi.json").status_code == 200
+
+
+def test_a_refused_websocket_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A caller without credentials, or a page of another origin, cannot fill the error log."""
+    with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": "s3cret"}) as (service, _):
+        stream = service.url.replace("http", "ws") + "/stream"
+        for headers, status in (
+            ({}, 401),
+            ({"taAgwKey": "s3cret", "origin": "https://evil.example.com"}, 404),
+        ):
+            with pytest.raises(InvalidStatus) as denied, connect(stream, additional_headers=headers):
+                pass
+            response = denied.value.response
+            assert (response.status_code, json.loads(response.body)["status"]) == (status, status)
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_callers_by_token(tmp_path: Path) -> None:
