@@ -42,6 +42,7 @@ _NODES = (
     *(nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Concat, nodes.Add, nodes.Sub),
     *(nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod),
 )
+_ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 _BUDGET = "budget of the rendering"
 
 
@@ -196,6 +197,25 @@ def _check(tree: nodes.Template) -> None:
             raise TemplateRefused(f"line {node.lineno}: {_reached(node)} cannot be reached here")
         if isinstance(node, nodes.Filter) and node.name not in _environment.filters:
             raise TemplateRefused(f"line {node.lineno}: the filter {node.name} is not for templates here")
+        if isinstance(node, _ARITHMETIC) and not _can_be_done(node):
+            also = " and texts only" if isinstance(node, nodes.Add) else " only; ~ joins texts"
+            raise TemplateRefused(f"line {node.lineno}: {node.operator} is for numbers{also}")
+
+
+def _can_be_done(node: nodes.BinExpr) -> bool:
+    """Whether there are values that can be sent for which this has a result."""
+    kinds = {_kind(node.left), _kind(node.right)} - {None}
+    return kinds <= {"number"} or (isinstance(node, nodes.Add) and kinds == {"text"})
+
+
+def _kind(node: nodes.Node) -> str | None:
+    """What a value is, where the template itself says so."""
+    if isinstance(node, nodes.Concat):
+        return "text"
+    if isinstance(node, nodes.Const):
+        kind = "text" if isinstance(node.value, str) else "other"
+        return "number" if isinstance(node.value, int | float) else kind
+    return "other" if isinstance(node, nodes.List | nodes.Tuple | nodes.Dict) else None
 
 
 def _reached(node: nodes.Node) -> str:
