@@ -426,3 +426,48 @@ class Given(BaseModel):
         body = {**REPORT, "embedded_image": {"format": "png", "data": PIXEL}, "table": table}
         post(service, body).raise_for_status()
     assert sent(model)[0][-1]["content"][1:] == [{"type": "image_url", "image_url": {"url": IMAGE}}]
+
+
+def test_templates_over_typed_values(tmp_path: Path) -> None:
+    """What Python knows of a field is filled in, or refused in words: never left out without a word."""
+    types = """
+from datetime import date
+from pydantic import AnyUrl, BaseModel
+
+
+class Agent(BaseModel):
+    name: str
+
+    @property
+    def label(self):
+        return f"<{self.name}>"
+
+
+class Given(BaseModel):
+    day: date
+    agents: list[Agent]
+    page: AnyUrl | None = None
+"""
+    instructions = (
+        "{{ day }} {{ day.year }}{% for each in agents %} {{ each.label }}{% endfor %}"
+        "{% if page %}{{ page.host }}{% endif %}"
+    )
+    config = f"""
+apiVersion: skagents/v1
+kind: Sequential
+service_name: Chooser
+version: 1.0
+input_type: Given
+spec:
+  agents:
+    - {{name: default, model: gpt-4o, system_prompt: You choose.}}
+  tasks:
+    - {{name: choose, task_no: 1, agent: default, instructions: {json.dumps(instructions)}}}
+"""
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        body = {"day": "2024-05-06", "agents": [{"name": "A"}, {"name": "B"}]}
+        post(service, body).raise_for_status()
+        assert sent(model)[0][-1]["content"] == "2024-05-06 2024 <A> <B>"
+        refused = post(service, {**body, "page": "https://example.com"})
+    assert refused.status_code == 422
+    assert "host of AnyUrl cannot be reached here" in refused.json()["detail"]
