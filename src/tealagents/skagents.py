@@ -211,7 +211,6 @@ class _Wiring:
                 TaskStep(
                     agent=self.agents[task.agent].agent,
                     name=task.name,
-                    task_no=task.task_no,
                     instructions=instructions_of(task),
                 )
                 for task in config.tasks
@@ -221,9 +220,7 @@ class _Wiring:
         if wanted is not None:
             last = steps[-1]
             typed = dataclasses.replace(last.agent, response_format=format_of(wanted))
-            steps[-1] = TaskStep(
-                agent=typed, name=last.name, task_no=last.task_no, instructions=last.instructions
-            )
+            steps[-1] = TaskStep(agent=typed, name=last.name, instructions=last.instructions)
         source = f"{config.name}:{config.version}"
         return Plan(source=source, steps=steps, limits=self._limits(), output_type=wanted)
 

@@ -71,6 +71,25 @@ def test_plugins_of_the_earlier_platform(tmp_path: Path) -> None:
         assert post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
 
 
+def test_each_task_reports_the_data_that_it_added(tmp_path: Path) -> None:
+    """The event of a task has its place and its own extra data; the last answer has all of it."""
+    config = SEQUENTIAL.replace("ReportInput", "BaseInput").replace("output_type: Report\n", "")
+    config = config.partition("  tasks:")[0].replace("You read.", "You read.\n      plugins: [WeatherPlugin]")
+    config += """  tasks:
+    - {name: late, task_no: 30, instructions: Say it., agent: writer}
+    - {name: ask, task_no: 10, instructions: Ask., agent: reader}
+    - {name: think, task_no: 20, instructions: Think., agent: writer}
+"""
+    script = {"rules": [{"when": {"text": "Think|Say"}, "reply": "Yes."}, *CALLING["rules"]]}
+    with served(write(tmp_path, config, custom_plugins=PLUGINS), script) as (service, _):
+        answered = post(service.url + "/sse", json={}).text
+    documents = [json.loads(line[6:]) for line in answered.splitlines() if line.startswith("data: ")]
+    tasks, final = [each for each in documents if "task_no" in each], documents[-1]
+    assert [(each["task_no"], each["task_name"]) for each in tasks] == [(1, "ask"), (2, "think")]
+    assert len(final["extra_data"]["items"]) == 2
+    assert [each["response"]["extra_data"] for each in tasks] == [final["extra_data"], None]
+
+
 def test_tools_that_need_an_approval_are_refused(tmp_path: Path) -> None:
     """Nothing waits here until someone decides: the start says which tools, and what to do."""
     tool = {

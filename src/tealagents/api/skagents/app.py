@@ -161,8 +161,8 @@ class StatelessApp:
                     match event:
                         case StepPiece(call, text):
                             yield documents.partial_response(call, text)
-                        case StepDone(step, response):
-                            yield documents.intermediate_response(step.task_no, step.name, response)
+                        case StepDone(task_no, name, response):
+                            yield documents.intermediate_response(task_no, name, response)
                         case Done(response):
                             yield documents.final_response(response)
         except TealError as error:

@@ -57,7 +57,6 @@ class TaskStep(Struct, frozen=True, kw_only=True):
 
     agent: AgentSpec
     name: str = ""
-    task_no: int = 0
     instructions: Instructions | None = None
 
 
@@ -81,7 +80,9 @@ class StepPiece(Struct, frozen=True):
 class StepDone(Struct, frozen=True):
     """A task has its answer; it is not the last."""
 
-    step: TaskStep
+    #: its place in the sequence, from 1, whatever its number is in the file
+    task_no: int
+    name: str
     response: Json
 
 
@@ -263,6 +264,7 @@ class _Call:
                 raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
             last = n == len(steps) - 1
             recorder = Recorder(self.record.request_id, self._clock, history[-1], TokenUsage())
+            before = len(self._extra_data)
             async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
                 async for event in events:
                     if last:
@@ -273,7 +275,8 @@ class _Call:
             history.append(self._message(Said("assistant", (Item("text", text),))))
             values[f"_{step.name}"] = text
             if not last:
-                yield StepDone(step, documents.answer(self._call, text, recorder.usage, ()))
+                added = self._extra_data[before:]
+                yield StepDone(n + 1, step.name, documents.answer(self._call, text, recorder.usage, added))
         yield Done(self._answer(text))
 
     async def _turn(
