@@ -10,7 +10,7 @@ import httpx
 import pytest
 from earlier_agents import AGENT, CHAT, IMAGE, PIXEL, SEQUENTIAL, TYPES, sent, served, write
 from httpx_sse import connect_sse
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tealagents.llm.offline import OfflineModel
@@ -296,6 +296,12 @@ def test_what_is_not_there_is_a_problem_document(chat: tuple[ServiceThread, Offl
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["code"] == code
     assert answer.headers["allow"] == "POST"
+    for path in ("/nothing", "/health", ""):
+        with pytest.raises(InvalidStatus) as denied, connect(service.url.replace("http", "ws") + path):
+            pass
+        response = denied.value.response
+        assert (response.status_code, json.loads(response.body)["code"]) == (404, "not_found")
+        assert response.headers["content-type"] == "application/problem+json"
 
 
 def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
