@@ -477,3 +477,25 @@ spec:
         refused = post(service, {**body, "page": "https://example.com"})
     assert refused.status_code == 422
     assert "host of AnyUrl cannot be reached here" in refused.json()["detail"]
+
+
+def test_types_that_files_import(tmp_path: Path) -> None:
+    """A file of types may name what a piece of a message is, and what agents answer with."""
+    types = """
+from sk_agents.ska_types import BaseMultiModalInput, ContentType, InvokeResponse, TokenUsage
+
+assert InvokeResponse[str](token_usage=TokenUsage(completion_tokens=1, prompt_tokens=2, total_tokens=3))
+
+
+class Given(BaseMultiModalInput):
+    def model_post_init(self, context):
+        assert self.chat_history[0].items[0].content_type is ContentType.TEXT
+"""
+    config = CHAT.replace("BaseInputWithUserContext", "Given")
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        items = [{"content": "What is it?"}, {"content_type": "image", "content": IMAGE}]
+        post(service, {"chat_history": [{"role": "user", "items": items}]}).raise_for_status()
+        assert sent(model)[0][-1]["content"][1]["type"] == "image_url"
+        items[1]["content_type"] = "sound"
+        refused = post(service, {"chat_history": [{"role": "user", "items": items}]})
+        assert refused.json()["detail"].startswith("chat_history.0.items.1.content_type")
