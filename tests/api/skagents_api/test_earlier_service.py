@@ -71,6 +71,14 @@ def test_plugins_of_the_earlier_platform(tmp_path: Path) -> None:
         assert post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
 
 
+def test_extra_data_is_text(tmp_path: Path) -> None:
+    """Clients read a text in `value`: what is none is written as JSON."""
+    plugins = PLUGINS.replace('"Blindern"', '{"degrees": [7, None]}')
+    with served(write(tmp_path, WITH_PLUGIN, custom_plugins=plugins), CALLING) as (service, _):
+        items = post(service.url, json=HELLO).json()["extra_data"]["items"]
+    assert [each["value"] for each in items] == ['{"degrees":[7,null]}', "Fornebu"]
+
+
 def test_each_task_reports_the_data_that_it_added(tmp_path: Path) -> None:
     """The event of a task has its place and its own extra data; the last answer has all of it."""
     config = SEQUENTIAL.replace("ReportInput", "BaseInput").replace("output_type: Report\n", "")

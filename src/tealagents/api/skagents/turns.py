@@ -123,14 +123,15 @@ class GivenConversation:
 
 
 class StepContext(CallContext):
-    """A tool's view of a call; extra data is a list, in which a key may come twice."""
+    """A tool's view of a call; extra data is a list of texts, in which a key may come twice."""
 
     def __init__(self, *, items: list[Json], **given: Any) -> None:
         super().__init__(**given, extra_data={})
         self._items = items
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        self._items.append({"key": storable(key), "value": msgspec.json.decode(msgspec.json.encode(value))})
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        self._items.append({"key": storable(key), "value": storable(text)})
 
 
 class Turns:
