@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel
@@ -61,9 +62,24 @@ def parts(config: EarlierConfig) -> Iterator[tuple[KeyPath, Callable[[], object]
     auth = config.auth
     if auth.provider != GATEWAY:
         yield ("spec", "auth", "provider"), partial(open_auth, auth.provider, auth.options, SystemClock())
-    yield ("input_type",), partial(types_of, config)
+    yield from _types(config)
     for task in config.tasks:
         yield ("spec", "tasks", task.place, "instructions"), partial(instructions_of, task)
+
+
+def _types(config: EarlierConfig) -> Iterator[tuple[KeyPath, Callable[[], object]]]:
+    """Each type under the key that names it; under the first alone, what is wrong with the file of both."""
+    try:
+        module = _module_of(config)
+    except ToolsetError as error:
+        yield ("input_type",), partial(_refuse, error)
+        return
+    yield ("input_type",), partial(_input_of, config, module)
+    yield ("output_type",), partial(_output_of, config, module)
+
+
+def _refuse(error: ToolsetError) -> None:
+    raise error
 
 
 def agents(config: EarlierConfig) -> Iterator[tuple[KeyPath, EarlierConfig]]:
@@ -91,24 +107,37 @@ def types_of(config: EarlierConfig) -> tuple[type[BaseModel], type[BaseModel] | 
 
     Each is a class of the config's file of types, else a standard one.
     """
-    module = imported(config.types_module) if config.types_module is not None else None
+    module = _module_of(config)
+    return _input_of(config, module), _output_of(config, module)
 
-    def named(name: str) -> type[BaseModel]:
-        found = getattr(module, name, None) or INPUTS.get(name)
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            return found
-        where = config.types_module or "custom_types.py beside the config file, or what TA_TYPES_MODULE names"
-        raise ToolsetError(
-            f"there is no type {name}: {where} has no pydantic model of this name, and the standard "
-            f"types are {', '.join(INPUTS)}"
-        )
 
-    wanted = named(config.output_type) if config.output_type else None
-    if wanted is not None:
-        format_of(wanted)
-    given = named(config.input_type)
+def _module_of(config: EarlierConfig) -> ModuleType | None:
+    return imported(config.types_module) if config.types_module is not None else None
+
+
+def _input_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel]:
+    given = _named(config.input_type, config, module)
     _schema_of(given, "input_type")
-    return given, wanted
+    return given
+
+
+def _output_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel] | None:
+    if not config.output_type:
+        return None
+    wanted = _named(config.output_type, config, module)
+    format_of(wanted)
+    return wanted
+
+
+def _named(name: str, config: EarlierConfig, module: ModuleType | None) -> type[BaseModel]:
+    found = getattr(module, name, None) or INPUTS.get(name)
+    if isinstance(found, type) and issubclass(found, BaseModel):
+        return found
+    where = config.types_module or "custom_types.py beside the config file, or what TA_TYPES_MODULE names"
+    raise ToolsetError(
+        f"there is no type {name}: {where} has no pydantic model of this name, and the standard "
+        f"types are {', '.join(INPUTS)}"
+    )
 
 
 def instructions_of(task: EarlierTask) -> Instructions:
@@ -211,7 +240,6 @@ class _Wiring:
                 TaskStep(
                     agent=self.agents[task.agent].agent,
                     name=task.name,
-                    task_no=task.task_no,
                     instructions=instructions_of(task),
                 )
                 for task in config.tasks
@@ -221,9 +249,7 @@ class _Wiring:
         if wanted is not None:
             last = steps[-1]
             typed = dataclasses.replace(last.agent, response_format=format_of(wanted))
-            steps[-1] = TaskStep(
-                agent=typed, name=last.name, task_no=last.task_no, instructions=last.instructions
-            )
+            steps[-1] = TaskStep(agent=typed, name=last.name, instructions=last.instructions)
         source = f"{config.name}:{config.version}"
         return Plan(source=source, steps=steps, limits=self._limits(), output_type=wanted)
 

@@ -146,7 +146,8 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
             ("topic|upper", "topic.__class__"),
             "spec.tasks[0].instructions: the instructions of",
         ),
-        (("output_type: Report", "output_type: Nothing"), "there is no type Nothing"),
+        (("input_type: ReportInput", "input_type: Nothing"), "7: input_type: there is no type Nothing"),
+        (("output_type: Report", "output_type: Nothing"), "8: output_type: there is no type Nothing"),
         (("output_type: Report", "output_type: TYPES"), "there is no type TYPES"),
         (("output_type: Report", "output_type: Odd"), "the output_type Odd has no JSON schema: Cannot"),
         (("input_type: ReportInput", "input_type: Odd"), "the input_type Odd has no JSON schema: Cannot"),
@@ -164,6 +165,18 @@ def test_check_finds_what_is_wrong(tmp_path: Path, change: tuple[str, str], said
     ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
     assert ended.exit_code == 2
     assert said in ended.output
+
+
+def test_check_finds_what_is_wrong_with_each_type(tmp_path: Path) -> None:
+    """One that is missing hides no other, and a file that cannot be loaded is said once."""
+    wrong = SEQUENTIAL.replace("ReportInput", "Nothing").replace("output_type: Report", "output_type: Nobody")
+    env = {"TA_API_KEY": "x", "COLUMNS": "400"}
+    for types, said in ((TYPES, ["input_type: there", "output_type: there"]), ("x x", ["input_type: "])):
+        file = write(tmp_path, wrong, custom_types=types)
+        ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
+        lines = [line for line in ended.output.splitlines() if "put_type: " in line]
+        assert len(lines) == len(said)
+        assert all(each in line for each, line in zip(said, lines, strict=True))
 
 
 def test_check_shows_what_would_be_served(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """Types of the earlier platform's files: as the model service is asked for them, and as inputs are read."""
 
 import contextlib
-from datetime import datetime
-from enum import Enum
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, StrEnum
 from typing import Any, Generic, Literal, TypeVar
+from uuid import UUID
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, field_serializer
 from pydantic.alias_generators import to_camel
 
 from tealagents.api.skagents import inputs, openapi
+from tealagents.api.skagents.templates import Instructions, TemplateRefused
 from tealagents.domain.errors import InvalidRequest
 from tealagents.llm.offline.shapes import fitting
 from tealagents.skagents import format_of
@@ -166,6 +169,118 @@ def test_any_body_is_an_input_or_refused(kind: type[BaseModel], body: Any) -> No
     with contextlib.suppress(InvalidRequest):
         said = inputs.read(kind, body, 2).said
         assert all(item.content_type in ("text", "image") for each in said for item in each.items)
+
+
+class Mood(StrEnum):
+    GOOD = "good"
+
+
+class Size(Enum):
+    SMALL = 1
+
+    @property
+    def letter(self) -> str:
+        return self.name[0]
+
+
+class Note(BaseModel):
+    text: str
+    items: list[str] = []
+    _secret: str = "hidden"
+
+    @property
+    def label(self) -> str:
+        return f"<{self.text}>"
+
+    @property
+    def written(self) -> date:
+        return date(2024, 2, 29)
+
+    @property
+    def failing(self) -> str:
+        raise RuntimeError("hidden")
+
+    def method(self) -> str:
+        return "hidden"
+
+
+class Diary(BaseModel):
+    day: date
+    at: datetime | None = None
+    lasts: timedelta = timedelta(hours=25)
+    number: UUID = UUID(int=10)
+    price: Decimal = Decimal("1.50")
+    home: AnyUrl = AnyUrl("https://example.com/x")
+    mood: Mood = Mood.GOOD
+    size: Size = Size.SMALL
+    notes: list[Note] = []
+    named: dict[str, Note] = {}
+    name: str = "label"
+
+    @field_serializer("at")
+    def _minutes(self, at: datetime | None) -> str | None:
+        return at.isoformat(" ", "minutes") if at else None
+
+
+DIARY = {
+    "day": "2024-05-06",
+    "at": "2024-05-07T08:09:10Z",
+    "notes": [{"text": "tea", "items": ["hot"]}, {"text": "cup"}],
+    "named": {"first": {"text": "one"}},
+}
+
+
+CUP = "{'text': 'cup', 'items': []}"
+
+
+def _filled(template: str, body: Any) -> str:
+    return Instructions(template).render(inputs.read(Diary, body, 2).values)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ day }} {{ at }} {{ price }} {{ mood }}", "2024-05-06 2024-05-07 08:09+00:00 1.50 good"),
+        ("{{ size }} {{ notes[1].items }} {{ notes[1]|tojson }}", '1 [] {"text": "cup", "items": []}'),
+        ("{{ day.year }}-{{ day.month }}-{{ day.day + 1 }}", "2024-5-7"),
+        ("{{ at.year }} {{ at.hour }}:{{ at.minute }} {{ at|upper }}", "2024 8:9 2024-05-07 08:09+00:00"),
+        ("{{ lasts.days }} {{ lasts.seconds }} {{ number.hex[-2:] }}", "1 3600 0a"),
+        ("{{ mood.name }} {{ mood.value }} {{ mood.upper() }} {{ mood == 'good' }}", "GOOD good GOOD True"),
+        ("{{ size.name }} {{ size.value }} {{ size + 1 }} {{ size.letter }}", "SMALL 1 2 S"),
+        ("{% for note in notes %}{{ note.label }}{{ note.written.day }}{% endfor %}", "<tea>29<cup>29"),
+        ("{% for item in notes[0].items %}{{ item }}{% endfor %}", "hot"),
+        (
+            "{{ named.first.label }} {{ named.first['text'] }} {{ notes[1] }}",
+            "<one> one {'text': 'cup', 'items': []}",
+        ),
+        ("{{ day['_of'] }}{{ notes|join(attribute='_of') }}", ""),
+        ("{{ notes|join(',', attribute='text') }} {{ notes|sort(attribute='text')|length }}", "tea,cup 2"),
+        ("{{ [day]|map(attribute='year')|first }} {{ day['year'] }}", "2024 2024"),
+        ("{{ day.missing }}{{ notes[0].missing }}{{ notes[0]._secret }}{{ name.missing }}", ""),
+    ],
+)
+def test_what_templates_reach_of_typed_values(template: str, text: str) -> None:
+    """They are written as JSON has them, and have the parts and the properties that Python gives them."""
+    assert _filled(template, DIARY) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ home.host }}", "host of AnyUrl cannot be reached"),
+        ("{{ day.strftime }}", "strftime of date cannot be reached"),
+        ("{{ notes[0].method }}", "method of Note cannot be reached"),
+        ("{{ notes[0].failing }}", "failing of Note raised RuntimeError"),
+        ("{{ notes[0][name] }}", "label of Note cannot be reached"),
+        ("{{ notes|map(attribute='label')|list }}", "label of Note cannot be reached"),
+        ("{{ price * 2 }}", "numbers only"),
+    ],
+)
+def test_what_templates_do_not_reach_is_said(template: str, why: str) -> None:
+    """What Python has and templates do not is an error, not an empty text; no name that is sent runs code."""
+    with pytest.raises(TemplateRefused, match=why) as refused:
+        _filled(template, DIARY)
+    assert "hidden" not in str(refused.value)
 
 
 class Camel(BaseModel):

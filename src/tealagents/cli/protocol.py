@@ -1,7 +1,8 @@
 """HTTP/1.1 as uvicorn serves it with httptools, with two bounds more, and 2 KB less of each open stream.
 
 httptools keeps a request line and headers of any size in memory before the application sees any of it, and
-uvicorn waits for ever for the rest of a request.
+uvicorn waits for ever for the rest of a request. And WebSockets as it serves them, without a false error for
+each that is refused.
 """
 
 import asyncio
@@ -10,10 +11,11 @@ from typing import Any, Final, Literal
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from tealagents.limits import Limits
 
-__all__ = ["MOST_HEAD", "BoundedProtocol", "server_options"]
+__all__ = ["MOST_HEAD", "BoundedProtocol", "RefusingProtocol", "server_options"]
 
 #: bytes of a request's line and headers together
 MOST_HEAD: Final = 64 * 1024
@@ -43,6 +45,7 @@ def server_options(limits: Limits) -> dict[str, Any]:
         "lifespan": "on",
         "interface": "asgi3",
         "http": BoundedProtocol,
+        "ws": RefusingProtocol,
         "ws_max_size": limits.max_body_bytes,
         "timeout_keep_alive": limits.idle_connection_seconds,
     }
@@ -185,3 +188,16 @@ class BoundedProtocol(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self.transport.write(_ANSWER)
             self.transport.close()
+
+
+class RefusingProtocol(WebSocketsSansIOProtocol):
+    """Knows that a WebSocket that was refused with a response has had its handshake.
+
+    uvicorn notes that only where it was accepted, or closed without a response. For any other it logs an
+    error when the application returns, with which anyone without credentials could fill the log.
+    """
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True

@@ -46,7 +46,6 @@ PRELOADED = (
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
     "uvicorn.protocols.http.httptools_impl",
-    "uvicorn.protocols.websockets.auto",
 )
 _PAUSE = 0.005
 

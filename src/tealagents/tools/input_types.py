@@ -5,9 +5,12 @@ need no file are these in any case.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
+
+T = TypeVar("T")
 
 
 class KernelBaseModel(BaseModel):
@@ -36,10 +39,17 @@ class EmbeddedImage(BaseModel):
     data: str
 
 
+class ContentType(Enum):
+    """What a piece of a message is."""
+
+    IMAGE = "image"
+    TEXT = "text"
+
+
 class MultiModalItem(BaseModel):
     """A piece of a message: text, or an image as a data URI."""
 
-    content_type: Literal["text", "image"] = "text"
+    content_type: ContentType = ContentType.TEXT
     content: str
 
 
@@ -89,6 +99,28 @@ class BaseEmbeddedImage(KernelBaseModel):
     embedded_image: EmbeddedImage
 
 
+class AnswerUsage(BaseModel):
+    """What an answer has taken; imported as `TokenUsage`, which here is the engine's."""
+
+    completion_tokens: int
+    prompt_tokens: int
+    total_tokens: int
+
+
+class InvokeResponse(BaseModel, Generic[T]):
+    """An answer."""
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    session_id: str | None = None
+    source: str | None = None
+    request_id: str | None = None
+    token_usage: AnswerUsage
+    extra_data: ExtraData | None = None
+    output_raw: str | None = None
+    output_pydantic: T | None = None
+
+
 def _named(*kinds: type[BaseModel]) -> Mapping[str, Any]:
     return {kind.__name__: kind for kind in kinds}
 
@@ -104,4 +136,7 @@ ALL: Mapping[str, Any] = {
     **INPUTS,
     **EXTRA_DATA,
     **_named(EmbeddedImage, MultiModalItem, HistoryMessage, HistoryMultiModalMessage),
+    **_named(InvokeResponse),
+    "TokenUsage": AnswerUsage,
+    "ContentType": ContentType,
 }

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from earlier_agents import AGENT, CHAT, IMAGE, PIXEL, SEQUENTIAL, TYPES, sent, served, write
 from httpx_sse import connect_sse
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tealagents.llm.offline import OfflineModel
@@ -296,6 +296,12 @@ def test_what_is_not_there_is_a_problem_document(chat: tuple[ServiceThread, Offl
         assert answer.headers["content-type"] == "application/problem+json"
         assert answer.json()["code"] == code
     assert answer.headers["allow"] == "POST"
+    for path in ("/nothing", "/health", ""):
+        with pytest.raises(InvalidStatus) as denied, connect(service.url.replace("http", "ws") + path):
+            pass
+        response = denied.value.response
+        assert (response.status_code, json.loads(response.body)["code"]) == (404, "not_found")
+        assert response.headers["content-type"] == "application/problem+json"
 
 
 def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
@@ -426,3 +432,70 @@ class Given(BaseModel):
         body = {**REPORT, "embedded_image": {"format": "png", "data": PIXEL}, "table": table}
         post(service, body).raise_for_status()
     assert sent(model)[0][-1]["content"][1:] == [{"type": "image_url", "image_url": {"url": IMAGE}}]
+
+
+def test_templates_over_typed_values(tmp_path: Path) -> None:
+    """What Python knows of a field is filled in, or refused in words: never left out without a word."""
+    types = """
+from datetime import date
+from pydantic import AnyUrl, BaseModel
+
+
+class Agent(BaseModel):
+    name: str
+
+    @property
+    def label(self):
+        return f"<{self.name}>"
+
+
+class Given(BaseModel):
+    day: date
+    agents: list[Agent]
+    page: AnyUrl | None = None
+"""
+    instructions = (
+        "{{ day }} {{ day.year }}{% for each in agents %} {{ each.label }}{% endfor %}"
+        "{% if page %}{{ page.host }}{% endif %}"
+    )
+    config = f"""
+apiVersion: skagents/v1
+kind: Sequential
+service_name: Chooser
+version: 1.0
+input_type: Given
+spec:
+  agents:
+    - {{name: default, model: gpt-4o, system_prompt: You choose.}}
+  tasks:
+    - {{name: choose, task_no: 1, agent: default, instructions: {json.dumps(instructions)}}}
+"""
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        body = {"day": "2024-05-06", "agents": [{"name": "A"}, {"name": "B"}]}
+        post(service, body).raise_for_status()
+        assert sent(model)[0][-1]["content"] == "2024-05-06 2024 <A> <B>"
+        refused = post(service, {**body, "page": "https://example.com"})
+    assert refused.status_code == 422
+    assert "host of AnyUrl cannot be reached here" in refused.json()["detail"]
+
+
+def test_types_that_files_import(tmp_path: Path) -> None:
+    """A file of types may name what a piece of a message is, and what agents answer with."""
+    types = """
+from sk_agents.ska_types import BaseMultiModalInput, ContentType, InvokeResponse, TokenUsage
+
+assert InvokeResponse[str](token_usage=TokenUsage(completion_tokens=1, prompt_tokens=2, total_tokens=3))
+
+
+class Given(BaseMultiModalInput):
+    def model_post_init(self, context):
+        assert self.chat_history[0].items[0].content_type is ContentType.TEXT
+"""
+    config = CHAT.replace("BaseInputWithUserContext", "Given")
+    with served(write(tmp_path, config, custom_types=types)) as (service, model):
+        items = [{"content": "What is it?"}, {"content_type": "image", "content": IMAGE}]
+        post(service, {"chat_history": [{"role": "user", "items": items}]}).raise_for_status()
+        assert sent(model)[0][-1]["content"][1]["type"] == "image_url"
+        items[1]["content_type"] = "sound"
+        refused = post(service, {"chat_history": [{"role": "user", "items": items}]})
+        assert refused.json()["detail"].startswith("chat_history.0.items.1.content_type")

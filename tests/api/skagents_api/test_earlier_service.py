@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -70,6 +71,33 @@ def test_plugins_of_the_earlier_platform(tmp_path: Path) -> None:
         assert post(service.url, json=HELLO).json()["extra_data"] == answer["extra_data"]
 
 
+def test_extra_data_is_text(tmp_path: Path) -> None:
+    """Clients read a text in `value`: what is none is written as JSON."""
+    plugins = PLUGINS.replace('"Blindern"', '{"degrees": [7, None]}')
+    with served(write(tmp_path, WITH_PLUGIN, custom_plugins=plugins), CALLING) as (service, _):
+        items = post(service.url, json=HELLO).json()["extra_data"]["items"]
+    assert [each["value"] for each in items] == ['{"degrees":[7,null]}', "Fornebu"]
+
+
+def test_each_task_reports_the_data_that_it_added(tmp_path: Path) -> None:
+    """The event of a task has its place and its own extra data; the last answer has all of it."""
+    config = SEQUENTIAL.replace("ReportInput", "BaseInput").replace("output_type: Report\n", "")
+    config = config.partition("  tasks:")[0].replace("You read.", "You read.\n      plugins: [WeatherPlugin]")
+    config += """  tasks:
+    - {name: late, task_no: 30, instructions: Say it., agent: writer}
+    - {name: ask, task_no: 10, instructions: Ask., agent: reader}
+    - {name: think, task_no: 20, instructions: Think., agent: writer}
+"""
+    script = {"rules": [{"when": {"text": "Think|Say"}, "reply": "Yes."}, *CALLING["rules"]]}
+    with served(write(tmp_path, config, custom_plugins=PLUGINS), script) as (service, _):
+        answered = post(service.url + "/sse", json={}).text
+    documents = [json.loads(line[6:]) for line in answered.splitlines() if line.startswith("data: ")]
+    tasks, final = [each for each in documents if "task_no" in each], documents[-1]
+    assert [(each["task_no"], each["task_name"]) for each in tasks] == [(1, "ask"), (2, "think")]
+    assert len(final["extra_data"]["items"]) == 2
+    assert [each["response"]["extra_data"] for each in tasks] == [final["extra_data"], None]
+
+
 def test_tools_that_need_an_approval_are_refused(tmp_path: Path) -> None:
     """Nothing waits here until someone decides: the start says which tools, and what to do."""
     tool = {
@@ -117,6 +145,21 @@ def test_gateway_proves_itself(tmp_path: Path) -> None:
             socket.send(json.dumps(HELLO))
             assert "".join(map(str, socket))
         assert httpx.get(service.url + "/openapi.json").status_code == 200
+
+
+def test_a_refused_websocket_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A caller without credentials, or a page of another origin, cannot fill the error log."""
+    with served(write(tmp_path, CHAT), env={"TA_GATEWAY_SECRET": "s3cret"}) as (service, _):
+        stream = service.url.replace("http", "ws") + "/stream"
+        for headers, status in (
+            ({}, 401),
+            ({"taAgwKey": "s3cret", "origin": "https://evil.example.com"}, 404),
+        ):
+            with pytest.raises(InvalidStatus) as denied, connect(stream, additional_headers=headers):
+                pass
+            response = denied.value.response
+            assert (response.status_code, json.loads(response.body)["status"]) == (status, status)
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 def test_callers_by_token(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 - `app`: the routes: JSON, server-sent events, a WebSocket, health, the OpenAPI document
 - `turns`: answers a call, task by task, over the engine's loop; nothing is stored
-- `templates`: the instructions of tasks; `inputs`: what was sent, as messages and values
+- `templates`: the instructions of tasks; `inputs`: what was sent, as messages and values; `values`: what
+  templates reach of a value
 - `documents`: answers, events and errors as their clients read them; `openapi`: the document, `pages` that
   show it; `identity`: who calls
 

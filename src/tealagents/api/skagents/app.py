@@ -90,6 +90,7 @@ class StatelessApp:
             lifespan=lifespan,
         )
         app.router.redirect_slashes = False
+        app.router.default = _nowhere
         self._app = observed(partial(sse.answer, app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,8 +162,8 @@ class StatelessApp:
                     match event:
                         case StepPiece(call, text):
                             yield documents.partial_response(call, text)
-                        case StepDone(step, response):
-                            yield documents.intermediate_response(step.task_no, step.name, response)
+                        case StepDone(task_no, name, response):
+                            yield documents.intermediate_response(task_no, name, response)
                         case Done(response):
                             yield documents.final_response(response)
         except TealError as error:
@@ -284,6 +285,11 @@ class StatelessApp:
             "openapi": f"{prefix}/openapi.json",
         }
         return json_response({"agents": [agent]})
+
+
+async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """No route, for a WebSocket as for any request; Starlette's own closes it with an empty 403."""
+    raise HTTPException(404)
 
 
 async def _left(receive: Receive) -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from tealagents.api import bodies
 from tealagents.api.items import image
+from tealagents.api.skagents import values
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
 from tealagents.engine.prompt import context_note
@@ -29,7 +30,7 @@ class Input(Struct, frozen=True, kw_only=True):
     """What one call brings."""
 
     session_id: str | None
-    #: the fields of the input type as plain data
+    #: the fields of the input type, as templates see them
     values: Json
     said: tuple[Said, ...]
     #: what the application knows of the user, as a message
@@ -39,25 +40,26 @@ class Input(Struct, frozen=True, kw_only=True):
 
 def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     """The input in a body, or `InvalidRequest` that names the first field that is wrong."""
-    values, images = _validated(kind, body)
+    plain, seen, images = _validated(kind, body)
     session_id = body.get("session_id")
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
-    context = values.get("user_context")
+    context = plain.get("user_context")
     return Input(
         session_id=session_id or None,
-        values=values,
-        said=tuple(_said(values.get(_HISTORY) or [], most_items)),
+        values=seen,
+        said=tuple(_said(plain.get(_HISTORY) or [], most_items)),
         context=_context_message(context) if context and isinstance(context, dict) else None,
         images=images,
     )
 
 
-def _validated(kind: type[BaseModel], body: Any) -> tuple[Json, tuple[Item, ...]]:
-    """The value of the input type as plain data, and its images."""
+def _validated(kind: type[BaseModel], body: Any) -> tuple[Json, Json, tuple[Item, ...]]:
+    """The value of the input type as plain data and as templates see it, and its images."""
     try:
         value = bodies.validated(kind, body)
-        return value.model_dump(mode="json", by_alias=False), tuple(_images(value))
+        plain = value.model_dump(mode="json", by_alias=False)
+        return plain, values.seen(value, plain), tuple(_images(value))
     except InvalidRequest:
         raise
     except Exception as error:  # whatever the code of a config's own type raises, the input does not fit it

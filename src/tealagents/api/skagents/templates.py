@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from tealagents.api import bodies
+from tealagents.api.skagents import values
 
 #: characters of a result, and of a text on the way to it; steps and seconds of making it
 LONGEST, MOST_STEPS, MOST_SECONDS = 1_000_000, 100_000, 1.0
@@ -42,6 +43,7 @@ _NODES = (
     *(nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Concat, nodes.Add, nodes.Sub),
     *(nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod),
 )
+_ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 _BUDGET = "budget of the rendering"
 
 
@@ -60,8 +62,8 @@ class _Budget:
         self._steps = MOST_STEPS
         self._until = time.monotonic() + MOST_SECONDS
 
-    def counted(self, values: Iterable[Any]) -> Iterator[Any]:
-        for value in values:
+    def counted(self, looped: Iterable[Any]) -> Iterator[Any]:
+        for value in looped:
             self._steps -= 1
             if self._steps < 0 or time.monotonic() > self._until:
                 raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
@@ -77,9 +79,9 @@ def _bounded(length: int) -> None:
 
 
 @pass_context
-def _counted(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+def _counted(context: Context, looped: Iterable[Any]) -> Iterator[Any]:
     budget: _Budget = context[_BUDGET]
-    return budget.counted(values)
+    return budget.counted(looped)
 
 
 def _kept(value: Any) -> Any:
@@ -94,8 +96,10 @@ def _replaced(text: Any, old: str, new: str) -> str:
     return whole.replace(old, new)
 
 
-def _joined(values: Iterable[Any], by: str = "", attribute: str | None = None) -> str:
-    parts = [str(each.get(attribute, "") if attribute else each) for each in values]
+def _joined(joined: Iterable[Any], by: str = "", attribute: str | None = None) -> str:
+    if attribute:
+        joined = map(make_attrgetter(_environment, attribute), joined)
+    parts = list(map(str, joined))
     _bounded(sum(map(len, parts)) + len(parts) * len(by))
     return by.join(parts)
 
@@ -105,7 +109,7 @@ def _json(value: Any) -> str:
 
 
 class _Environment(SandboxedEnvironment):
-    """Jinja's sandbox over plain data, with what templates may use named one by one."""
+    """Jinja's sandbox over plain data and `values`, with what templates may use named one by one."""
 
     intercepted_binops = frozenset({"+", "%", "*"})
 
@@ -115,6 +119,15 @@ class _Environment(SandboxedEnvironment):
         self.filters |= {"join": _joined, "replace": _replaced, "tojson": _json}
         self.filters |= {_COUNTED: _counted, _KEPT: _kept}
         self.globals = {"range": self.globals["range"]}
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        found = values.attribute(obj, attribute) if isinstance(obj, values.Typed) else values.MISSING
+        return super().getattr(obj, attribute) if found is values.MISSING else found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        typed = isinstance(obj, values.Typed) and isinstance(argument, str)
+        found = values.part(obj, argument) if typed else values.MISSING
+        return super().getitem(obj, argument) if found is values.MISSING else found
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and (attr in _METHODS or not callable(value))
@@ -157,12 +170,13 @@ class Instructions:
             raise TemplateRefused("is nested too deeply") from None
         self._try()
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The text for these values, which are plain data. `TemplateRefused` where they do not fit it."""
+    def render(self, given: Mapping[str, Any]) -> str:
+        """The text for these values: plain data, or as `values` makes it. `TemplateRefused` where they do not
+        fit it."""
         parts: list[str] = []
         length = 0
         try:
-            for part in self._template.generate({**values, _BUDGET: _Budget()}):
+            for part in self._template.generate({**given, _BUDGET: _Budget()}):
                 length += len(part)
                 _bounded(length)
                 parts.append(part)
@@ -196,6 +210,25 @@ def _check(tree: nodes.Template) -> None:
             raise TemplateRefused(f"line {node.lineno}: {_reached(node)} cannot be reached here")
         if isinstance(node, nodes.Filter) and node.name not in _environment.filters:
             raise TemplateRefused(f"line {node.lineno}: the filter {node.name} is not for templates here")
+        if isinstance(node, _ARITHMETIC) and not _can_be_done(node):
+            also = " and texts only" if isinstance(node, nodes.Add) else " only; ~ joins texts"
+            raise TemplateRefused(f"line {node.lineno}: {node.operator} is for numbers{also}")
+
+
+def _can_be_done(node: nodes.BinExpr) -> bool:
+    """Whether there are values that can be sent for which this has a result."""
+    kinds = {_kind(node.left), _kind(node.right)} - {None}
+    return kinds <= {"number"} or (isinstance(node, nodes.Add) and kinds == {"text"})
+
+
+def _kind(node: nodes.Node) -> str | None:
+    """What a value is, where the template itself says so."""
+    if isinstance(node, nodes.Concat):
+        return "text"
+    if isinstance(node, nodes.Const):
+        kind = "text" if isinstance(node.value, str) else "other"
+        return "number" if isinstance(node.value, int | float) else kind
+    return "other" if isinstance(node, nodes.List | nodes.Tuple | nodes.Dict) else None
 
 
 def _reached(node: nodes.Node) -> str:

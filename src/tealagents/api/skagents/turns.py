@@ -57,7 +57,6 @@ class TaskStep(Struct, frozen=True, kw_only=True):
 
     agent: AgentSpec
     name: str = ""
-    task_no: int = 0
     instructions: Instructions | None = None
 
 
@@ -81,7 +80,9 @@ class StepPiece(Struct, frozen=True):
 class StepDone(Struct, frozen=True):
     """A task has its answer; it is not the last."""
 
-    step: TaskStep
+    #: its place in the sequence, from 1, whatever its number is in the file
+    task_no: int
+    name: str
     response: Json
 
 
@@ -122,14 +123,15 @@ class GivenConversation:
 
 
 class StepContext(CallContext):
-    """A tool's view of a call; extra data is a list, in which a key may come twice."""
+    """A tool's view of a call; extra data is a list of texts, in which a key may come twice."""
 
     def __init__(self, *, items: list[Json], **given: Any) -> None:
         super().__init__(**given, extra_data={})
         self._items = items
 
     def add_extra_data(self, key: str, value: Any) -> None:
-        self._items.append({"key": storable(key), "value": msgspec.json.decode(msgspec.json.encode(value))})
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        self._items.append({"key": storable(key), "value": storable(text)})
 
 
 class Turns:
@@ -263,6 +265,7 @@ class _Call:
                 raise InvalidRequest("chat_history", "is empty, so there is nothing to answer")
             last = n == len(steps) - 1
             recorder = Recorder(self.record.request_id, self._clock, history[-1], TokenUsage())
+            before = len(self._extra_data)
             async with aclosing(self._turn(step.agent, history, recorder, streamed and last)) as events:
                 async for event in events:
                     if last:
@@ -273,7 +276,8 @@ class _Call:
             history.append(self._message(Said("assistant", (Item("text", text),))))
             values[f"_{step.name}"] = text
             if not last:
-                yield StepDone(step, documents.answer(self._call, text, recorder.usage, ()))
+                added = self._extra_data[before:]
+                yield StepDone(n + 1, step.name, documents.answer(self._call, text, recorder.usage, added))
         yield Done(self._answer(text))
 
     async def _turn(
