@@ -22,7 +22,7 @@ from tealagents.api import bodies, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError
+from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.events import Event, Paused, Recorded, redacted
 from tealagents.domain.models import (
     Approval,
@@ -215,10 +215,7 @@ class Exchange:
         Raises every refusal of a message: `TaskBusy`, `ApprovalPending`, `NotOwner`, `Overloaded`, …
         """
         self.admit(message)
-        try:
-            sent = await self.service.send(caller, message, key, streamed=streamed)
-        except PersistenceUnavailable as error:
-            raise error.with_ids(session_id=message.session_id, task_id=message.task_id) from None
+        sent = await self.service.send(caller, message, key, streamed=streamed)
         self.agent.observer.named(**sent.request.ids)
         return RequestView(
             record=sent.request,
