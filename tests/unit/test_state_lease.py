@@ -16,10 +16,10 @@ class Away(MemoryStore):
 
     away = False
 
-    async def commit(self, partition: str, commit: Commit) -> str:
+    async def commit(self, partition: str, commit: Commit) -> None:
         if self.away:
             raise self.unavailable("it is away")
-        return await super().commit(partition, commit)
+        await super().commit(partition, commit)
 
 
 async def passes(clock: FakeClock, seconds: float) -> None:
