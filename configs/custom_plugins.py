@@ -4,7 +4,7 @@ from tealagents.plugins import Plugin, ToolContext, tool
 
 
 class Files(Plugin):
-    """Files that exist only in memory, so that trying this out does no harm. One folder a user."""
+    """Files that exist only in memory, so that trying this out does no harm. One folder per user."""
 
     def __init__(self) -> None:
         self._folders: dict[str, set[str]] = {}

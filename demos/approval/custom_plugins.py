@@ -1,4 +1,4 @@
-"""Files that exist only in memory, so that trying this out does no harm. One folder a user."""
+"""Files that exist only in memory, so that trying this out does no harm. One folder per user."""
 
 from tealagents.plugins import Plugin, ToolContext, tool
 

@@ -94,8 +94,8 @@ def check_tools(tools: Sequence[ToolSpec]) -> None:
     governed = [tool.name for tool in tools if tool.governance.requires_hitl]
     if governed:
         raise ToolsetError(
-            f"The tools {', '.join(governed)} need an approval, which skagents files cannot wait for: clear "
-            "them in the catalogue, or move the agent on with `tealagents upgrade`."
+            f"The tools {', '.join(governed)} need an approval, which skagents files cannot wait for: exempt "
+            "them in the catalogue, or migrate the agent with `tealagents upgrade`."
         )
 
 

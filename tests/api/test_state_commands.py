@@ -495,5 +495,5 @@ def test_an_id_leads_to_its_owner(agent: Agent) -> None:
         assert agent.run("state", "owner", his[name].upper()).stdout == "mock.eve\n"
     unknown = agent.run("state", "owner", str(uuid.uuid4()))
     assert unknown.exit_code != 0
-    assert "there is no user" in unknown.output
+    assert "no user has the id" in unknown.output
     assert agent.run("state", "owner", "hello").exit_code == 2

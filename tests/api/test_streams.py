@@ -589,6 +589,23 @@ def test_where_leaving_cancels_a_followers_leaving_does_not(
         assert wait_for_end(ada, accepted["request_id"])["status"] == "Completed"
 
 
+def test_where_leaving_cancels_that_of_who_decides_does_not(
+    cancelling: tuple[ServiceThread, OfflineModel], tmp_path: Path
+) -> None:
+    """An approved tool runs to its end, and the request goes on."""
+    service, _ = cancelling
+    file = tmp_path / "lines"
+    with service.client() as ada:
+        words = call("Work-linger", file=str(file), line="approved", seconds=0.5)
+        accepted = ada.post("", json=text(words), headers={"prefer": "respond-async"}).json()
+        path = f"/requests/{accepted['request_id']}"
+        until(lambda: ada.get(path).json()["status"] == "Paused")
+        with ada.stream("POST", f"{path}/resume/sse", json={"action": "approve"}):
+            until(file.exists)
+        assert wait_for_end(ada, accepted["request_id"])["status"] == "Completed"
+    assert file.read_text() == "approved\n"
+
+
 # --- forty points of failure ----------------------------------------------------------------------
 
 

@@ -285,8 +285,8 @@ def test_half_a_character_in_an_error_midway_is_no_fault(reading: Callable[[], R
         ([{"error": {"message": "it broke", "code": "server_error"}}], "(server_error): it broke"),
         ([{"error": "just text"}], "just text"),
         ([{"object": "error", "message": "flat", "code": 503}], "(503): flat"),
-        (["not an object"], "what is no completion"),
-        ([{"choices": "what"}], "what is no completion"),
+        (["not an object"], "what is not a completion"),
+        ([{"choices": "what"}], "what is not a completion"),
     ],
 )
 def test_an_answer_that_does_not_end_as_it_should_is_a_failure(said: list[Any], expected: str) -> None:
@@ -414,7 +414,7 @@ def test_what_continues_a_conversation_is_the_conversation() -> None:
         ([end("failed", error={"code": "server_error", "message": "it broke"})], "(server_error): it broke"),
         ([{"type": "error", "code": "rate_limit_exceeded", "message": "slow down"}], "slow down"),
         ([end("cancelled")], "cancelled"),
-        (["nonsense"], "what is no response"),
+        (["nonsense"], "what is not a response"),
     ],
 )
 def test_a_response_that_does_not_end_as_it_should_is_a_failure(said: list[Any], expected: str) -> None:

@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_reported() -> None:
     tools = [Named("Shell-delete"), Named("Shell-list"), Overridden("S-b", requires_hitl=False)]
     sentences = report(tools, catalogue(entry("Shell-delete"), entry("Shell-lists")))
     assert sentences == [
-        "The catalogue names 'Shell-lists', which is no tool of this agent. Did you mean 'Shell-list'?",
+        "The catalogue names 'Shell-lists', which is not a tool of this agent. Did you mean 'Shell-list'?",
         "The catalogue does not name 'Shell-list': each call of it needs approval.",
         "The catalogue does not name 'S-b', but its server's entry in the config clears it.",
     ]
@@ -193,7 +193,7 @@ def test_whole_catalogue_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ("{", r"is no JSON: line 1, column 2"),
+        ("{", r"is not JSON: line 1, column 2"),
         ("[]", "the document: Input should be a valid dictionary"),
         ('{"plugins": [{"tools": []}]}', r"plugins\[0\]\.plugin_id: Field required"),
         (
@@ -291,7 +291,7 @@ async def test_all_tools_are_opened_governed_and_closed(
             assert await tools["Base-kept"].call(Context(), {}) == "kept"
             assert await tools["odd-echo"].call(Context(), {"a": 1}) == '{"a": 1}'
     assert other.open == 0
-    assert "The catalogue names 'Nobody-home', which is no tool of this agent." in caplog.text
+    assert "The catalogue names 'Nobody-home', which is not a tool of this agent." in caplog.text
     assert "The catalogue does not name 'Base-dropped': each call of it needs approval." in caplog.text
 
 

@@ -394,7 +394,7 @@ def test_unknown_plugin_is_reported_with_those_found() -> None:
         ToolsetError, match=r"there is no plugin 'Shape'; found: Aware, .* Did you mean 'Shapes'"
     ):
         load_plugins(FILE, ["Shape"])
-    with pytest.raises(ToolsetError, match="the class Plain is no plugin: derive it from"):
+    with pytest.raises(ToolsetError, match="the class Plain is not a plugin: derive it from"):
         load_plugins(FILE, ["Plain"])
 
 

@@ -225,7 +225,7 @@ function numberOf({id}) {
 /** @param {EventSourceMessage} message */
 function dataOf({event, data}) {
   const document = parsed(data);
-  if (document === null) throw new UnexpectedAnswer(`the data of a \`${event}\` event is no JSON object`);
+  if (document === null) throw new UnexpectedAnswer(`the data of a \`${event}\` event is not a JSON object`);
   return /** @type {any} */ (document);
 }
 

@@ -127,7 +127,7 @@ export class Reply {
   /** The JSON object of a 2xx answer. */
   document() {
     const document = parsed(this.#text);
-    if (document === null) throw new UnexpectedAnswer(`HTTP ${this.status} with a body that is no JSON object`);
+    if (document === null) throw new UnexpectedAnswer(`HTTP ${this.status} with a body that is not a JSON object`);
     return document;
   }
 

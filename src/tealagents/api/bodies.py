@@ -221,7 +221,7 @@ def _check_text(text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise _Unfit("holds a lone surrogate, which is no character") from None
+            raise _Unfit("holds a lone surrogate, which is not a character") from None
 
 
 def validated(kind: type[T], value: Any) -> T:
@@ -292,7 +292,7 @@ def refusal(errors: list[ErrorDetails]) -> InvalidRequest:
 #: pydantic's words that read badly behind a field's name
 _WORDS = {
     "missing": "is required",
-    "extra_forbidden": "is no field of this document",
+    "extra_forbidden": "is not a field of this document",
     "dict_type": "must be an object",
     "list_type": "must be an array",
     "model_type": "must be an object",

@@ -63,7 +63,7 @@ class WrongMethod(Refusal):
     code = "method_not_allowed"
 
     def __init__(self, allow: str) -> None:
-        super().__init__(f"The method is not possible here: use {allow}.")
+        super().__init__(f"The method is not allowed here: use {allow}.")
         self.allow = allow
 
 

@@ -221,7 +221,7 @@ class EntraAuthenticator:
             if self._options.allow_app_tokens:
                 return False
             raise Unauthenticated("The bearer token is an application's own. This service wants a user's.")
-        raise Unauthenticated("The bearer token is no access token of a user. Send one that has scopes.")
+        raise Unauthenticated("The bearer token is not a user's access token. Send one that has scopes.")
 
     def _check_client(self, claims: Json, version: str) -> None:
         client = claims.get(_CLIENT_CLAIMS[version])

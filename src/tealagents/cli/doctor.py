@@ -85,10 +85,9 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         config = said.config
         found += [Ailment(each) for each in (*said.wrong, *said.needed)]
     if config is not None and not said.wrong and not config.document.unset:
-        reachable = not said.needed
         if not config.stateless:
             found += [each async for each in _store(config)]
-        for key, agent in wiring(config).agents(config) if reachable else ():
+        for key, agent in () if said.needed else wiring(config).agents(config):
             # of agents that share a model service the first one says what is wrong with it
             found += [each async for each in _model(agent, key) if each not in found]
         found += [each async for each in _authority(config)]

@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
     as one that is idle. A client that lost its network closes nothing.
     """
 
-    # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte a connection
+    # beyond 30 attributes in its dictionary an instance no longer shares the keys: a kilobyte per connection
     __slots__ = ("_head", "_heads", "_in_head", "_incomplete", "_too_large")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

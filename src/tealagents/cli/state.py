@@ -195,10 +195,14 @@ def export_command(
         return exporter
 
     exporter = _run(config, work)
-    stderr.print(f"{exporter.tasks} tasks exported")
+    stderr.print(f"{_tasks(exporter.tasks)} exported")
     if exporter.problems:
         _show_problems(exporter.problems, "problems")
         raise typer.Exit(1)
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'' if count == 1 else 's'}"
 
 
 @contextmanager
@@ -380,7 +384,7 @@ def owner_command(
         raise typer.BadParameter(str(error)) from None
     users = _run(config, lambda opened: opened.directory.candidates(canonical))
     if not users:
-        raise fail(f"there is no user whose id {canonical} could be")
+        raise fail(f"no user has the id {canonical}")
     for user in users:
         print(user.key)
 
@@ -421,7 +425,7 @@ def verify_command(
         print(fault)
     if task is not None and not tasks:
         raise fail(f"there is no task {task}")
-    print(f"{tasks} tasks, {entries} good entries, {len(faults)} tasks with a bad one")
+    print(f"{_tasks(tasks)}, {entries} good entries, {_tasks(len(faults))} with a bad one")
     _show_problems(damaged, "damaged records")
     if faults or damaged:
         raise typer.Exit(1)

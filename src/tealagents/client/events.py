@@ -103,7 +103,7 @@ def parse_event(message: ServerSentEvent) -> StreamEvent | None:
     except ValueError as error:
         raise UnexpectedAnswer(f"the data of a `{message.name}` event is not JSON") from error
     if not isinstance(document, dict):
-        raise UnexpectedAnswer(f"the data of a `{message.name}` event is no JSON object")
+        raise UnexpectedAnswer(f"the data of a `{message.name}` event is not a JSON object")
     return read(event_number(message), document)
 
 

@@ -211,7 +211,7 @@ def _refusals(loading: Loading, version: str) -> Iterator[ConfigProblem]:
     for key in _OF_STATE:
         if document.get(("spec", key)) is not None:
             upgrade = f"tealagents upgrade {document.name}"
-            message = f"{version} keeps no state; remove this, or move the agent on: {upgrade}"
+            message = f"{version} keeps no state; remove this, or migrate the agent: {upgrade}"
             yield document.problem(("spec", key), message)
     if (environment.get(_A2A) or "").lower() in ("1", "true", "yes", "on"):
         message = (

@@ -181,7 +181,8 @@ class Approvals:
         for n, decision in enumerate(command.decisions):
             if decision.id not in shown:
                 raise InvalidRequest(
-                    f"decisions.{n}.id", f"is no call of this pause; its calls are {', '.join(sorted(shown))}"
+                    f"decisions.{n}.id",
+                    f"is not a call of this pause; its calls are {', '.join(sorted(shown))}",
                 )
             if decision.id in decisions:
                 raise InvalidRequest(f"decisions.{n}.id", "is decided twice")

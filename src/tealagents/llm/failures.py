@@ -170,7 +170,7 @@ def failed_midway(said: Complaint, secrets: Collection[str]) -> AttemptFailed:
 def cut(what: str) -> AttemptFailed:
     """The answer ended before the service said that it was finished."""
     return AttemptFailed(
-        ModelFailed(f"The model service's answer was cut: {what}. What came of it is no answer; try again."),
+        ModelFailed(f"The model service's answer was cut: {what}. What arrived is not an answer; try again."),
         passing=True,
     )
 

@@ -313,7 +313,7 @@ class ChatReading:
         try:
             return read(data)
         except ValueError:
-            raise unusable("what is no completion", data, self._secrets) from None
+            raise unusable("what is not a completion", data, self._secrets) from None
 
     def done(self) -> ModelDone:
         if self._finish is None:

@@ -174,7 +174,7 @@ class ResponsesReading:
         try:
             return read(data)
         except ValueError:
-            raise unusable("what is no response", data, self._secrets) from None
+            raise unusable("what is not a response", data, self._secrets) from None
 
 
 def _usage(tokens: _ResponseTokens | None) -> TokenUsage:

@@ -9,7 +9,7 @@ on the task's head. Nothing that has been written to a log is ever rewritten.
 `audit_chain`      the audit's hash chain: canonical JSON, SHA-256 or HMAC
 `records`       reads and commits records; finds the outcome of a commit whose reply was lost
 `owner_directory`      whose an id is
-`workers`      one lease a process; who is dead; signals between processes
+`workers`      one lease per process; who is dead; signals between processes
 `transitions`  everything that happens to a task, decided purely
 `tasks`        finds tasks, commits transitions, ends what no process carries on
 `submission`   how a message becomes a request, or takes a place in the queue

@@ -276,7 +276,7 @@ class Importer:
         try:
             header = msgspec.json.decode(line, type=_Header)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Refused("line 1: this is no export of an agent's state") from None
+            raise Refused("line 1: this is not an export of an agent's state") from None
         if header.format != FORMAT:
             raise Refused(f"line 1: the format is {header.format!r}; this version reads {FORMAT!r}")
         if header.agent != self._records.agent:
@@ -431,7 +431,7 @@ def _parsed(line: bytes) -> Row:
         try:
             return Row(parsed.partition, parsed.key, base64.b64decode(parsed.damaged, validate=True))
         except binascii.Error as error:
-            raise ValueError(f"`damaged` is no base64 ({error})") from None
+            raise ValueError(f"`damaged` is not base64 ({error})") from None
     stored = codec.joined(parsed.sha256, bytes(parsed.value))
     codec.checked(parsed.partition, parsed.key, stored)
     return Row(parsed.partition, parsed.key, stored)

@@ -99,7 +99,7 @@ def _misread(message: str) -> InvalidRequest:
     path = re.sub(r"\[(\d+)\]", r".\1", where.rstrip("`")).lstrip(".")
     if about := re.fullmatch(r"Object (missing required|contains unknown) field `([^`]{1,200})`", reason):
         path = f"{path}.{about[2]}".lstrip(".")
-        reason = "is required" if about[1].startswith("missing") else "is no field of this document"
+        reason = "is required" if about[1].startswith("missing") else "is not a field of this document"
     return InvalidRequest(path or "body", reason[:1].lower() + reason[1:])
 
 
@@ -112,7 +112,7 @@ def _check(document: ExportedTask) -> None:
         _check_request(f"requests.{n}", request, document.task)
         known.add(request.request_id)
     if document.task.checkpoint_id is not None and document.task.checkpoint_id not in known:
-        raise InvalidRequest("task.checkpoint_id", "is no request of the document")
+        raise InvalidRequest("task.checkpoint_id", "is not a request of the document")
     for n, entry in enumerate(document.entries):
         _check_entry(n, entry, known)
 
@@ -180,7 +180,7 @@ def _check_outcome(where: str, request: RequestRecord) -> None:
         )
         raise InvalidRequest(f"{where}.error", needed)
     if request.error is not None and request.error.code not in set(_codes(TealError)):
-        raise InvalidRequest(f"{where}.error.code", "is no code of an error")
+        raise InvalidRequest(f"{where}.error.code", "is not the code of an error")
 
 
 def _codes(kind: type[TealError]) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _check_entry(n: int, entry: ExportedEntry, known: Collection[str]) -> None:
     if not _STAMP.fullmatch(entry.at):
         raise InvalidRequest(f"{where}.at", "must be a time such as 2030-01-01T00:00:00.000000Z")
     if entry.request_id is not None and entry.request_id not in known:
-        raise InvalidRequest(f"{where}.request_id", "is no request of the document")
+        raise InvalidRequest(f"{where}.request_id", "is not a request of the document")
     _check_body(f"{where}.body", entry, known)
 
 

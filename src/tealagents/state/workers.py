@@ -1,4 +1,4 @@
-"""One lease a process, however many requests it runs.
+"""One lease per process, however many requests it runs.
 
 ==========  ===========================================================
 `Lease`     this process's own: beaten, lost, taken anew

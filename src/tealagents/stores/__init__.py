@@ -95,6 +95,6 @@ def plain_store(url: str, *, relative_to: Path = Path(), **options: object) -> B
     found = STORES.find(location.scheme)
     if not (isinstance(found, type) and issubclass(found, BaseStore)):
         raise StoreConfigError(
-            f"{location.scheme!r} is no store: it must extend tealagents.stores.base.BaseStore."
+            f"{location.scheme!r} is not a store: it must extend tealagents.stores.base.BaseStore."
         )
     return found.from_url(location, **options)

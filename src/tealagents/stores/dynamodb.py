@@ -210,7 +210,7 @@ class DynamoStore(BaseStore):
                     return Record(item["d"]["B"], version)
                 names = _piece_names(key, version, int(item["n"]["N"]))
             except (KeyError, ValueError) as error:
-                raise CorruptState(key, f"is no record: {error} is missing or wrong") from None
+                raise CorruptState(key, f"is not a record: {error} is missing or wrong") from None
             chunks = await self._items(partition + "#", names)
             if len(chunks) == len(names):
                 return Record(b"".join(chunks[name]["d"]["B"] for name in names), version)

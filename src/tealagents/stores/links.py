@@ -1,4 +1,4 @@
-"""Watches whose wake-ups come through a server: one connection a process, watched over and made again.
+"""Watches whose wake-ups come through a server: one connection per process, watched over and made again.
 
 The connection is made by the first watch. While it is lost, watches wait by a timer; they are all woken when
 the loss is noticed and once more when the link is back, because what was notified in between went unheard.
@@ -17,8 +17,8 @@ __all__ = ["ANSWER_SECONDS", "LinkLost", "LinkSession", "LinkedWatches"]
 
 log = logging.getLogger(__name__)
 
-#: seconds between two times that the server is asked for a word: what else it says does not show that the
-#: link will bring what comes next
+#: seconds between two pings of the server: what else it sends does not show that the link will bring what
+#: comes next
 HEARTBEAT_SECONDS: Final = 1.2
 #: seconds for an answer on the link; with the heartbeat's at most two, since so long a notification is missed
 ANSWER_SECONDS: Final = 0.75

@@ -79,8 +79,8 @@ class PostgresOptions(StoreOptions):
         hosts = url.netloc.rpartition("@")[2]
         if "@" in url.path or not all(map(_HOST.fullmatch, hosts.split(","))):
             raise StoreConfigError(
-                f"{url.scheme}://…: what stands between the slashes is no host and port. In a user name or "
-                "password, write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
+                f"{url.scheme}://…: what stands between the slashes is not a host and a port. In a user name "
+                "or password, write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
             )
         return {"dsn": SecretStr(f"postgresql://{url.netloc}{quote(url.path)}")}
 

@@ -1,4 +1,4 @@
-"""Notifications through PostgreSQL: LISTEN on one connection a process, NOTIFY right after a commit.
+"""Notifications through PostgreSQL: LISTEN on one connection per process, NOTIFY right after a commit.
 
 NOTIFY is not part of the commit's transaction: one that notifies holds a lock of the whole database until its
 write-ahead log is synced. Measured with fsync on, 16 connections commit 4,200 times a second without it, 600

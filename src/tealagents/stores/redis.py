@@ -86,7 +86,7 @@ class RedisOptions(StoreOptions):
 
 
 class RedisStore(BaseStore):
-    """A string for each record, an ordered index for each partition, one script a commit."""
+    """A string for each record, an ordered index for each partition, one script per commit."""
 
     name = "redis"
     shared = True

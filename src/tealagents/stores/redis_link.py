@@ -1,4 +1,4 @@
-"""Notifications through Redis: a commit's script publishes, one connection a process and node subscribes.
+"""Notifications through Redis: a commit's script publishes, one connection per process and node subscribes.
 
 A topic is a channel of its partition's slot. A cluster is asked to deliver within that slot's shard alone
 (SPUBLISH and SSUBSCRIBE); a server on its own takes PUBLISH and SUBSCRIBE, which older ones know as well.

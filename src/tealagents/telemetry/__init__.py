@@ -3,7 +3,7 @@
 =============  ==========================================================================
 `requests`     one line in the log for each request
 `http`         a span and metrics for each HTTP request, which continue the caller's trace context
-`logs`         one line a record, with the ids of the request it belongs to; never content
+`logs`         one line per record, with the ids of the request it belongs to; never content
 `exporting`    OpenTelemetry's SDK and its OTLP exporters, only where an endpoint is given
 `scraping`     `/metrics` for Prometheus, on an address of its own, only where a port is given
 `observing`    spans and metrics of an agent, its model calls and its tools (GenAI conventions)

@@ -1,4 +1,4 @@
-"""One line a record, with the ids of the request it belongs to; never content."""
+"""One line per record, with the ids of the request it belongs to; never content."""
 
 import json
 import logging

@@ -283,7 +283,7 @@ class AgentThread(ABC):
             header = msgspec.convert(document, Header)
             thread = cls._opened(document, stores)
         except (msgspec.ValidationError, RecursionError) as error:
-            raise InvalidRequest("", f"this is no thread: {error}") from None
+            raise InvalidRequest("", f"this is not a thread: {error}") from None
         thread.thread_id, thread.created_at = header.thread_id, header.created_at
         thread.fingerprint, thread.context = header.fingerprint, dict(header.context)
         thread._checkpoints = _in_order(header)
@@ -318,7 +318,7 @@ def decoded(text: str | bytes) -> Json:
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest("", f"this is no JSON: {error}", malformed=True) from None
+        raise InvalidRequest("", f"this is not JSON: {error}", malformed=True) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidRequest("format", f"must be {FORMAT}")
     return document

@@ -77,5 +77,5 @@ def open_provider(name: str, options: Json) -> "ContextProvider":
 
     found = PROVIDERS.find(name)
     if not (isinstance(found, type) and issubclass(found, ContextProvider)):
-        raise ThreadConfigError(f"{name!r} is no context provider: it must extend ContextProvider.")
+        raise ThreadConfigError(f"{name!r} is not a context provider: it must extend ContextProvider.")
     return found(PROVIDERS.options(name, found, options))

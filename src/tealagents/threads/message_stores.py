@@ -145,7 +145,7 @@ class FileMessages:
         try:
             return [_decode(line) for line in lines]
         except msgspec.DecodeError as error:
-            raise CorruptState(str(self.path), f"holds a line that is no message ({error})") from error
+            raise CorruptState(str(self.path), f"holds a line that is not a message ({error})") from error
 
 
 def _write(file: Any, data: bytes) -> None:
@@ -170,7 +170,7 @@ def _whole(file: Any) -> int:
 
 def _plain(key: object) -> str:
     if not _is_key(key):
-        raise CorruptState(str(key), "is no key of a message store")
+        raise CorruptState(str(key), "is not a key of a message store")
     return str(key)
 
 
@@ -296,7 +296,7 @@ class RedisMessages:
         try:
             return [_decode(element[1:]) for element in found]
         except msgspec.DecodeError as error:
-            raise CorruptState(self._list, f"holds what is no message ({error})") from error
+            raise CorruptState(self._list, f"holds what is not a message ({error})") from error
 
     def serialize(self) -> Json:
         """Key and limits; not the URL, which may hold a password: the factory gives it again."""

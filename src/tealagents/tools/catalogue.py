@@ -99,7 +99,7 @@ class Catalogue(BaseModel):
             raise ToolsetError(f"The catalogue {path} is nested too deeply.") from error
         except json.JSONDecodeError as error:
             raise ToolsetError(
-                f"The catalogue {path} is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."
+                f"The catalogue {path} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}."
             ) from error
         try:
             catalogue = cls.model_validate(document)
@@ -279,7 +279,7 @@ def report(tools: Sequence[Tool], catalogue: Catalogue | None, *, more_to_come: 
     there = [tool.spec.name for tool in tools]
     named = [entry.tool_id for entry in catalogue.entries()]
     missing = [
-        f"The catalogue names {name!r}, which is no tool of this agent.{suggestion(name, there)}"
+        f"The catalogue names {name!r}, which is not a tool of this agent.{suggestion(name, there)}"
         for name in named
         if name not in there and not more_to_come
     ]

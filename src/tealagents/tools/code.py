@@ -161,7 +161,7 @@ def _plugin_class(module: ModuleType, name: str, file: Path) -> type[Any]:
     there = ", ".join(sorted(found)) or "none"
     if inspect.isclass(getattr(module, name, None)):
         raise ToolsetError(
-            f"{file.name}: the class {name} is no plugin: derive it from tealagents.plugins.Plugin."
+            f"{file.name}: the class {name} is not a plugin: derive it from tealagents.plugins.Plugin."
         )
     raise ToolsetError(
         f"{file.name}: there is no plugin {name!r}; found: {there}.{suggestion(name, sorted(found))}"

@@ -139,7 +139,7 @@ class Issuer(NamedTuple):
                 raise unusable(url, "it is not https")
             httpx2.URL(url)
         except (ValueError, httpx2.InvalidURL) as error:
-            raise unusable(url, "it is no URL") from error
+            raise unusable(url, "it is not a URL") from error
 
 
 def unusable(url: str, reason: str) -> ToolFailed:

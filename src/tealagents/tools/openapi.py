@@ -209,7 +209,7 @@ def _next(url: httpx2.URL, answer: Fetched, method: str, place: str) -> httpx2.U
     try:
         target = url.join(location)
     except httpx2.InvalidURL:
-        raise ToolFailed(f"{place} was redirected to what is no URL: not followed.") from None
+        raise ToolFailed(f"{place} was redirected to what is not a URL: not followed.") from None
     same_origin = (target.scheme, target.host, target.port) == (url.scheme, url.host, url.port)
     keeps_method = method in ("GET", "HEAD") or answer.status in (307, 308)
     if keeps_method and same_origin and not target.userinfo:

@@ -241,4 +241,4 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
     except ValueError as error:
-        raise ToolFailed(f"A data: URI is no base64: {error}. Nothing was done.") from error
+        raise ToolFailed(f"A data: URI is not base64: {error}. Nothing was done.") from error

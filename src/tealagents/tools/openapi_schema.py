@@ -97,7 +97,7 @@ class Schemas:
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
         if not isinstance(schema, dict):
-            raise ToolsetError(f"{self._where}: {schema!r:.80} is no schema.")
+            raise ToolsetError(f"{self._where}: {schema!r:.80} is not a schema.")
         schema = _sound(schema)
         result: Json = {}
         for key, value in schema.items():

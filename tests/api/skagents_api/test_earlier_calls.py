@@ -316,7 +316,7 @@ def test_failed_model(reporter: tuple[ServiceThread, OfflineModel]) -> None:
         assert "asked for structured output (response_format) of the type Report" in refused.json()["detail"]
         assert events(service, REPORT)[-1][1]["code"] == "model_error"
         model.script({"rules": [*ANSWERS["rules"][:3], {"reply": "No JSON."}]})
-        assert "The model's answer is no Report" in post(service, REPORT).json()["detail"]
+        assert "The model's answer is not of the type Report" in post(service, REPORT).json()["detail"]
     finally:
         model.script(ANSWERS)
 
@@ -358,7 +358,7 @@ def test_output_types_that_raise(typed: tuple[ServiceThread, OfflineModel], culp
     refused = post(service, body)
     reason = refused.json()["detail"]
     assert refused.status_code == 502
-    assert reason.startswith("The model's answer is no Answered: the type raised")
+    assert reason.startswith("The model's answer is not of the type Answered: the type raised")
     name, problem = events(service, body)[-1]
     assert (name, problem["detail"]) == ("error", reason)
     with pytest.raises(ConnectionClosed) as closed:
@@ -394,7 +394,7 @@ def test_typed_answers_that_the_model_has_not_finished(
     service, model = typed
     model.script({"rules": [{"reply": reply}]})
     detail = post(service, {"chat_history": HISTORY}).json()["detail"]
-    assert detail.startswith(f"The model's answer is no Answered: {reason}")
+    assert detail.startswith(f"The model's answer is not of the type Answered: {reason}")
 
 
 def test_images_of_the_configs_own_types(tmp_path: Path) -> None:

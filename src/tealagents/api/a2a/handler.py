@@ -128,7 +128,7 @@ class Handler(RequestHandler):
         given = ((call.body or {}).get("params") or {}) if is_rpc(call) else call.request.query_params
         unset = str(given.get("status") or 0) in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
         if not (params.status or unset) or params.status not in pb.TaskState.values():
-            raise InvalidRequest("status", "is no state of a task")
+            raise InvalidRequest("status", "is not a state of a task")
         since = params.status_timestamp_after.ToMicroseconds() / 1e6
 
         def wanted(record: RequestRecord) -> bool:

@@ -133,7 +133,7 @@ def _entry(each: Json, where: str) -> Entry:
         case "item_reference":  # what is not known by now has nothing to say
             return Earlier("assistant", ())
         case kind:
-            raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is no input of this service")
+            raise InvalidRequest(f"{where}.type", f"{bodies.short(str(kind))} is not supported as input here")
 
 
 def message(each: Json, where: str) -> Earlier | Instruction:

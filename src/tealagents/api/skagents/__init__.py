@@ -1,4 +1,4 @@
-"""The protocol of the earlier platform, `skagents/v1` and `skagents/v2alpha1`: one turn a call, and no state.
+"""The protocol of the earlier platform, `skagents/v1` and `skagents/v2alpha1`: one turn per call, no state.
 
 - `app`: the routes: JSON, server-sent events, a WebSocket, health, the OpenAPI document
 - `turns`: answers a call, task by task, over the engine's loop; nothing is stored

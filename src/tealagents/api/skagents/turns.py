@@ -379,7 +379,7 @@ def _typed(text: str, kind: type[BaseModel] | None, ended: FinishReason | None) 
     except Exception as error:  # whatever the code of a config's own type raises
         log.exception("the type %s raised", kind.__name__)
         reason = f"the type raised {type(error).__name__}"
-    raise ModelFailed(f"The model's answer is no {kind.__name__}: {reason}.")
+    raise ModelFailed(f"The model's answer is not of the type {kind.__name__}: {reason}.")
 
 
 def _explained(error: ModelFailed, agent: AgentSpec) -> ModelFailed:

@@ -271,7 +271,7 @@ return this.#text;
 }
 document() {
 const document = parsed(this.#text);
-if (document === null) throw new UnexpectedAnswer(`HTTP ${this.status} with a body that is no JSON object`);
+if (document === null) throw new UnexpectedAnswer(`HTTP ${this.status} with a body that is not a JSON object`);
 return document;
 }
 problem() {
@@ -641,7 +641,7 @@ return id !== undefined && /^\d{1,15}$/.test(id) ? Number(id) : null;
 }
 function dataOf({event, data}) {
 const document = parsed(data);
-if (document === null) throw new UnexpectedAnswer(`the data of a \`${event}\` event is no JSON object`);
+if (document === null) throw new UnexpectedAnswer(`the data of a \`${event}\` event is not a JSON object`);
 return (document);
 }
 function ending(answer) {
