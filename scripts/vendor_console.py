@@ -2,11 +2,12 @@
 
 The libraries come from npm in the versions below, each with its licence; the client comes from `clients/js`.
 A browser knows no bare names (`import "preact"`) without an import map, which the console's policy forbids:
-they are replaced by paths. The client's comments, blank lines and indentation stay in `clients/js`; libraries
-that are larger than they have to be are shrunk. MSAL is larger than all the rest, and most of it is for what
-the console does not do: it is bundled without that. Nothing else is changed.
+they are replaced by paths. The client, and libraries that are larger than they have to be, are shrunk. MSAL
+is larger than all the rest, and most of it is for what the console does not do: it is bundled without that.
+Nothing else is changed.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -54,6 +55,8 @@ MSAL_UNUSED = (
     "msal-common/dist-browser/crypto/DpopProofGenerator.mjs",
     "msal-common/dist-browser/crypto/PopTokenGenerator.mjs",
 )
+#: modules whose classes are constructed in any case, and then not used
+MSAL_IDLE = ("msal-browser/dist/crypto/TokenBindingKeyManager.mjs",)
 #: what its parts call the time that something takes
 MSAL_MEASUREMENTS = (
     *("measurement", "rootMeasurement", "atrMeasurement", "atsMeasurement", "atbcMeasurement"),
@@ -65,8 +68,11 @@ MSAL_MEASUREMENTS = (
 MSAL_SILENT = tuple(
     f"{receiver}{access}{name}"
     for receivers, names in (
-        (("logger",), "trace tracePii verbose verbosePii info infoPii warning warningPii error errorPii"),
-        (("performanceClient",), "addFields addGlobalFields incrementFields"),
+        (
+            ("logger", "commonLogger"),
+            "trace tracePii verbose verbosePii info infoPii warning warningPii error errorPii",
+        ),
+        (("performanceClient",), "addFields addGlobalFields incrementFields startMeasurement"),
         (MSAL_MEASUREMENTS, "add discard end increment"),
     )
     for owned in receivers
@@ -79,16 +85,13 @@ MSAL_SILENT = tuple(
 CLIENT_MODULES = ("errors", "retry", "sse", "list", "wire", "calls", "stream", "client")
 
 #: what is shrunk: the others gain nothing by it
-SHRUNK = ("dompurify.js", "eventsource-parser.js", "marked.js")
+SHRUNK = ("client.js", "dompurify.js", "eventsource-parser.js", "marked.js")
 
 #: bare names, and the files that stand for them
 PATHS = {"preact": "preact.js", "eventsource-parser": "eventsource-parser.js"}
 
 _IMPORT = re.compile(r"""(\bfrom\s*|\bimport\s*)(["'])([^"'./][^"']*)\2""")
-_COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/[ \t]*\n|^[ \t]*//[^\n]*\n", re.MULTILINE)
 _OWN_IMPORT = re.compile(r"""^import \{[^}]*\} from "\./[^"]*";\n""", re.MULTILINE)
-_CAST = re.compile(r"/\*\* @type [^*]*\*/ ")
-_INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 _EXPORTS = re.compile(r"^export \{([^}]*)\}", re.MULTILINE)
 _SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$\n?", re.MULTILINE)
 
@@ -105,13 +108,13 @@ def with_paths(source: str, folder: str) -> str:
 
 def client() -> str:
     """The client as one module: its own, each behind those that it imports."""
-    source = "".join(_bare((CLIENT / f"{name}.js").read_text(encoding="utf-8")) for name in CLIENT_MODULES)
+    source = "".join((CLIENT / f"{name}.js").read_text(encoding="utf-8") for name in CLIENT_MODULES)
     return with_paths(_OWN_IMPORT.sub("", source), "./")
 
 
-def _bare(source: str) -> str:
-    """A module without comments and indentation; it has no text of several lines."""
-    return _INDENTATION.sub("", _CAST.sub("", _COMMENT.sub("", source)))
+def notice_of_client() -> str:
+    """What the vendored client begins with: it names the modules that it was made of."""
+    return f"/*! clients/js/src, SHA-256 {hashlib.sha256(client().encode()).hexdigest()[:16]} */\n"
 
 
 def fetch(package: str, version: str, files: dict[str, str], licence: str, scratch: Path) -> None:
@@ -126,12 +129,13 @@ def fetch(package: str, version: str, files: dict[str, str], licence: str, scrat
             write(here, with_paths(member.read().decode(), "./"))
 
 
-def left_out(module: str) -> str:
-    """A module with the same exports, of which none can be used."""
+def left_out(module: str, *, idle: bool = False) -> str:
+    """A module with the same exports, of which none can be used; what is `idle` may be constructed."""
     names = [
         each.split(" as ")[-1].strip() for found in _EXPORTS.findall(module) for each in found.split(",")
     ]
-    unused = 'class Unused { constructor() { throw new Error("This build of MSAL goes without it."); } }'
+    made = "" if idle else 'throw new Error("This build of MSAL goes without it.");'
+    unused = f"class Unused {{ constructor() {{ {made} }} }}"
     return f"{unused}\nexport {{{', '.join(f'Unused as {name}' for name in names)}}};\n"
 
 
@@ -141,11 +145,12 @@ def msal(scratch: Path) -> str:
     packages = [f"{name}@{version}" for name, version in versions.items() if name.startswith("@azure/")]
     _run("npm", "install", "--ignore-scripts", "--prefix", str(scratch), *packages, *BUNDLERS)
     modules = scratch / "node_modules"
-    for name in MSAL_UNUSED:
+    for name in (*MSAL_UNUSED, *MSAL_IDLE):
         path = modules / "@azure" / name
-        path.write_text(left_out(path.read_text(encoding="utf-8")), encoding="utf-8")
+        module = left_out(path.read_text(encoding="utf-8"), idle=name in MSAL_IDLE)
+        path.write_text(module, encoding="utf-8")
     (scratch / "entry.js").write_text(MSAL_ENTRY, encoding="utf-8")
-    compress = {"passes": 3, "ecma": 2020, "pure_funcs": MSAL_SILENT}
+    compress = {"passes": 3, "ecma": 2020, "pure_funcs": MSAL_SILENT, "pure_getters": True}
     options = {"module": True, "compress": compress, "mangle": True, "format": {"comments": False}}
     (scratch / "terser.json").write_text(json.dumps(options), encoding="utf-8")
     bundle = str(scratch / "bundle.js")
@@ -164,7 +169,7 @@ def msal(scratch: Path) -> str:
 
 
 def shrunk(name: str, scratch: Path) -> str:
-    """A library that is vendored, without what only its readers need; notices of licences stay."""
+    """A vendored module without what only its readers need; notices, as of licences, stay."""
     terser, notices = str(scratch / "node_modules/.bin/terser"), "/^!|@license|Copyright/"
     compress = ("--compress", "passes=2,ecma=2020")
     return _run(terser, str(VENDOR / name), "--module", *compress, "--mangle", "--comments", notices)
@@ -186,9 +191,9 @@ def main() -> None:
         for package, version, files, licence in PACKAGES:
             fetch(package, version, files, licence, Path(scratch))
         write("msal-browser.js", msal(Path(scratch)))
+        write("client.js", notice_of_client() + client())
         for name in SHRUNK:
             write(name, shrunk(name, Path(scratch)))
-    write("client.js", client())
     listed = "".join(
         f"- {package} {version}: {', '.join(files.values()) or 'msal-browser.js'}\n"
         for package, version, files, _ in PACKAGES

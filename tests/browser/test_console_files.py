@@ -23,7 +23,7 @@ from tealagents.testing.waits import until
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = ROOT / "src/tealagents/console"
-LARGEST_SUM = 155_000
+LARGEST_SUM = 150_000
 
 
 def _modules() -> Iterator[Path]:
@@ -31,7 +31,7 @@ def _modules() -> Iterator[Path]:
 
 
 def test_all_scripts_together_are_small() -> None:
-    """Compressed, all that a page can load is below 155 KB, Entra's library included."""
+    """Compressed, all that a page can load is below 150 KB, Entra's library included."""
     assert sum(len(gzip.compress(path.read_bytes())) for path in _modules()) <= LARGEST_SUM
 
 
@@ -40,7 +40,7 @@ def test_the_client_is_that_of_the_repository() -> None:
     script = runpy.run_path(str(ROOT / "scripts/vendor_console.py"))
     assert {"index", *script["CLIENT_MODULES"]} == {path.stem for path in script["CLIENT"].glob("*.js")}
     there = (CONSOLE / "vendor/client.js").read_text()
-    assert there == script["client"]().rstrip() + "\n", "run: python scripts/vendor_console.py"
+    assert there.startswith(script["notice_of_client"]()), "run: python scripts/vendor_console.py"
 
 
 def test_every_library_has_its_licence() -> None:

@@ -79,8 +79,8 @@ def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: 
 
 @pytest.mark.parametrize("asked", ["Your name", "Bearer token"])
 def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceThread, asked: str) -> None:
-    """Whoever else signs in in the tab finds nothing, and nor does its writer after that; it is the service
-    that knows whose a pasted token is."""
+    """Another user who signs in in the same tab finds nothing, and its writer finds nothing after that. The
+    service is asked whose a pasted token is."""
     tab = tabs.open(f"{service.url}/console/")
     tab.expected = {401}
     if asked == "Bearer token":

@@ -33,7 +33,7 @@ def test_the_page_says_what_happened_and_how_the_answer_ended(tabs: Tabs, killab
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     killable.kill()
     expect(tab.text("The connection was lost")).to_be_visible()
-    # nobody is: the page cannot know
+    # the process is gone, so this would be untrue
     expect(tab.page.locator("[data-live]")).not_to_contain_text("still working")
     expect(tab.page.locator("[data-live] strong", has_text="see")).to_be_visible()
     killable.start()
