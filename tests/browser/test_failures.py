@@ -72,6 +72,7 @@ def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: 
     field.fill("Half a thought")
     refused = {"www-authenticate": 'Bearer error="invalid_token"'}
     _once(hal, "**/tasks?**", status=401, headers=refused, json={"code": "unauthenticated"})
+    hal.look_again()
     expect(hal.page.get_by_role("alert")).to_contain_text("Sign in again")
     hal.sign_in("hal")
     expect(field).to_have_value("Half a thought")
@@ -95,6 +96,7 @@ def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceT
             field.fill("a secret")
         refused = {"www-authenticate": 'Bearer error="invalid_token"'}
         _once(tab, "**/tasks?**", status=401, headers=refused, json={"code": "unauthenticated"})
+        tab.look_again()
         expect(tab.page.get_by_role("alert")).to_contain_text("Sign in again")
 
 

@@ -23,10 +23,11 @@ def check_command(
 ) -> None:
     """Validate a config file and show what would be served.
 
-    Every mistake is shown with its file, line and key; exit status 2 if there is one. Secrets that are not
-    set are listed as what `serve` will need, so that a file can be checked without them. The plugin file and
-    OpenAPI documents that are files are loaded, too; the store, the model service and tool servers are not
-    contacted.
+    Every mistake is shown with its file, line and key; exit status 2 if there is one. Those of the file
+    itself come first; once there are none, those of its providers, store, tools and agent. Secrets that are
+    not set are listed as what `serve` will need, so that a file can be checked without them. The plugin file
+    and OpenAPI documents that are files are loaded, too; the store, the model service and tool servers are
+    not contacted.
     """
     found = find(config)
     for need in found.needed:

@@ -271,10 +271,13 @@ async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
 
 
 async def _service(url: str, config: ServiceConfig | None) -> AsyncIterator[Ailment]:
-    from tealagents.cli.chat.finding import NoAgent, find_agent
+    from tealagents.cli.chat.finding import NoAgent, NotAUrl, find_agent
 
     try:
         prefix = await asyncio.to_thread(find_agent, url)
+    except NotAUrl as error:
+        yield Ailment(str(error), "A config file is named with --config.")
+        return
     except NoAgent as error:
         yield Ailment(str(error), _remedy_of_connection(str(error)))
         return
@@ -304,8 +307,6 @@ def _remedy_of_connection(said: str) -> str:
         return (
             "Its certificate is not trusted: renew it, or let SSL_CERT_FILE name the authority's certificate."
         )
-    if "is no URL" in said:
-        return "A config file is named with --config."
     return ""
 
 

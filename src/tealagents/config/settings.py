@@ -85,7 +85,7 @@ class Settings(Options):
     """File of the types that a `skagents` file names. Unset: `custom_types.py` beside the config file, where
     there is one."""
     gateway_secret: SecretStr | None = None
-    """What a gateway proves itself with in the header `taAgwKey` (`TA_AUTH=gateway`, `skagents` only)."""
+    """Secret that a gateway sends in the header `taAgwKey` (`TA_AUTH=gateway`, `skagents` only)."""
     plugin_catalog_file: ExistingFile | None = None
     """The catalogue (JSON): which tools need approval or authorization."""
     remote_plugin_path: ExistingFile | None = None

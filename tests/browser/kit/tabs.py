@@ -102,6 +102,10 @@ class Tab:
         self.page.get_by_role("textbox", name="Message", exact=True).last.fill(text)
         self.page.get_by_role("button", name="Send", exact=True).last.click()
 
+    def look_again(self) -> None:
+        """Lists are read again at once, as they are when the user comes back to the tab."""
+        self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
 

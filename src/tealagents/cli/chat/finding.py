@@ -14,6 +14,10 @@ class NoAgent(Exception):
     """There is no agent to talk with at an address; the text says what to do."""
 
 
+class NotAUrl(NoAgent):
+    """The address does not begin with http:// or https://."""
+
+
 def find_agent(url: str) -> str:
     """The prefix of the agent at `url`: that of the only agent of a service, or `url` itself.
 
@@ -24,7 +28,7 @@ def find_agent(url: str) -> str:
     try:
         response = httpx.get(root + "/", headers={"Accept": "application/json"}, timeout=ANSWER_SECONDS)
     except httpx.UnsupportedProtocol as error:
-        raise NoAgent(
+        raise NotAUrl(
             f"{url} is no URL: that begins with http:// or https://, such as {DEFAULT_URL}."
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
