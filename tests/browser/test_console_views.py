@@ -237,6 +237,7 @@ def test_an_answer_that_was_cut_off_says_so(ada: Tab, service: ServiceThread, st
     expect(ended).to_contain_text(why)
     (answer,) = talk(service, "hello", task_id=ada.page.url.split("/")[-1])
     with ada.page.expect_response(f"**/requests/{answer['request_id']}"):
+        ada.look_again()
         expect(ada.page.locator(".turn-footer")).to_have_count(2)
     expect(ended).to_have_count(1)
 
@@ -318,7 +319,7 @@ def test_metadata_that_is_being_written_stays(ada: Tab, service: ServiceThread) 
         client.patch(path, json={"metadata": {"owner": "bob"}}).raise_for_status()
         changed = client.get(path).json()["last_updated"]
         with ada.page.expect_response(lambda seen: path in seen.url and changed in seen.text()):
-            pass
+            ada.look_again()
         expect(field).to_have_value('{"crew": "south", "place": "here"}')
         ada.button("Save").click()
         expect(ada.text("The metadata is saved.")).to_be_visible()
@@ -337,14 +338,16 @@ def test_the_time_to_decide_is_by_the_clock_of_the_service(tabs: Tabs, service: 
     late.page.evaluate("Date.now = right")
 
 
-def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab) -> None:
+def test_a_file_that_is_not_taken_is_answered_with_words(ada: Tab, tmp_path: Path) -> None:
     """What is no image that is taken, or too large a one, is not dropped in silence."""
     images, notice = ada.page.get_by_label("Images"), ada.page.locator(".notice")
     drawing = FilePayload(name="a.svg", mimeType="image/svg+xml", buffer=b"<svg/>")
+    large = tmp_path / "a.png"
+    large.write_bytes(bytes(10_000_001))
     for file in (__file__, drawing):
         images.set_input_files(file)
         expect(notice).to_have_text("You can add only images: PNG, JPEG, GIF or WebP.")
-        images.set_input_files(FilePayload(name="a.png", mimeType="image/png", buffer=bytes(10_000_001)))
+        images.set_input_files(large)
         expect(notice).to_have_text("You can add only images of up to 10 MB.")
     expect(ada.page.get_by_label("Images to send")).to_have_count(0)
 
@@ -377,6 +380,7 @@ def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: Servic
     expect(title).to_have_text("Greetings")
     with service.client("ada") as client:
         client.patch(f"/tasks/{answer['task_id']}", json={"metadata": {"title": None}}).raise_for_status()
+    ada.look_again()
     expect(title).to_have_text("hello")
 
 
@@ -409,6 +413,7 @@ def test_a_list_keeps_its_pages_together(tabs: Tabs, service: ServiceThread) -> 
     eve.button("Older conversations").click()
     expect(titles).to_have_text([f"number {n}" for n in (3, 2, 1, 0)])
     talk(service, "number 4", user="eve")
+    eve.look_again()
     expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 1)])
     eve.button("Older conversations").click()
     expect(titles).to_have_text([f"number {n}" for n in (4, 3, 2, 1, 0)])

@@ -18,6 +18,7 @@ def session(service: ServiceThread) -> str:
 
 
 def _asked(tab: Tab, menu: str, action: str) -> Locator:
+    tab.look_again()
     tab.page.locator(f"summary[aria-label='{menu}']").first.click()
     tab.button(action).click()
     return tab.page.get_by_role("dialog")
