@@ -21,7 +21,7 @@ from tealagents.bootstrap import application
 from tealagents.config import load
 from tealagents.domain.models import Caller, Item, RequestRecord, User
 from tealagents.engine.approvals import Command
-from tealagents.state.submission import Key, NewMessage
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.testing.counting import CountingStore, StoreOperation, counting_url
 from tealagents.testing.service import agent_config
 

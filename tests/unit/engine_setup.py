@@ -33,9 +33,9 @@ from tealagents.state.catalog import Catalog
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.importing import TaskImporter
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
-from tealagents.state.submission import Key, NewMessage
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores.memory import MemoryStore

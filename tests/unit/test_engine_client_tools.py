@@ -13,7 +13,7 @@ from tealagents.domain.errors import (
 from tealagents.domain.models import Caller, ClientTool, Item, Json, RequestRecord, ToolCall, User
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.forking import fork
-from tealagents.state.submission import Earlier, NewMessage
+from tealagents.state.new_message import Earlier, NewMessage
 
 WEATHER = ClientTool("weather", "The weather here", {"type": "object"})
 BOB = Caller(User("mock", "bob"))

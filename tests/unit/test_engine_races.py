@@ -29,8 +29,8 @@ from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
+from tealagents.state.new_message import Key
 from tealagents.state.records import SystemClock
-from tealagents.state.submission import Key
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import overdue
 from tealagents.testing.waits import eventually

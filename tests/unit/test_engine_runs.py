@@ -31,7 +31,7 @@ from tealagents.engine.approvals import Command
 from tealagents.engine.run import Stop
 from tealagents.state import keys, records
 from tealagents.state.audit_chain import GENESIS
-from tealagents.state.submission import Key
+from tealagents.state.new_message import Key
 from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance

@@ -12,7 +12,7 @@ from tealagents.api.decisions import CallAnswer
 from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, in_words, taken_apart
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner
 from tealagents.domain.models import Item
-from tealagents.state.submission import Earlier
+from tealagents.state.new_message import Earlier
 
 UUIDS = st.uuids().map(str)
 

@@ -17,7 +17,7 @@ from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state import keys
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
-from tealagents.state.submission import Key, NewMessage
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.stores import open_store
 
 MEGABYTES = 3_000_000

@@ -24,9 +24,9 @@ from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import ViewedPrompt
 from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
+from tealagents.state.new_message import NewMessage
 from tealagents.state.owner_directory import Directory
 from tealagents.state.records import RecordStore, SystemClock
-from tealagents.state.submission import NewMessage
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores.base import BaseStore

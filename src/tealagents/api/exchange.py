@@ -49,8 +49,8 @@ from tealagents.state.erasing import Eraser
 from tealagents.state.forking import fork
 from tealagents.state.history import History
 from tealagents.state.importing import TaskImporter
+from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.state.owner_directory import Kind
-from tealagents.state.submission import Earlier, Key, NewMessage
 from tealagents.state.tasks import Tasks
 from tealagents.state.tenants import TenantTasks
 

@@ -45,7 +45,7 @@ from tealagents.domain.models import (
 )
 from tealagents.state import keys, latest
 from tealagents.state.history import Logged
-from tealagents.state.submission import Key, NewMessage
+from tealagents.state.new_message import Key, NewMessage
 
 #: requests of one task that are looked through
 MOST_REQUESTS = 50

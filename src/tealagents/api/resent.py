@@ -7,7 +7,7 @@ from msgspec import Struct
 from tealagents.api.decisions import CallAnswer
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
-from tealagents.state.submission import Earlier
+from tealagents.state.new_message import Earlier
 
 
 class Instruction(Struct, frozen=True):

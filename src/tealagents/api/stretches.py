@@ -50,8 +50,8 @@ from tealagents.domain.models import (
     ToolIntent,
 )
 from tealagents.state import keys
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.queue import waiting_message
-from tealagents.state.submission import Key, NewMessage
 
 F = TypeVar("F", bound=EventFold)
 

@@ -9,6 +9,7 @@ A tag is a hint, believed only if the record is really there; it grants nothing.
 import hashlib
 import os
 import re
+from functools import lru_cache
 
 from tealagents.domain.errors import InvalidRequest
 
@@ -31,6 +32,7 @@ def canonical(text: object, field: str) -> str:
     raise InvalidRequest(field, "must be a UUID in the canonical form, such as " + EXAMPLE)
 
 
+@lru_cache(10_000)
 def owner_tag(owner: str) -> str:
     """The 12 hexadecimal digits that begin every id made for `owner`."""
     return hashlib.sha256(b"tealagents owner\0" + owner.encode()).hexdigest()[:12]

@@ -27,17 +27,10 @@ from tealagents.engine.run import Run, Stop
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
+from tealagents.state.new_message import Earlier, Key, NewMessage
 from tealagents.state.queue import try_start
 from tealagents.state.records import RecordStore
-from tealagents.state.submission import (
-    BusyElsewhere,
-    Earlier,
-    Key,
-    NewMessage,
-    Replayed,
-    Submission,
-    Waiting,
-)
+from tealagents.state.submission import BusyElsewhere, Replayed, Submission, Waiting
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED, INTERRUPTED, SUPERSEDED, Tasks
 from tealagents.state.workers import Mailbox, Word

@@ -6,13 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import lifecycle
 from tealagents.domain.errors import ApprovalPending, InvalidRequest, NotFound, TaskBusy
 from tealagents.domain.models import Head, Json, Note, RequestRecord, User
 from tealagents.state import keys
 from tealagents.state.codec import encode_json
+from tealagents.state.new_message import Earlier
+from tealagents.state.new_task import resent
 from tealagents.state.records import Stored
-from tealagents.state.submission import Earlier, resent
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import Transition, changed
 
@@ -55,7 +56,6 @@ class Changes:
         tasks = self._tasks
         if not said:
             return (await tasks.head(partition, task_id)).value
-        tag = ids.owner_tag(actor.key)
 
         async def decide(found: Stored[Head] | None) -> Transition | None:
             if found is None:
@@ -64,7 +64,7 @@ class Changes:
             if head.remote_id is not None:
                 kept = "cannot be added: the model service keeps this conversation (`thread.kind: remote`)"
                 raise InvalidRequest("items", kept)
-            grown, entries, record = resent(head, said, actor.key, source=tasks.source, tag=tag, now=now)
+            grown, entries, record = resent(head, said, actor.key, source=tasks.source, now=now)
             put = {keys.request(record.request_id): record}
             return Transition(head=replace(grown, updated_at=now), entries=entries, put=put)
 

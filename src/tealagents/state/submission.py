@@ -8,16 +8,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tealagents.domain import ids, lifecycle
+from tealagents.domain import ids
 from tealagents.domain.errors import (
-    AlreadyExists,
     ApprovalPending,
     CheckpointMoved,
     Conflict,
     CorruptState,
     IdempotencyKeyReused,
-    InvalidRequest,
-    NotFound,
     NotOwner,
     Overloaded,
     SessionMismatch,
@@ -25,31 +22,26 @@ from tealagents.domain.errors import (
 )
 from tealagents.domain.models import (
     Caller,
-    ClientTool,
     Deleting,
     Head,
     IdempotencyRecord,
-    Item,
     Json,
     Message,
-    MessageBody,
     Note,
-    RequestEnd,
     RequestRecord,
-    Role,
     Session,
 )
 from tealagents.domain.ports import Record
 from tealagents.state import keys, owner_directory
-from tealagents.state.audit_chain import Draft, draft
+from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked, encode_json
+from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier
+from tealagents.state.new_task import NewTask, message_of, new_task
 from tealagents.state.records import BlobRef, Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
-from tealagents.state.transitions import SERVICE, Transition, queued, received
+from tealagents.state.transitions import Transition, queued, received
 
-#: earlier messages that a new task can begin with
-MOST_EARLIER = 500
 #: messages that can wait on one task, whatever the config says: its head names them all
 MOST_QUEUED = 2000
 #: bytes of a message that waits in its request's record; a larger one is stored out of line
@@ -58,48 +50,6 @@ MOST_INLINE = 64 * 1024
 #: the batches of a task to read again, because what was made of them is kept and not read, and whose log
 #: (`Head.log_id`) they are of
 RecheckKeys = Callable[[str], tuple[str, Sequence[int]]]
-
-
-class Earlier(Struct, frozen=True):
-    """A message from before a task began here, as clients that keep the history themselves resend it."""
-
-    role: Literal["user", "assistant"]
-    items: tuple[Item, ...]
-
-
-class NewMessage(Struct, frozen=True, kw_only=True):
-    """What a client sends."""
-
-    items: tuple[Item, ...]
-    session_id: str | None = None
-    #: the task to continue; None: a new one
-    task_id: str | None = None
-    #: sent to the model in this request
-    user_context: dict[str, str] = {}
-    #: ends a pause that the task waits in
-    supersede: bool = False
-    #: added to what the model is sent, in this request only
-    instructions: str = ""
-    #: tools that the client runs by itself, in this request only
-    client_tools: tuple[ClientTool, ...] = ()
-    #: kept with the request for the protocol that the message came over, which alone understands it
-    client: Json = {}
-    #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not
-    at_checkpoint: str | None = None
-    # the following are for a new task only
-    metadata: Json = {}
-    #: what was said before, stored with the message; at most `MOST_EARLIER`
-    earlier: tuple[Earlier, ...] = ()
-    #: an id that the client names, claimed for its owner as session ids are; None: a fresh one
-    new_task_id: str | None = None
-    expires_at: datetime | None = None
-
-
-class Key(Struct, frozen=True):
-    """An idempotency key: the digest that names its record, and the digest of the body it came with."""
-
-    name: str
-    digest: str
 
 
 class Replayed(Struct, frozen=True):
@@ -167,7 +117,7 @@ class Submission:
         Everything is one commit: the task, the session if it is new, the request, the message, the key.
         `announced` is False where the answer to the client waits for the request's end.
         """
-        _check_earlier(message.earlier)
+        check_earlier(message.earlier)
         attempt = _Attempt(self._tasks, self._recheck_keys, caller, message, key, announced=announced)
         while isinstance(begun := await attempt.begin(), _Again):
             pass
@@ -182,7 +132,7 @@ class Submission:
 
     async def open(self, caller: Caller, metadata: Json, earlier: Sequence[Earlier]) -> Head:
         """A new task without a request: it holds what was said before, and waits for a message."""
-        _check_earlier(earlier)
+        check_earlier(earlier)
         message = NewMessage(items=(), metadata=metadata, earlier=tuple(earlier))
         return await _Attempt(self._tasks, self._recheck_keys, caller, message, None, announced=False).open()
 
@@ -193,11 +143,6 @@ async def _replay(tasks: Tasks, partition: str, key: Key, known: IdempotencyReco
             request_id=known.request_id, task_id=known.task_id, session_id=known.session_id
         )
     return Replayed(await tasks.request(partition, known.request_id), partition)
-
-
-def _check_earlier(said: Sequence[Earlier]) -> None:
-    if len(said) > MOST_EARLIER:
-        raise InvalidRequest("earlier", f"has {len(said)} messages; {MOST_EARLIER} are taken")
 
 
 class _Attempt:
@@ -296,89 +241,33 @@ class _Attempt:
         return written.head
 
     async def _opened(self, found: Stored[Head] | None) -> Transition:
-        now = self._tasks.records.clock.now()
-        head, before, put, expect = await self._unsaid(now)
+        task = await self._planned()
         entry = draft("task.opened", self._caller.user.key, None, Note("opened"))
-        opened = replace(head, status="Completed")
-        return Transition(head=opened, entries=[*before, entry], put=put, expect=expect, fresh=True)
+        return Transition(
+            head=replace(task.head, status="Completed"),
+            entries=[*task.entries, entry],
+            put=task.put,
+            expect=task.expect,
+            fresh=True,
+        )
 
     async def _new_task(self) -> Transition:
-        now = self._tasks.records.clock.now()
-        head, before, put, expect = await self._unsaid(now)
+        task = await self._planned()
         # the message's request counts its entries from behind those of the earlier ones
-        behind = replace(head, tail_seq=head.tail_seq + len(before))
-        transition = self._received(behind, now)
+        behind = replace(task.head, tail_seq=task.head.tail_seq + len(task.entries))
+        transition = self._received(behind, task.head.created_at)
         return replace(
             transition,
-            head=replace(transition.head, tail_seq=head.tail_seq),
-            entries=[*before, *transition.entries],
-            put={**put, **transition.put},
+            head=replace(transition.head, tail_seq=task.head.tail_seq),
+            entries=[*task.entries, *transition.entries],
+            put={**task.put, **transition.put},
             fresh=self._message.new_task_id is None,
-            expect={**expect, **transition.expect},
+            expect={**task.expect, **transition.expect},
         )
 
-    async def _unsaid(
-        self, now: datetime
-    ) -> tuple[Head, list[Draft], dict[str, object], dict[str, str | None]]:
-        """A new task without its message: the head, the earlier messages, and what else it takes."""
-        message, caller = self._message, self._caller
-        session_id, put, expect = await self._session(now)
-        task_id = await self._task_id()
-        put[keys.task_by_creation(now, task_id)] = task_id
-        put[keys.task_by_session(session_id, now, task_id)] = task_id
-        head = Head(
-            task_id=task_id,
-            session_id=session_id,
-            owner=caller.user,
-            status="Running",
-            created_at=now,
-            updated_at=now,
-            expires_at=message.expires_at,
-            metadata=message.metadata,
-        )
-        if not message.earlier:
-            return head, [], put, expect
-        head, before, earlier = resent(
-            head, message.earlier, caller.user.key, source=self._tasks.source, tag=self._tag, now=now
-        )
-        put[keys.request(earlier.request_id)] = earlier
-        return head, before, put, expect
-
-    async def _session(self, now: datetime) -> tuple[str, dict[str, object], dict[str, str | None]]:
-        """The session's id, and what it takes for it to be there."""
-        caller, found = self._caller, self._found.session
-        session_id = self._message.session_id or ids.new_id(self._tag)
-        key = keys.session(session_id)
-        if found is not None:
-            if found.value.erased:
-                raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
-            return session_id, {}, {key: found.version}
-        if self._message.session_id:
-            await self._claim(session_id, keys.session)
-        put: dict[str, object] = {
-            key: Session(session_id=session_id, owner=caller.user, created_at=now),
-            keys.session_by_creation(now, session_id): session_id,
-        }
-        return session_id, put, {key: None}
-
-    async def _task_id(self) -> str:
-        named = self._message.new_task_id
-        if named is None:
-            return ids.new_id(self._tag)
-        if self._found.named is not None:
-            if self._found.named.value.erased:
-                raise NotFound(f"There is no task {named}. It was deleted.", task_id=named)
-            raise AlreadyExists(f"The task {named} exists. Continue it by its task_id.", task_id=named)
-        await self._claim(named, keys.task)
-        return named
-
-    async def _claim(self, identifier: str, kind: owner_directory.Kind) -> None:
-        """Takes an id that the client brought, unless it is another user's."""
-        directory, user = self._tasks.directory, self._caller.user
-        owner = await directory.owner_of(identifier, kind(identifier))
-        if owner is not None and owner != user:
-            raise owner_directory.anothers(kind, identifier)
-        await directory.claim(kind, identifier, user)
+    async def _planned(self) -> NewTask:
+        found = self._found
+        return await new_task(self._tasks, self._message, self._caller.user, found.session, found.named)
 
     async def _follow_on(
         self, task_id: str, found: Stored[Head] | None
@@ -511,42 +400,4 @@ class _Attempt:
         )
 
     def _user_message(self, request: RequestRecord) -> Message:
-        return _message(request.request_id, "user", self._message.items, request.created_at)
-
-
-def resent(
-    head: Head, said: Sequence[Earlier], actor: str, *, source: str, tag: str, now: datetime
-) -> tuple[Head, list[Draft], RequestRecord]:
-    """Messages from elsewhere as one completed request, behind what the task holds."""
-    request_id = ids.new_id(tag)
-    first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
-    entries = [
-        draft(
-            "message.copied", actor, request_id, MessageBody(_message(request_id, each.role, each.items, now))
-        )
-        for each in said
-    ]
-    end = RequestEnd(request_id=request_id, status="Completed", first_seq=first_seq, ended_at=now)
-    entries.append(draft("request.copied", SERVICE, request_id, end))
-    path = lifecycle.extend(head.path, first_seq, last_seq)
-    record = RequestRecord(
-        request_id=request_id,
-        task_id=head.task_id,
-        session_id=head.session_id,
-        status="Completed",
-        created_at=now,
-        started_at=now,
-        ended_at=now,
-        parent=head.checkpoint_id,
-        first_seq=first_seq,
-        last_seq=last_seq,
-        path=path,
-        source=source,
-        last_event=2,
-        imported=True,
-    )
-    return replace(head, checkpoint_id=request_id, path=path), entries, record
-
-
-def _message(request_id: str, role: Role, items: tuple[Item, ...], now: datetime) -> Message:
-    return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=now, items=items)
+        return message_of(request.request_id, "user", self._message.items, request.created_at)

@@ -34,7 +34,7 @@ from tealagents.domain.events import (
     redacted,
 )
 from tealagents.domain.models import Failure, Item, Json
-from tealagents.state.submission import NewMessage
+from tealagents.state.new_message import NewMessage
 
 
 def build(exchange: Exchange, path: str) -> Served:

@@ -24,7 +24,7 @@ from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import ENDED, Json, RequestRecord
 from tealagents.engine.approvals import Command
 from tealagents.state.latest import changed_at
-from tealagents.state.submission import NewMessage
+from tealagents.state.new_message import NewMessage
 
 
 def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from tealagents.api.requests import client_tools
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
 from tealagents.state.audit_chain import canonical
-from tealagents.state.submission import MOST_EARLIER, Earlier, NewMessage
+from tealagents.state.new_message import MOST_EARLIER, Earlier, NewMessage
 
 #: characters of the ids that a client makes up
 LONGEST_ID = 255

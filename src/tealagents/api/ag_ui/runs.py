@@ -18,7 +18,7 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest, NotFound
 from tealagents.domain.models import ENDED, Approval, Caller
 from tealagents.state import keys
-from tealagents.state.submission import Key
+from tealagents.state.new_message import Key
 
 
 async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:

@@ -11,7 +11,7 @@ from tealagents.api.exchange import key_of
 from tealagents.domain import ids
 from tealagents.domain.models import Item, Json
 from tealagents.engine.approvals import Command
-from tealagents.state.submission import Key, NewMessage
+from tealagents.state.new_message import Key, NewMessage
 
 ASK, DECIDE = "ask", "decide"
 _CONVERSATION = "That of an earlier answer, to continue it; else a new one begins."

@@ -10,7 +10,7 @@ from tealagents.api.decisions import CallAnswer, StrictDocument
 from tealagents.api.resent import AnsweredCall, Entry, Instruction, Made, Resent
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item, Json
-from tealagents.state.submission import Earlier
+from tealagents.state.new_message import Earlier
 
 #: parameters with which OpenAI's clients tune what the agent's config decides here: taken, without effect
 _IGNORED = (

@@ -21,7 +21,7 @@ from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
 from tealagents.state import keys
-from tealagents.state.submission import MOST_EARLIER, NewMessage
+from tealagents.state.new_message import MOST_EARLIER, NewMessage
 
 #: the names of calls that clients answer
 _CALLS = ("mcpr", "fc", "call")

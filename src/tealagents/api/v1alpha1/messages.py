@@ -19,7 +19,7 @@ from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
 from tealagents.domain.models import Item
 from tealagents.engine.approvals import CallDecision, Command
-from tealagents.state.submission import NewMessage
+from tealagents.state.new_message import NewMessage
 
 Way = Literal["json", "sse", "background"]
 

@@ -1,0 +1,60 @@
+"""What a client sends: a message, what was said before it, and the key that it may be sent again under."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from msgspec import Struct
+
+from tealagents.domain.errors import InvalidRequest
+from tealagents.domain.models import ClientTool, Item, Json
+
+#: earlier messages that a new task can begin with
+MOST_EARLIER = 500
+
+
+class Earlier(Struct, frozen=True):
+    """A message from before a task began here, as clients that keep the history themselves resend it."""
+
+    role: Literal["user", "assistant"]
+    items: tuple[Item, ...]
+
+
+class NewMessage(Struct, frozen=True, kw_only=True):
+    """What a client sends."""
+
+    items: tuple[Item, ...]
+    session_id: str | None = None
+    #: the task to continue; None: a new one
+    task_id: str | None = None
+    #: sent to the model in this request
+    user_context: dict[str, str] = {}
+    #: ends a pause that the task waits in
+    supersede: bool = False
+    #: added to what the model is sent, in this request only
+    instructions: str = ""
+    #: tools that the client runs by itself, in this request only
+    client_tools: tuple[ClientTool, ...] = ()
+    #: kept with the request for the protocol that the message came over, which alone understands it
+    client: Json = {}
+    #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not
+    at_checkpoint: str | None = None
+    # the following are for a new task only
+    metadata: Json = {}
+    #: what was said before, stored with the message; at most `MOST_EARLIER`
+    earlier: tuple[Earlier, ...] = ()
+    #: an id that the client names, claimed for its owner as session ids are; None: a fresh one
+    new_task_id: str | None = None
+    expires_at: datetime | None = None
+
+
+class Key(Struct, frozen=True):
+    """An idempotency key: the digest that names its record, and the digest of the body it came with."""
+
+    name: str
+    digest: str
+
+
+def check_earlier(said: Sequence[Earlier]) -> None:
+    if len(said) > MOST_EARLIER:
+        raise InvalidRequest("earlier", f"has {len(said)} messages; {MOST_EARLIER} are taken")

@@ -1,0 +1,147 @@
+"""A task before its first message: its ids, its session, and what was said before it began here."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tealagents.domain import ids, lifecycle
+from tealagents.domain.errors import AlreadyExists, NotFound
+from tealagents.domain.models import (
+    Head,
+    Item,
+    Message,
+    MessageBody,
+    RequestEnd,
+    RequestRecord,
+    Role,
+    Session,
+    User,
+)
+from tealagents.state import keys
+from tealagents.state.audit_chain import Draft, draft
+from tealagents.state.new_message import Earlier, NewMessage
+from tealagents.state.owner_directory import Directory, Kind, anothers
+from tealagents.state.records import Stored
+from tealagents.state.tasks import Tasks
+from tealagents.state.transitions import SERVICE
+
+
+class NewTask(Struct, frozen=True):
+    """What it takes for a task to be there, without the message that it is made for."""
+
+    head: Head
+    #: the messages from before it, which stand at the beginning of its log
+    entries: list[Draft]
+    put: dict[str, object]
+    expect: dict[str, str | None]
+
+
+async def new_task(
+    tasks: Tasks, message: NewMessage, owner: User, found: Stored[Session] | None, taken: Stored[Head] | None
+) -> NewTask:
+    """The task that a message begins: `found` is the session that it names, `taken` the task that has the
+    id which it wants.
+
+    Raises NotFound, AlreadyExists, NotOwner.
+    """
+    now = tasks.records.clock.now()
+    session_id, put, expect = await _session(tasks.directory, message.session_id, owner, found, now)
+    task_id = await _task_id(tasks.directory, message.new_task_id, owner, taken)
+    put[keys.task_by_creation(now, task_id)] = task_id
+    put[keys.task_by_session(session_id, now, task_id)] = task_id
+    head = Head(
+        task_id=task_id,
+        session_id=session_id,
+        owner=owner,
+        status="Running",
+        created_at=now,
+        updated_at=now,
+        expires_at=message.expires_at,
+        metadata=message.metadata,
+    )
+    if not message.earlier:
+        return NewTask(head, [], put, expect)
+    head, entries, earlier = resent(head, message.earlier, owner.key, source=tasks.source, now=now)
+    put[keys.request(earlier.request_id)] = earlier
+    return NewTask(head, entries, put, expect)
+
+
+async def _session(
+    directory: Directory, wanted: str | None, owner: User, found: Stored[Session] | None, now: datetime
+) -> tuple[str, dict[str, object], dict[str, str | None]]:
+    """The session's id, and what it takes for it to be there."""
+    session_id = wanted or ids.new_id(ids.owner_tag(owner.key))
+    key = keys.session(session_id)
+    if found is not None:
+        if found.value.erased:
+            raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
+        return session_id, {}, {key: found.version}
+    if wanted:
+        await _claim(directory, session_id, keys.session, owner)
+    put: dict[str, object] = {
+        key: Session(session_id=session_id, owner=owner, created_at=now),
+        keys.session_by_creation(now, session_id): session_id,
+    }
+    return session_id, put, {key: None}
+
+
+async def _task_id(directory: Directory, wanted: str | None, owner: User, taken: Stored[Head] | None) -> str:
+    if wanted is None:
+        return ids.new_id(ids.owner_tag(owner.key))
+    if taken is not None:
+        if taken.value.erased:
+            raise NotFound(f"There is no task {wanted}. It was deleted.", task_id=wanted)
+        raise AlreadyExists(f"The task {wanted} exists. Continue it by its task_id.", task_id=wanted)
+    await _claim(directory, wanted, keys.task, owner)
+    return wanted
+
+
+async def _claim(directory: Directory, identifier: str, kind: Kind, user: User) -> None:
+    """Takes an id that the client brought, unless it is another user's."""
+    owner = await directory.owner_of(identifier, kind(identifier))
+    if owner is not None and owner != user:
+        raise anothers(kind, identifier)
+    await directory.claim(kind, identifier, user)
+
+
+def resent(
+    head: Head, said: Sequence[Earlier], actor: str, *, source: str, now: datetime
+) -> tuple[Head, list[Draft], RequestRecord]:
+    """Messages from elsewhere as one completed request, behind what the task holds."""
+    request_id = ids.new_id(ids.owner_tag(head.owner.key))
+    first_seq, last_seq = head.tail_seq + 1, head.tail_seq + len(said) + 1
+    entries = [
+        draft(
+            "message.copied",
+            actor,
+            request_id,
+            MessageBody(message_of(request_id, each.role, each.items, now)),
+        )
+        for each in said
+    ]
+    end = RequestEnd(request_id=request_id, status="Completed", first_seq=first_seq, ended_at=now)
+    entries.append(draft("request.copied", SERVICE, request_id, end))
+    path = lifecycle.extend(head.path, first_seq, last_seq)
+    record = RequestRecord(
+        request_id=request_id,
+        task_id=head.task_id,
+        session_id=head.session_id,
+        status="Completed",
+        created_at=now,
+        started_at=now,
+        ended_at=now,
+        parent=head.checkpoint_id,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        path=path,
+        source=source,
+        last_event=2,
+        imported=True,
+    )
+    return replace(head, checkpoint_id=request_id, path=path), entries, record
+
+
+def message_of(request_id: str, role: Role, items: tuple[Item, ...], now: datetime) -> Message:
+    return Message(message_id=ids.random_id(), request_id=request_id, role=role, created_at=now, items=items)
