@@ -69,6 +69,8 @@ START_ERRORS = (
 
 #: bytes an audit key must have to be worth its name
 SHORTEST_AUDIT_KEY = 16
+#: seconds after which work in the background begins again that has failed
+AGAIN_SECONDS = 1.0
 #: messages that the console offers to begin with
 EXAMPLES_SHOWN = 4
 
@@ -243,14 +245,24 @@ def _description(config: ServiceConfig) -> str:
 
 
 @asynccontextmanager
-async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs `work` beside the block, and ends it with the block."""
-    task = asyncio.create_task(work)
+async def background(work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Runs `work`, which never ends by itself, beside the block, and ends it with the block."""
+    task = asyncio.create_task(_kept_up(work))
     try:
         yield
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait([task])
+
+
+async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Begins the work again where it fails: requests here depend on it for as long as the process runs."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("work of the service in the background failed, and begins again")
+        await asyncio.sleep(AGAIN_SECONDS)
 
 
 class ServiceWiring:
@@ -339,11 +351,11 @@ class ServiceWiring:
             await stack.enter_async_context(self.providers)
             await self.lease.start()
             stack.push_async_callback(self.lease.stop)
-            await stack.enter_async_context(background(self.service.attend()))
+            await stack.enter_async_context(background(self.service.attend))
             stack.push_async_callback(self.service.drain, 0)
             stack.enter_context(drained_by_signals(self.service, config.limits.drain_seconds))
             self._say_hello()
-            async with background(self.exchange.eraser.sweep()):
+            async with background(self.exchange.eraser.sweep):
                 yield
 
     def _say_hello(self) -> None:

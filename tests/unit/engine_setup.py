@@ -334,7 +334,7 @@ async def process(
     made = Process(store or MemoryStore(), model or Scripted(), *tools, **options)
     await made.lease.start()
     try:
-        async with background(made.service.attend()):
+        async with background(made.service.attend):
             yield made
     finally:
         for run in list(made.service._runs.values()):

@@ -152,7 +152,7 @@ async def world(answer: Answer = obeys) -> AsyncIterator[World]:
     async with (
         process(watched, clock=clock, lease_seconds=3600) as deleting,
         process(store, model, noting([], governed=True), clock=clock, lease_seconds=3600) as beside,
-        background(beside.eraser.sweep()),
+        background(beside.eraser.sweep),
     ):
         yield World(clock, watched, deleting, beside)
 

@@ -391,7 +391,13 @@ class Exchange:
         """Does work to its end, whatever happens to the connection that asked for it."""
         task = asyncio.ensure_future(work)
         self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[object]) -> None:
+        self._leaving.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            fault = None if isinstance(error, TealError) else error
+            log.warning("work for a client that has left failed: %s", error, exc_info=fault)
 
     def _owns(self, caller: Caller, partition: str) -> bool:
         return partition == self.service.records.partition(caller.user)

@@ -94,16 +94,15 @@ class Tails:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._open: dict[str, Tail] = {}
-        #: those of `_open`, and what was opened beside one of them for a follower that is further behind
+        #: those of `_open`, and what slow followers still read of tails that others have taken the place of
         self._followed: set[Tail] = set()
 
     @contextmanager
     def open(self, partition: str, record: RequestRecord, after: int) -> Iterator[EventBuffer]:
         """The events of a request behind `after`, as its log grows, for as long as the block lasts."""
         tail = self._open.get(record.request_id)
-        if tail is None or tail.buffer.base > after:
-            tail = Tail(self._tasks, partition, record, after)
-            self._open.setdefault(record.request_id, tail)
+        if tail is None or tail.buffer.closed or tail.buffer.base > after:
+            tail = self._open[record.request_id] = Tail(self._tasks, partition, record, after)
             self._followed.add(tail)
         tail.followers += 1
         try:
@@ -132,7 +131,7 @@ class Tails:
 
     def close(self) -> None:
         """The process ends: its followers continue in another."""
-        for tail in self._open.values():
+        for tail in self._followed:
             tail.buffer.close()
 
 

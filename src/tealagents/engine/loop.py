@@ -22,6 +22,7 @@ from tealagents.engine.prompt import Prompt
 from tealagents.engine.texts import storable
 from tealagents.engine.toolbox import Deferred, Toolbox, ToolOutput
 from tealagents.threads.views import Report
+from tealagents.unwinding import unwound
 
 #: characters of a call's id and of a tool's name that are kept, whatever a model makes up
 LONGEST_NAME = 200
@@ -298,10 +299,6 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
     return tuple(unique)
 
 
-#: seconds that canceled calls get to clean up, before the request continues to its end
-UNWIND_SECONDS = 1.0
-
-
 async def _make_calls(
     state: LoopState, decided: Resumption, deferred: list[Deferred], *, announce: bool, waits: bool
 ) -> AsyncGenerator[Calling | Called | RoundDone, None]:
@@ -324,10 +321,7 @@ async def _make_calls(
             if finished:
                 yield Called(tuple(finished))
     finally:
-        for future in pending:
-            future.cancel()
-        if pending:  # what they let go of is let go before anything they use is closed
-            await asyncio.wait(pending, timeout=UNWIND_SECONDS)
+        await unwound(pending)  # what they let go of is let go before anything they use is closed
     order = {call_id: n for n, call_id in enumerate(state.round_ids)}
     deferred.sort(key=lambda item: order[item.call.id])
     messages = [*decided.rejected, *(_result_message(state, result) for result in results.values())]

@@ -95,7 +95,7 @@ class Run:
 
     def stop(self, stop: Stop) -> None:
         """Asks the run to end so; `outcome` says when it has. One that is about to end, ends as it was."""
-        if self._stop is None and not self._over:
+        if self._stop is None and not self._over and not (self._scope and self._scope.expired()):
             self._stop = stop
             if self._scope is not None:
                 self._scope.reschedule(0)

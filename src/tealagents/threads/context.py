@@ -34,6 +34,7 @@ from tealagents.state.codec import encode_json
 from tealagents.state.memories import Remembered
 from tealagents.threads.components import ThreadConfigError
 from tealagents.threads.views import Report, Stopwatch
+from tealagents.unwinding import unwound
 
 log = logging.getLogger(__name__)
 
@@ -258,16 +259,19 @@ def _unkeepable(state: Json) -> str | None:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs all concurrently. Where one fails the others are canceled, and have ended when it is raised."""
+    """Runs all concurrently. Where one fails, or the request is stopped, the others are canceled; one that
+    ignores this is left behind."""
     if not works:
         return []
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        return await asyncio.gather(*tasks)
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failures = [task.exception() for task in tasks if task in ended]
+        for failure in filter(None, failures):
+            raise failure
+        return [task.result() for task in tasks]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await unwound(tasks)
 
 
 async def _context(provider: ContextProvider, invocation: Invocation) -> Context | None:
