@@ -2,19 +2,27 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from engine_setup import ADA, Process, Scripted, calls, noting, process, waits
+from engine_setup import ADA, Faulty, Process, Scripted, calls, noting, process, waits
 from msgspec.structs import replace
 
-from tealagents.domain.errors import NotFound
-from tealagents.domain.events import Failed, Recorded, Started, TextDelta
+from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.events import (
+    Completed,
+    Failed,
+    ModelDone,
+    ModelEvent,
+    Recorded,
+    Started,
+    TextDelta,
+)
 from tealagents.domain.models import RequestRecord, ToolCall, User
-from tealagents.domain.ports import Commit, Record
+from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine.approvals import Command
 from tealagents.engine.event_buffer import EventBuffer
 from tealagents.engine.following import CHECK_SECONDS
@@ -24,10 +32,14 @@ from tealagents.testing.counting import CountingOptions, CountingStore, StoreOpe
 from tealagents.testing.waits import eventually
 
 
-class Silent(MemoryStore):
-    """Memory that several processes of a test share, and whose notifications are all lost."""
+class Shared(MemoryStore):
+    """Memory that several processes of a test share."""
 
     shared = True
+
+
+class Silent(Shared):
+    """Its notifications are all lost."""
 
     async def commit(self, partition: str, commit: Commit) -> None:
         await super().commit(partition, replace(commit, notify=()))
@@ -226,3 +238,46 @@ async def test_the_first_event_of_a_request_that_waited_is_the_same_for_all() ->
         async for events in running:
             seen += events
         assert await here.followed(request_id) == seen
+
+
+async def test_who_comes_later_does_not_get_an_error_that_is_over() -> None:
+    """A follower that reads slowly still has what the store's outage ended; the others follow anew."""
+    store, gates = Shared(), [asyncio.Event(), asyncio.Event()]
+
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        for text, gate in zip(("one", "two"), gates, strict=True):
+            yield TextDelta(text)
+            await gate.wait()
+        yield ModelDone(finish_reason="stop", model="scripted")
+
+    faulty = Faulty(store)
+    async with process(store, Scripted(answer)) as here, process(faulty) as there:
+        sent = await here.send(streamed=True)
+        request_id = sent.request.request_id
+        slow = there.service.events(there.partition(), request_id, 0)
+        assert isinstance((await anext(slow))[0].event, Started)
+        assert (await anext(slow))[0].event == TextDelta("one")
+        faulty.unreadable = True
+        gates[0].set()
+        await eventually(lambda: all(tail.buffer.closed for tail in there.service.tails._followed))
+        faulty.unreadable = False
+        following = asyncio.ensure_future(there.followed(request_id))
+        await eventually(lambda: any(not tail.buffer.closed for tail in there.service.tails._followed))
+        gates[1].set()
+        assert isinstance((await following)[-1].event, Completed)
+        with pytest.raises(PersistenceUnavailable):
+            await anext(slow)
+
+
+async def test_a_drain_lets_all_followers_go() -> None:
+    """Those too that are further behind than the first one was. covers: SESSION-8"""
+    store = Shared()
+    async with process(store, Scripted(waits(asyncio.Event(), "one"))) as here, process(store) as there:
+        sent = await here.send(streamed=True)
+        ahead = asyncio.ensure_future(there.followed(sent.request.request_id, 50))
+        await eventually(lambda: len(there.service.tails._followed) == 1)
+        behind = asyncio.ensure_future(there.followed(sent.request.request_id))
+        await eventually(lambda: len(there.service.tails._followed) == 2)
+        await there.service.drain(0)
+        assert await ahead == []
+        assert isinstance((await behind)[0].event, Started)

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,8 +22,9 @@ from engine_setup import (
     waits,
 )
 
+from tealagents.bootstrap import AGAIN_SECONDS, background
 from tealagents.domain.errors import CorruptState, NotFound, Overloaded, PersistenceUnavailable, TealError
-from tealagents.domain.events import Completed, ModelEvent, Terminal
+from tealagents.domain.events import Completed, ModelEvent, Terminal, TextDelta
 from tealagents.domain.ids import operation_id
 from tealagents.domain.models import ENDED, Json, MessageBody, StepBody, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Put, Record, Store
@@ -506,6 +507,89 @@ async def test_a_follower_that_has_seen_too_much_gets_the_end(elsewhere: bool) -
         await asyncio.sleep(0.02)
         gate.set()
         assert [type(each.event) for each in await following] == [Completed]
+
+
+def lingers(stopped: asyncio.Event, gone: asyncio.Event) -> Answer:
+    """Takes its time to end once it is stopped."""
+
+    async def answer(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield TextDelta("one")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            stopped.set()
+            await gone.wait()
+            raise
+
+    return answer
+
+
+@pytest.mark.parametrize("way", ["cancel", "newer message", "cancel from elsewhere", "drain"])
+async def test_who_stops_a_request_whose_time_is_up_waits_for_its_end(way: str) -> None:
+    """It ends as it was about to, and the process goes on hearing of others. covers: STREAM-8"""
+    store, stopped, gone, waiting = Shared(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+    model = Scripted(lingers(stopped, gone), waits(waiting), waits(waiting))
+    options: Any = {"lease_seconds": 3000, "concurrency": "interrupt"}
+    async with (
+        process(store, model, limits={"request_timeout_seconds": 60}, **options) as here,
+        process(store, **options) as there,
+    ):
+        sent = await here.send(streamed=True)
+        request_id, task_id, partition = sent.request.request_id, sent.request.task_id, here.partition()
+        await eventually(lambda: model.calls)
+        advance(asyncio.get_running_loop(), 61)
+        await stopped.wait()
+        other = await here.send("another", streamed=True)
+        ways: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "cancel": lambda: here.service.cancel(partition, request_id, ADA.user.key),
+            "newer message": lambda: here.send("stop that", task_id),
+            "cancel from elsewhere": lambda: there.service.cancel(partition, request_id, ADA.user.key),
+            "drain": lambda: here.service.drain(0),
+        }
+        stopping = asyncio.ensure_future(ways[way]())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        gone.set()
+        await stopping
+        ended = await here.request(request_id)
+        if way != "cancel from elsewhere":
+            assert ended.error is not None
+            assert (ended.status, ended.error.code) == ("Failed", "request_timeout")
+        if way == "drain":
+            assert here.service.closed
+        else:
+            await there.service.cancel(partition, other.request.request_id, ADA.user.key)
+        assert (await here.request(other.request.request_id)).status in ENDED
+        assert here.service.run_of(other.request.request_id) is None
+
+
+async def test_a_request_is_canceled_where_it_runs_though_the_store_is_away() -> None:
+    """The caller is told that the store is away; the end is stored when it is back. covers: STATE-4"""
+    store = Faulty(MemoryStore())
+    async with process(store, Scripted(waits(asyncio.Event()))) as here:
+        sent = await here.send(streamed=True)
+        store.unreadable = True
+        with pytest.raises(PersistenceUnavailable):
+            await here.service.cancel(sent.partition, sent.request.request_id, ADA.user.key)
+        store.unreadable = False
+        assert (await here.service.outcome(sent)).status == "Canceled"
+
+
+async def test_work_in_the_background_begins_again_where_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests depend on it for as long as the process runs; the failure is logged."""
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise ValueError("a mistake")
+        await asyncio.Event().wait()
+
+    async with background(work):
+        await eventually(lambda: "a mistake" in caplog.text)
+        advance(asyncio.get_running_loop(), AGAIN_SECONDS)
+        await eventually(lambda: begun == 2)
 
 
 async def test_a_newer_message_does_not_wait_for_ever_for_an_end_that_cannot_be_stored() -> None:

@@ -1,6 +1,7 @@
 """Forks and imports: what they hold, and what a crash in the middle leaves."""
 
 import json
+from uuid import uuid4
 
 import pytest
 from engine_setup import (
@@ -187,6 +188,31 @@ async def test_an_import_that_failed_can_be_made_by_another_process() -> None:
             await here.importer.import_(ADA, wrong)
         assert await store.scan(here.partition(), "importing/") == []
         assert (await other.importer.import_(ADA, document)).task_id == request.task_id
+
+
+@pytest.mark.parametrize("refused", ["request that exists", "session of another"])
+async def test_a_refused_import_leaves_no_trace(refused: str) -> None:
+    """Whose the ids of its document are is written down only with the task. covers: TASK-5"""
+    store = MemoryStore()
+    async with process(store) as here:
+        request, document, wrong = await exported_and_deleted(here)
+        moved = json.loads(
+            json.dumps(wrong if refused == "session of another" else document)
+            .replace(request.task_id, str(uuid4()))
+            .replace(request.request_id, str(uuid4()))
+        )
+        if refused == "request that exists":
+            kept = await here.ask("two")
+            moved["requests"].append({**moved["requests"][0], "request_id": kept.request_id})
+        with pytest.raises((AlreadyExists, NotOwner)):
+            await here.importer.import_(ADA, moved)
+        locators = {
+            name
+            for digit in "0123456789abcdef"
+            for name in await names(store, keys.locators(here.records.agent, digit))
+        }
+        assert locators == set()
+        assert await names(store, here.partition(), "importing/") == []
 
 
 async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,11 +253,17 @@ class Service:
     async def cancel(self, partition: str, request_id: str, actor: str) -> RequestRecord:
         """Ends a running, paused or waiting request `Canceled`; it is when this returns."""
         while True:
-            run = self._runs.get(request_id)
-            if run is not None:  # before the store is asked, which may be away
+            try:
+                found = (await self.tasks.request(partition, request_id)).value
+            except PersistenceUnavailable:
+                if (run := self._runs.get(request_id)) is not None:  # it stops by itself, store or no store
+                    run.stop(Stop(CANCELED, actor))
+                raise
+            run = self._runs.get(request_id) if found.status not in ENDED else None
+            if run is not None:
                 run.stop(Stop(CANCELED, actor))
                 await asyncio.wait([run.outcome])
-            found = (await self.tasks.request(partition, request_id)).value
+                found = (await self.tasks.request(partition, request_id)).value
             if found.status in ENDED:
                 return found
             if run is not None and run.outcome.exception() is not None:

@@ -31,6 +31,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical, draft
 from tealagents.state.copying import Copy
+from tealagents.state.owner_directory import Kind
 from tealagents.state.records import Stored
 from tealagents.state.task_document import ExportedTask, read
 from tealagents.state.tasks import Tasks
@@ -78,9 +79,11 @@ class TaskImporter:
         try:
             if await self._is_there(partition, document):
                 raise _exists(document.task.task_id)
+            for kind, identifier in _made_elsewhere(caller, document):
+                await self._tasks.directory.claim(kind, identifier, caller.user)
             return await self._written(caller, value, document, partition, guard)
         except Exception:
-            await self._give_up(partition, document, guard)
+            await self._give_up(caller, partition, document, guard)
             raise
 
     async def _is_there(self, partition: str, document: ExportedTask) -> bool:
@@ -88,7 +91,9 @@ class TaskImporter:
         (head,) = await self._records.store.read(partition, [keys.task(document.task.task_id)])
         return head is not None
 
-    async def _give_up(self, partition: str, document: ExportedTask, guard: Mapping[str, str | None]) -> None:
+    async def _give_up(
+        self, caller: Caller, partition: str, document: ExportedTask, guard: Mapping[str, str | None]
+    ) -> None:
         """Removes what a failed import has written, so that it can be tried anew, by any replica.
 
         The guard is taken anew first: then the end of the import, should it still be on its way, fails.
@@ -100,6 +105,8 @@ class TaskImporter:
             )
             if not await self._is_there(partition, document):
                 await self._clear(partition, document, {key: version})
+                for _, identifier in _made_elsewhere(caller, document):
+                    await self._tasks.directory.release(identifier, caller.user)
             await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # another process has continued it, or will, once this worker is gone
@@ -165,20 +172,16 @@ class TaskImporter:
 
     async def _check_new(self, caller: Caller, partition: str, document: ExportedTask) -> None:
         task_id = document.task.task_id
-        directory = self._tasks.directory
-        names = [(keys.task, task_id), *((keys.request, r.request_id) for r in document.requests)]
-        for kind, identifier in names:
+        for kind, identifier in _ids_of(document):
             if await self._taken(partition, kind(identifier), task_id):
                 which = "it" if kind is keys.task else "the task that it belongs to"
                 raise AlreadyExists(
                     f"The {_word(kind(identifier))} exists already. Delete {which}, and import it again.",
                     task_id=task_id,
                 )
-            if ids.tag_of(identifier) != ids.owner_tag(caller.user.key):
-                owner = await directory.owner_of(identifier, kind(identifier))
-                if owner is not None:
-                    raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.", task_id=task_id)
-                await directory.claim(kind, identifier, caller.user)
+        for kind, identifier in _made_elsewhere(caller, document):
+            if await self._tasks.directory.owner_of(identifier, kind(identifier)) is not None:
+                raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.", task_id=task_id)
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:
         """Whether a record exists; one that a broken import of the same task has left does not count."""
@@ -201,6 +204,18 @@ class TaskImporter:
         elif found.value.erased:
             raise NotFound(f"There is no session {session_id}. It was deleted.", session_id=session_id)
         return found
+
+
+def _ids_of(document: ExportedTask) -> list[tuple[Kind, str]]:
+    """The task and its requests."""
+    requests = [(keys.request, request.request_id) for request in document.requests]
+    return [(keys.task, document.task.task_id), *requests]
+
+
+def _made_elsewhere(caller: Caller, document: ExportedTask) -> list[tuple[Kind, str]]:
+    """Those that were not made here for the caller, and have to be claimed."""
+    tag = ids.owner_tag(caller.user.key)
+    return [(kind, identifier) for kind, identifier in _ids_of(document) if ids.tag_of(identifier) != tag]
 
 
 def _exists(task_id: str) -> AlreadyExists:
