@@ -574,6 +574,17 @@ def test_an_approver_sees_the_calls_and_decides_and_reads_no_content(
     assert lines(file) == ["one", "two"]
 
 
+def test_a_request_that_never_paused_is_no_affair_of_an_approver(
+    ada: httpx.Client, boss: httpx.Client
+) -> None:
+    """Its ids are not shown either: it is another user's, as on every other path. covers: AUTH-3, HITL-1"""
+    answer = ada.post("", json=text("hello")).raise_for_status().json()
+    for suffix in ("", "/sse"):
+        refused = boss.post(f"/requests/{answer['request_id']}/resume{suffix}", json={"action": "approve"})
+        problem(refused, 401, "not_owner")
+        assert answer["task_id"] not in refused.text
+
+
 def test_an_approver_learns_of_a_second_pause_and_of_a_failure_only_that_it_is(
     ada: httpx.Client, boss: httpx.Client, file: Path
 ) -> None:
@@ -778,7 +789,9 @@ def test_a_tool_cut_off_by_a_crash_is_reported_as_unknown_and_not_run_again(
             found = request(client, pause["request_id"])
             assert (found["status"], found["error"]["code"]) == ("Failed", "interrupted")
             assert ("Work-linger", "unknown") in tool_steps(client, pause)
-            problem(decide(client, pause, action="approve"), 503, "interrupted")
+            again = decide(client, pause, action="approve")
+            problem(again, 503, "interrupted")
+            assert "retry-after" not in again.headers, "it stays so, however often it is decided"
             problem(decide(client, pause, action="reject"), 409, "already_decided")
             for _ in range(2):
                 send(client, "hello", task_id=pause["task_id"])

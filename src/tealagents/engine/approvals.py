@@ -78,6 +78,8 @@ class Approvals:
         partition = await self.partition(caller, request_id)
         for _ in range(ATTEMPTS):
             record = (await self._tasks.request(partition, request_id)).value
+            if not record.approvals and partition != self._records.partition(caller.user):
+                raise NotOwner(f"The request {request_id} belongs to another user.")
             stored = await self._meant(partition, record, command)
             wanted = self._wanted(stored.value, caller.user, command)
             if stored.value.status != "pending":
@@ -138,7 +140,7 @@ class Approvals:
             if record.status == "Canceled":
                 raise RequestCanceled("The request was canceled.").with_ids(**_ids(record))
             if record.imported_pauses:
-                decided = "The request was imported; its pauses were decided before."
+                decided = "The request is a copy; its pauses were decided before it was made."
                 raise AlreadyDecided(decided).with_ids(**_ids(record))
             raise NotFound(f"The request {record.request_id} waits for no decision.").with_ids(**_ids(record))
         if command.approval_id is not None:

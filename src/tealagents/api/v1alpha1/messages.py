@@ -292,7 +292,8 @@ async def resume(exchange: Exchange, request: Request, way: Way) -> Response:
         approval_id=ids.canonical(approval_id, "approval_id") if approval_id is not None else None,
     )
     view = await exchange.decide(caller, request_id, command, streamed=way != "json")
-    # only the connection that sent the message ends it by leaving: here an approved tool may be running
+    # only the connection that sent the message ends it by leaving: here an approved tool may be running; and
+    # what it ended with stays, however often it is decided
     view = replace(view, sender=False)
     return await _answer(exchange, request, view, way, {})
 
@@ -312,7 +313,7 @@ def answered(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) 
     """The JSON answer for a request as it stands, or the problem it ended with."""
     record = view.record
     if view.failure is not None:
-        return problems.respond_failure(view.failure, record.ids, headers)
+        return problems.respond_failure(view.failure, record.ids, headers, repeatable=view.sender)
     shown = view.own and record.status in ("Completed", "Paused")
     content = documents.content_of(record, exchange.prefix) if shown else None
     return json_response(documents.answer(record.ids, record.status, content), headers=headers)

@@ -113,9 +113,11 @@ def respond(error: TealError, *, challenge: str = "Bearer") -> Response:
     return problem_response(body, headers=headers)
 
 
-def respond_failure(failure: Failure, ids: Mapping[str, str], headers: Mapping[str, str]) -> Response:
-    """The response for a request that ended without an answer; a replayed one is not to be retried."""
+def respond_failure(
+    failure: Failure, ids: Mapping[str, str], headers: Mapping[str, str], *, repeatable: bool
+) -> Response:
+    """The response for a request that ended without an answer; `repeatable`: the same call begins another."""
     extra = dict(headers)
-    if failure.code in RETRY_AFTER and not headers:
+    if repeatable and failure.code in RETRY_AFTER:
         extra["retry-after"] = str(RETRY_AFTER[failure.code])
     return problem_response(of_failure(failure, ids), headers=extra)
