@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -37,7 +38,10 @@ from tealagents.state.tasks import CANCELED
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock, advance
 from tealagents.testing.waits import eventually
+from tealagents.threads import windows
 from tealagents.threads.components import open_view
+from tealagents.threads.context import Context, ContextProvider, Invocation, ProviderOptions, Providers
+from tealagents.unwinding import UNWIND_SECONDS
 
 LOOK = ToolCall("c1", "Shell-look", '{"n": 1}')
 DELETE = ToolCall("c2", "Shell-delete", '{"n": 2}')
@@ -657,3 +661,41 @@ async def test_a_write_is_seen_to_its_end_although_canceled_twice() -> None:
         tail = (await here.tasks.head(here.partition(), ended.task_id)).value.tail_seq
         steps, _ = await here.tasks.history.steps(here.partition(), ended.task_id, tail, limit=50)
         assert [step.kind for step in steps] == ["model", "error"]
+
+
+async def test_tasks_without_an_answer_take_room_in_the_memory_of_histories(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many fail, a process keeps no more of them than its bound allows."""
+    monkeypatch.setattr(windows, "KEPT_BYTES", 10 * windows.WINDOW_OVERHEAD)
+    async with process(model=Scripted(fails)) as here:
+        for _ in range(20):
+            await here.ask()
+        assert len(here.service.conversations.whole._kept) == 10
+
+
+async def test_a_provider_that_ignores_that_it_is_canceled_does_not_hold_up_the_end() -> None:
+    """The request ends when its time is up; the provider is left behind. covers: THREAD-10"""
+    released, heard = asyncio.Event(), asyncio.Event()
+
+    class Deaf(ContextProvider):
+        async def invoking(self, invocation: Invocation) -> Context | None:
+            while not released.is_set():
+                with suppress(asyncio.CancelledError):
+                    await released.wait()
+                heard.set()
+            return None
+
+    agent = {"providers": Providers([Deaf(ProviderOptions(timeout_seconds=3000))])}
+    limits = {"request_timeout_seconds": 60}
+    async with process(agent=agent, limits=limits, lease_seconds=30_000) as here:
+        asking = asyncio.ensure_future(here.ask())
+        await eventually(lambda: here.service._runs)
+        advance(asyncio.get_running_loop(), 61)
+        await heard.wait()
+        await asyncio.sleep(0)
+        advance(asyncio.get_running_loop(), UNWIND_SECONDS)
+        ended = await asking
+        assert ended.error is not None
+        assert ended.error.code == "request_timeout"
+        released.set()

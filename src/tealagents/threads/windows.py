@@ -30,8 +30,8 @@ KEPT_BYTES = 64 * 1024 * 1024
 WITNESSES = 4
 #: rounds of other processes that are added to a window, if it knows no more than that itself
 CAUGHT_UP = 16
-#: bytes of a message besides its text; of an encoded one; of a round
-OVERHEAD, ENCODED_OVERHEAD, ROUND_OVERHEAD = 400, 80, 240
+#: bytes of a message besides its text; of an encoded one; of a round; of a window without any
+OVERHEAD, ENCODED_OVERHEAD, ROUND_OVERHEAD, WINDOW_OVERHEAD = 400, 80, 240, 650
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Window(Generic[T]):
         self.rounds: list[KnownRound[T]] = []
         #: there is nothing older than the first round
         self.complete = not head.path
-        self.size = 0
+        self.size = WINDOW_OVERHEAD
         self._reached = 0
         #: what all rounds hold, oldest first, from when it was asked for
         self._all: list[T] | None = None
