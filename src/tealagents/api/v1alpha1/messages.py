@@ -1,8 +1,7 @@
 """Sending a message and deciding a pause: JSON, SSE, background."""
 
-import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -15,18 +14,12 @@ from tealagents.api.v1alpha1 import documents, openapi, problems, schemas
 from tealagents.api.v1alpha1.context import exchange_of, identifier
 from tealagents.api.v1alpha1.fold import Frames, failed
 from tealagents.api.v1alpha1.parameters import UUID, RequestId
+from tealagents.api.v1alpha1.preferences import Way, way_of
 from tealagents.api.v1alpha1.routing import Routes
 from tealagents.domain import ids
 from tealagents.domain.models import Item
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.new_message import NewMessage
-
-Way = Literal["json", "sse", "background"]
-
-#: a preference of its own, not a parameter of another one (RFC 7240, section 2)
-_RESPOND_ASYNC = re.compile(r"(?:^|,)\s*respond-async\s*(?:$|[,;])", re.IGNORECASE)
-#: the value of a preference or parameter, which may hold what looks like another one
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 SEND = """Sends a message to the agent and returns its answer.
 
@@ -222,38 +215,6 @@ _resume_at("/tealagents/v1alpha1/resume/{request_id}", "_older")
 
 
 # --- reading the request -------------------------------------------------------------------------
-
-
-def way_of(request: Request) -> Way:
-    """How the client wants the answer, from `Accept` and `Prefer`."""
-    accept = ",".join(request.headers.getlist("accept"))
-    if "text/event-stream" in accept.lower() and _prefers_events(accept):
-        return "sse"
-    prefer = ",".join(request.headers.getlist("prefer"))
-    if _RESPOND_ASYNC.search(_QUOTED.sub("", prefer)):
-        return "background"
-    return "json"
-
-
-def _prefers_events(accept: str) -> bool:
-    """Whether `text/event-stream` is named at least as high as JSON."""
-    weights: dict[str, float] = {}
-    for part in accept.lower().split(","):
-        name, _, parameters = part.partition(";")
-        weights[name.strip()] = _weight(parameters)
-    events = weights.get("text/event-stream", 0.0)
-    plain = next(
-        (weights[name] for name in ("application/json", "application/*", "*/*") if name in weights), 0.0
-    )
-    return events > 0 and events >= plain
-
-
-def _weight(parameters: str) -> float:
-    match = re.search(r"(?:^|;)\s*q\s*=\s*([0-9.]+)", parameters)
-    try:
-        return float(match[1]) if match else 1.0
-    except ValueError:
-        return 0.0
 
 
 def _message(value: Any) -> NewMessage:
