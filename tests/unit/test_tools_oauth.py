@@ -346,7 +346,7 @@ async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.DEBUG), protected(provider) as url:
         async with opened(url, consents) as server:
             asked = await asked_by(server, Context())
-            pending = next(iter(consents._pending.values()))
+            pending = next(iter(consents._pending._pending.values()))
             brought = await visited(provider, "Alice", asked.url)
             caplog.clear()
             await consents.complete(brought["state"], brought["code"], iss=brought.get("iss"))
@@ -515,7 +515,7 @@ async def test_catalogue_can_protect_any_tool(pretender: Pretender) -> None:
     }
     catalogue = Catalogue.model_validate({"plugins": [{"plugin_id": "A", "tools": [entry]}]})
     consents = Consents(CALLBACK)
-    consents._registered[pretender.url] = OAuthClient("me")
+    consents._registrations._registered[pretender.url] = OAuthClient("me")
     tool: Tool = govern([Asking()], catalogue, consents)[0]
     assert tool.spec.auth == entry["auth"]
     with pytest.raises(NeedsAuthorization) as asked:

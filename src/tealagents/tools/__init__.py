@@ -42,7 +42,8 @@ from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique,
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import prefix_of
-from tealagents.tools.oauth import Consents, Secrets
+from tealagents.tools.oauth import Consents
+from tealagents.tools.oauth_pending import Secrets
 from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.options import MCPServerOptions, remote_plugins
 

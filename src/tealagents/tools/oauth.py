@@ -20,7 +20,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlencode
 from weakref import WeakValueDictionary
 
@@ -30,54 +29,26 @@ from msgspec import Struct
 from tealagents.domain.errors import InvalidRequest, NeedsAuthorization, ToolFailed
 from tealagents.domain.models import Json, User
 from tealagents.domain.ports import ToolContext
+from tealagents.tools.oauth_clients import Registrations
+from tealagents.tools.oauth_pending import PENDING_SECONDS, PendingConsent, PendingConsents, Secrets
 from tealagents.tools.oauth_servers import (
     Challenge,
     Endpoints,
-    Issuer,
-    OAuthClient,
     ProtectedServer,
     issuer_of,
     resource_metadata,
     same_issuer,
     scopes_to_ask,
-    secret_method,
     server_metadata,
     token_request,
 )
 
 logger = logging.getLogger(__name__)
 
-#: seconds for which the URL of a `NeedsAuthorization` can be used
-PENDING_SECONDS = 3600
-#: authorizations that may be pending at once; beyond it the oldest is forgotten
-MAX_PENDING = 10_000
 #: an access token that expires this soon is renewed before it is used
 LEEWAY_SECONDS = 30
 #: what is assumed where the authorization server does not say when an access token expires
 DEFAULT_LIFETIME_SECONDS = 3600
-#: in the secrets, the "user" under which pending authorizations are kept
-_PENDING_OWNER = "oauth-pending"
-
-
-class Secrets(Protocol):
-    """Secrets that outlive the process, one text for each user and server. Encrypted where they rest.
-
-    Shared by the replicas. The service gives one only when its store is encrypted.
-    """
-
-    async def get(self, user_key: str, server: str) -> str | None: ...
-
-    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
-        """Replaces what is there. May be forgotten after `ttl` seconds."""
-        ...
-
-    async def take(self, user_key: str, server: str) -> str | None:
-        """What is there, and deletes it: of those who take it at once, only one gets it."""
-        ...
-
-    async def delete(self, user_key: str, server: str, secret: str) -> None:
-        """Deletes this secret; one that has replaced it stays."""
-        ...
 
 
 class _Grant(Struct, frozen=True, kw_only=True):
@@ -86,21 +57,6 @@ class _Grant(Struct, frozen=True, kw_only=True):
     at: Endpoints
     scopes: tuple[str, ...]
     refresh_token: str
-
-
-class _Pending(Struct, frozen=True, kw_only=True):
-    """An authorization that waits for the user's browser."""
-
-    user_key: str
-    request_id: str
-    server_name: str
-    server_key: str
-    at: Endpoints
-    scopes: tuple[str, ...]
-    verifier: str
-    expires_at: float
-    #: the server promised to name itself in the callback (RFC 9207)
-    must_name_issuer: bool
 
 
 @dataclass(frozen=True)
@@ -127,14 +83,9 @@ class Consents:
         self._callback_url = callback_url
         self._secrets = secrets
         self._now = now
-        self._pending_seconds = pending_seconds
+        self._pending = PendingConsents(secrets, now, pending_seconds)
+        self._registrations = Registrations(callback_url)
         self._access: dict[tuple[str, str], _Access] = {}
-        #: state → what it stands for, oldest first
-        self._pending: dict[str, _Pending] = {}
-        #: (user, server, request) → the URL that was made for it
-        self._asked: dict[tuple[str, str, str], tuple[str, NeedsAuthorization]] = {}
-        #: issuer → the client we registered as
-        self._registered: dict[str, OAuthClient] = {}
         #: what is done once for several callers, by what it is about
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
@@ -201,8 +152,8 @@ class Consents:
     async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
         """As `token_request`. A registration that the server no longer knows is made again, next time."""
         status, answer = await token_request(at, form)
-        if answer.get("error") == "invalid_client" and self._registered.get(at.issuer) == at.client:
-            del self._registered[at.issuer]
+        if answer.get("error") == "invalid_client":
+            self._registrations.forget(at.issuer, at.client)
         return status, answer
 
     async def _keep(self, user_key: str, server_key: str, answer: Json, grant: _Grant) -> str:
@@ -235,29 +186,24 @@ class Consents:
                 "the user could be sent back to. Its operator has to set one."
             )
         async with self._locks.setdefault(asked, asyncio.Lock()):
-            known = self._asked.get(asked)
-            if known and self._is_usable(known[0]) and set(challenge.scopes) <= set(known[1].scopes):
-                return known[1]
+            known = self._pending.asked(asked)
+            if known is not None and set(challenge.scopes) <= set(known.scopes):
+                return known
             state, pending, url = await self._begun(context, server, challenge)
-            await self._remember(state, pending)
             authorization = NeedsAuthorization(server.name, url, pending.scopes)
-            self._asked[asked] = (state, authorization)
+            await self._pending.remember(state, pending, asked, authorization)
             return authorization
-
-    def _is_usable(self, state: str) -> bool:
-        pending = self._pending.get(state)
-        return pending is not None and pending.expires_at > self._now()
 
     async def _begun(
         self, context: ToolContext, server: ProtectedServer, challenge: Challenge
-    ) -> tuple[str, _Pending, str]:
+    ) -> tuple[str, PendingConsent, str]:
         resource = await resource_metadata(server, challenge)
         issuer = issuer_of(server, resource)
         metadata = await server_metadata(server, issuer)
-        client = await self._client(server, issuer, metadata)
+        client = await self._registrations.client(server, issuer, metadata)
         scopes = scopes_to_ask(server, challenge, resource, metadata, renewable=self._secrets is not None)
         state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(64)
-        pending = _Pending(
+        pending = PendingConsent(
             user_key=owner_key(context),
             request_id=context.request_id,
             server_name=server.name,
@@ -271,12 +217,12 @@ class Consents:
             ),
             scopes=scopes,
             verifier=verifier,
-            expires_at=self._now() + self._pending_seconds,
+            expires_at=self._pending.until(),
             must_name_issuer=metadata.get("authorization_response_iss_parameter_supported") is True,
         )
         return state, pending, self._url(metadata["authorization_endpoint"], state, pending)
 
-    def _url(self, endpoint: str, state: str, pending: _Pending) -> str:
+    def _url(self, endpoint: str, state: str, pending: PendingConsent) -> str:
         challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=")
         query = {
             "response_type": "code",
@@ -295,42 +241,6 @@ class Consents:
             query["resource"] = pending.at.resource
         return endpoint + ("&" if "?" in endpoint else "?") + urlencode(query)
 
-    async def _client(self, server: ProtectedServer, asked: Issuer, metadata: Json) -> OAuthClient:
-        if server.client_id:
-            if server.client_secret and server.issuer is None:
-                raise ToolFailed(f"{server.name}: a client secret is only sent to a configured auth_server.")
-            method = secret_method(metadata) if server.client_secret else "none"
-            return OAuthClient(server.client_id, server.client_secret, method)
-        issuer = metadata["issuer"]
-        endpoint = metadata.get("registration_endpoint")
-        async with self._locks.setdefault((issuer,), asyncio.Lock()):
-            if issuer not in self._registered:
-                if not server.register or not endpoint:
-                    raise ToolFailed(
-                        f"{server.name} needs the user's authorization at {issuer}, where this service is "
-                        "not known. Its operator has to register it and set oauth_client_id."
-                    )
-                self._registered[issuer] = await self._register(asked, str(endpoint))
-            return self._registered[issuer]
-
-    async def _register(self, issuer: Issuer, endpoint: str) -> OAuthClient:
-        body = {
-            "client_name": "tealagents",
-            "redirect_uris": [self._callback_url],
-            "grant_types": ["authorization_code", "refresh_token"],
-            "response_types": ["code"],
-            "token_endpoint_auth_method": "none",
-            "application_type": "web",
-        }
-        status, answer = await issuer.call("POST", endpoint, json=body)
-        if status not in (200, 201) or not isinstance(answer.get("client_id"), str):
-            raise ToolFailed(f"{endpoint} did not register this service as a client (status {status}).")
-        secret = answer.get("client_secret")
-        method = answer.get("token_endpoint_auth_method") or ("client_secret_basic" if secret else "none")
-        if method not in ("none", "client_secret_basic", "client_secret_post"):
-            raise ToolFailed(f"{endpoint} wants clients to identify by {method}, which is not supported.")
-        return OAuthClient(answer["client_id"], secret, method)
-
     # --- the way back ---
 
     async def complete(self, state: str, code: str, *, iss: str | None = None) -> str:
@@ -339,7 +249,7 @@ class Consents:
         Returns the name of the server it is for. A state can be used once. `iss` is the callback's
         parameter of this name, if it has one. Raises `InvalidRequest` that says what to do.
         """
-        pending = await self._taken(state)
+        pending = await self._pending.take(state)
         if iss is None and pending.must_name_issuer:
             raise InvalidRequest(
                 "iss", f"{pending.at.issuer} has to name itself in this callback and did not"
@@ -372,40 +282,12 @@ class Consents:
 
     async def refuse(self, state: str) -> None:
         """The browser came back without a code: the user said no. The state is used up."""
-        await self._taken(state)
-
-    async def _remember(self, state: str, pending: _Pending) -> None:
-        now = self._now()
-        for old in [key for key, value in self._pending.items() if value.expires_at <= now]:
-            del self._pending[old]
-        while len(self._pending) >= MAX_PENDING:
-            del self._pending[next(iter(self._pending))]
-        self._asked = {key: value for key, value in self._asked.items() if value[0] in self._pending}
-        self._pending[state] = pending
-        if self._secrets:
-            secret = msgspec.json.encode(pending).decode()
-            await self._secrets.put(_PENDING_OWNER, _digest(state), secret, ttl=self._pending_seconds)
-
-    async def _taken(self, state: str) -> _Pending:
-        pending = self._pending.pop(state, None)
-        if self._secrets:
-            stored = await self._secrets.take(_PENDING_OWNER, _digest(state))
-            # what is stored decides: another replica may have used the state
-            pending = msgspec.json.decode(stored, type=_Pending) if stored else None
-        if pending is None or pending.expires_at <= self._now():
-            raise InvalidRequest(
-                "state", "this link has been used, or is too old. Resume the request for a new one"
-            )
-        return pending
+        await self._pending.take(state)
 
 
 def owner_key(context: ToolContext) -> str:
     """The one text that names the owner everywhere (`User.key`)."""
     return User(context.tenant_id, context.user_id).key
-
-
-def _digest(state: str) -> str:
-    return hashlib.sha256(state.encode()).hexdigest()
 
 
 def _granted(answer: Json, asked: tuple[str, ...]) -> tuple[str, ...]:

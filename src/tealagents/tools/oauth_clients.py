@@ -1,0 +1,61 @@
+"""Who this service is to authorization servers: as the config says, or by dynamic registration (RFC 7591)."""
+
+import asyncio
+from weakref import WeakValueDictionary
+
+from tealagents.domain.errors import ToolFailed
+from tealagents.domain.models import Json
+from tealagents.tools.oauth_servers import Issuer, OAuthClient, ProtectedServer, secret_method
+
+
+class Registrations:
+    """The clients that this service is, one for each authorization server."""
+
+    def __init__(self, callback_url: str | None) -> None:
+        self._callback_url = callback_url
+        #: by issuer: the client we registered as
+        self._registered: dict[str, OAuthClient] = {}
+        #: one registration at a time, by issuer
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def forget(self, issuer: str, client: OAuthClient) -> None:
+        """The server does not know this client; one that we registered is registered anew, next time."""
+        if self._registered.get(issuer) == client:
+            del self._registered[issuer]
+
+    async def client(self, server: ProtectedServer, asked: Issuer, metadata: Json) -> OAuthClient:
+        """The client that the config names, or else the one this service is registered as. `ToolFailed`."""
+        if server.client_id:
+            if server.client_secret and server.issuer is None:
+                raise ToolFailed(f"{server.name}: a client secret is only sent to a configured auth_server.")
+            method = secret_method(metadata) if server.client_secret else "none"
+            return OAuthClient(server.client_id, server.client_secret, method)
+        issuer = metadata["issuer"]
+        endpoint = metadata.get("registration_endpoint")
+        async with self._locks.setdefault(issuer, asyncio.Lock()):
+            if issuer not in self._registered:
+                if not server.register or not endpoint:
+                    raise ToolFailed(
+                        f"{server.name} needs the user's authorization at {issuer}, where this service is "
+                        "not known. Its operator has to register it and set oauth_client_id."
+                    )
+                self._registered[issuer] = await self._register(asked, str(endpoint))
+            return self._registered[issuer]
+
+    async def _register(self, issuer: Issuer, endpoint: str) -> OAuthClient:
+        body = {
+            "client_name": "tealagents",
+            "redirect_uris": [self._callback_url],
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "token_endpoint_auth_method": "none",
+            "application_type": "web",
+        }
+        status, answer = await issuer.call("POST", endpoint, json=body)
+        if status not in (200, 201) or not isinstance(answer.get("client_id"), str):
+            raise ToolFailed(f"{endpoint} did not register this service as a client (status {status}).")
+        secret = answer.get("client_secret")
+        method = answer.get("token_endpoint_auth_method") or ("client_secret_basic" if secret else "none")
+        if method not in ("none", "client_secret_basic", "client_secret_post"):
+            raise ToolFailed(f"{endpoint} wants clients to identify by {method}, which is not supported.")
+        return OAuthClient(answer["client_id"], secret, method)

@@ -1,0 +1,115 @@
+"""Authorizations that wait for a user's browser to come back.
+
+Kept in memory, and in a `Secrets` where there is one: then any replica completes them, after a restart too.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from tealagents.domain.errors import InvalidRequest, NeedsAuthorization
+from tealagents.tools.oauth_servers import Endpoints
+
+#: seconds for which the URL of a `NeedsAuthorization` can be used
+PENDING_SECONDS = 3600
+#: authorizations that may be pending at once; beyond it the oldest is forgotten
+MAX_PENDING = 10_000
+#: in the secrets, the "user" under which pending authorizations are kept
+_PENDING_OWNER = "oauth-pending"
+
+#: the user, the server and the request that an authorization is asked for
+Asked = tuple[str, str, str]
+
+
+class Secrets(Protocol):
+    """Secrets that outlive the process, one text for each user and server. Encrypted where they rest.
+
+    Shared by the replicas. The service gives one only when its store is encrypted.
+    """
+
+    async def get(self, user_key: str, server: str) -> str | None: ...
+
+    async def put(self, user_key: str, server: str, secret: str, *, ttl: float | None = None) -> None:
+        """Replaces what is there. May be forgotten after `ttl` seconds."""
+        ...
+
+    async def take(self, user_key: str, server: str) -> str | None:
+        """What is there, and deletes it: of those who take it at once, only one gets it."""
+        ...
+
+    async def delete(self, user_key: str, server: str, secret: str) -> None:
+        """Deletes this secret; one that has replaced it stays."""
+        ...
+
+
+class PendingConsent(Struct, frozen=True, kw_only=True):
+    """An authorization that waits for the user's browser."""
+
+    user_key: str
+    request_id: str
+    server_name: str
+    server_key: str
+    at: Endpoints
+    scopes: tuple[str, ...]
+    verifier: str
+    expires_at: float
+    #: the server promised to name itself in the callback (RFC 9207)
+    must_name_issuer: bool
+
+
+class PendingConsents:
+    """The pending authorizations, by the state that the browser brings back."""
+
+    def __init__(self, secrets: Secrets | None, now: Callable[[], float], seconds: float) -> None:
+        self._secrets = secrets
+        self._now = now
+        self._seconds = seconds
+        #: oldest first
+        self._pending: dict[str, PendingConsent] = {}
+        #: the state and the URL that were made for it
+        self._asked: dict[Asked, tuple[str, NeedsAuthorization]] = {}
+
+    def until(self) -> float:
+        """When an authorization that begins now can no longer be used."""
+        return self._now() + self._seconds
+
+    def asked(self, asked: Asked) -> NeedsAuthorization | None:
+        """The URL that was made for this before, as long as it can be used."""
+        state, authorization = self._asked.get(asked, ("", None))
+        pending = self._pending.get(state)
+        return authorization if pending is not None and pending.expires_at > self._now() else None
+
+    async def remember(
+        self, state: str, pending: PendingConsent, asked: Asked, authorization: NeedsAuthorization
+    ) -> None:
+        now = self._now()
+        for old in [key for key, value in self._pending.items() if value.expires_at <= now]:
+            del self._pending[old]
+        while len(self._pending) >= MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._asked = {key: value for key, value in self._asked.items() if value[0] in self._pending}
+        self._pending[state] = pending
+        if self._secrets:
+            secret = msgspec.json.encode(pending).decode()
+            await self._secrets.put(_PENDING_OWNER, _digest(state), secret, ttl=self._seconds)
+        self._asked[asked] = (state, authorization)
+
+    async def take(self, state: str) -> PendingConsent:
+        """What the state stands for; it is used up. `InvalidRequest` where it is used already, or too old."""
+        pending = self._pending.pop(state, None)
+        if self._secrets:
+            stored = await self._secrets.take(_PENDING_OWNER, _digest(state))
+            # what is stored decides: another replica may have used the state
+            pending = msgspec.json.decode(stored, type=PendingConsent) if stored else None
+        if pending is None or pending.expires_at <= self._now():
+            raise InvalidRequest(
+                "state", "this link has been used, or is too old. Resume the request for a new one"
+            )
+        return pending
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()
