@@ -1,0 +1,297 @@
+"""A partition of the file store: its folder, the lock on it, and commits that become whole.
+
+How, is said in `files`.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from tealagents.disk import make_folders, private, sync
+from tealagents.domain.errors import Conflict, CorruptState, Unknown
+from tealagents.domain.ports import Commit, Record
+from tealagents.stores.file_documents import (
+    DamagedFile,
+    RecordFile,
+    folders_of,
+    key_path,
+    partition_path,
+    walk,
+)
+
+#: what the file `.format` holds
+FORMAT = b"tealagents files 1\n"
+#: a line of `.expiring`; a full disk may have cut one off, and the next one was then written behind it
+_NOTE = re.compile(rb"^([0-9]+\.[0-9]+) ([!-~]+)$", re.MULTILINE)
+#: what the name of a file that is to take another's place ends in
+_BESIDE = ".tmp"
+
+
+class Redo(msgspec.Struct):
+    """What `.redo` holds: documents by key, and keys."""
+
+    put: dict[str, str]
+    delete: list[str]
+
+
+class PartitionFolder:
+    """A partition's folder. Its methods block, and hold the partition's lock while they run."""
+
+    def __init__(self, root: Path, partition: str, busy_seconds: float, syncing: ThreadPoolExecutor) -> None:
+        self._root, self._busy_seconds, self._syncing = root, busy_seconds, syncing
+        self._path = f"{root}/{partition_path(partition)}"
+        self._redo_file = f"{self._path}/.redo"
+        self._expiring_file = f"{self._path}/.expiring"
+
+    def read(self, keys: Sequence[str], now: float) -> list[Record | None]:
+        with self._reading() as there:
+            return [self._record(key, now) if there else None for key in keys]
+
+    def scan(
+        self, prefix: str, after: str | None, limit: int, reverse: bool, now: float
+    ) -> list[tuple[str, Record]]:
+        with self._reading() as there:
+            keys = self._keys(prefix) if there else ()
+            if after is not None:
+                keys = (key for key in keys if (key < after if reverse else key > after))
+            records = ((key, self._listed(key, now)) for key in sorted(keys, reverse=reverse))
+            return list(islice(((key, record) for key, record in records if record), limit))
+
+    def commit(self, commit: Commit, now: float, sweeps: bool) -> None:
+        redo = self._open_redo()
+        try:
+            self._lock(redo, fcntl.LOCK_EX)
+            self._finish(redo)
+            if sweeps:
+                self._sweep(now)
+            self._check(commit, now)
+            if commit.put or commit.delete:
+                self._write(redo, commit, now)
+        finally:
+            os.close(redo)
+
+    # reading
+
+    @contextmanager
+    def _reading(self) -> Iterator[bool]:
+        """Holds the lock, shared, while every commit is whole; False where there is no such partition."""
+        while True:
+            try:
+                redo = os.open(self._redo_file, os.O_RDWR)
+            except FileNotFoundError:
+                check_store(self._root)
+                yield False
+                return
+            try:
+                self._lock(redo, fcntl.LOCK_SH)
+                if os.fstat(redo).st_size == 0:
+                    yield True
+                    return
+            finally:
+                os.close(redo)
+            self._finish_alone()
+
+    def _record(self, key: str, now: float) -> Record | None:
+        """The record as `read` shows it."""
+        try:
+            return self._load(key, now)
+        except DamagedFile as damage:
+            raise CorruptState(key, f"in the file {self._file(key)} {damage.reason}") from damage
+
+    def _listed(self, key: str, now: float) -> Record | None:
+        """The record as `scan` shows it."""
+        try:
+            return self._load(key, now)
+        except DamagedFile as damage:
+            return Record(damage.content, "")
+
+    def _load(self, key: str, now: float) -> Record | None:
+        try:
+            with open(self._file(key), "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return None
+        document = RecordFile.parse(key, content)
+        if document.expires is not None and document.expires <= now:
+            return None
+        return Record(document.value, document.version)
+
+    def _keys(self, prefix: str) -> Iterator[str]:
+        """The keys of the files that are there, in no order, expired ones too."""
+        above, _, _ = prefix.rpartition("/")
+        start = f"{self._path}/{folders_of(above)}" if "/" in prefix else self._path
+        keys = walk(start, above + "/" if "/" in prefix else "", "")
+        return (key for key in keys if key.startswith(prefix))
+
+    def _file(self, key: str) -> str:
+        return f"{self._path}/{key_path(key)}"
+
+    # committing
+
+    def _open_redo(self) -> int:
+        try:
+            return os.open(self._redo_file, os.O_RDWR)
+        except FileNotFoundError:
+            check_store(self._root)
+            make_folders(self._path)
+            redo = os.open(self._redo_file, os.O_RDWR | os.O_CREAT, 0o600)
+            sync(self._path)
+            return redo
+
+    def _check(self, commit: Commit, now: float) -> None:
+        found = {key: self._record(key, now) for key in commit.expect}
+        versions = {key: record.version if record else None for key, record in found.items()}
+        if differing := [key for key, version in commit.expect.items() if versions[key] != version]:
+            raise Conflict(*differing)
+
+    def _write(self, redo: int, commit: Commit, now: float) -> None:
+        documents = {key: RecordFile.made(put, commit.operation, now) for key, put in commit.put.items()}
+        changes = Redo(
+            put={key: document.render(key).decode() for key, document in documents.items()},
+            delete=list(commit.delete),
+        )
+        self._note_expiring({key: document.expires for key, document in documents.items()})
+        try:
+            self._promise(redo, changes)
+            self._prepare(changes)
+        except OSError:
+            self._withdraw(redo, changes)
+            raise
+        try:
+            self._make(changes)
+            os.ftruncate(redo, 0)
+        except OSError as error:
+            raise Unknown(f"committed, and will be made when the disk allows it: {error}") from error
+
+    def _promise(self, redo: int, changes: Redo) -> None:
+        """Writes the redo. When it is on the disk the commit has happened; before that it has not."""
+        body = msgspec.json.encode(changes)
+        content = hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+        with open(redo, "wb", closefd=False) as file:
+            file.write(content)
+        os.fsync(redo)
+
+    def _withdraw(self, redo: int, changes: Redo) -> None:
+        """Takes back what could not be written: under the lock no one has seen the promise."""
+        try:
+            os.ftruncate(redo, 0)
+            os.fsync(redo)
+        except OSError as error:
+            raise Unknown(f"may be made when the disk allows it: {error}") from error
+        for key in changes.put:
+            with suppress(OSError):  # was not made
+                os.unlink(self._file(key) + _BESIDE)
+
+    def _finish_alone(self) -> None:
+        redo = self._open_redo()
+        try:
+            self._lock(redo, fcntl.LOCK_EX)
+            self._finish(redo)
+        finally:
+            os.close(redo)
+
+    def _finish(self, redo: int) -> None:
+        """Makes what the last holder of the lock committed and did not live to make."""
+        if not (size := os.fstat(redo).st_size):
+            return
+        digest, _, body = os.pread(redo, size, 0).partition(b"\n")
+        if digest == hashlib.sha256(body).hexdigest().encode():
+            changes = msgspec.json.decode(body, type=Redo)
+            self._prepare(changes)
+            self._make(changes)
+        os.ftruncate(redo, 0)
+
+    def _prepare(self, changes: Redo) -> None:
+        """Writes and syncs the new documents, each beside its place: all that needs room on the disk."""
+        for key, text in changes.put.items():
+            _write_beside(self._file(key), text.encode())
+        self._sync([self._file(key) + _BESIDE for key in changes.put])
+
+    def _make(self, changes: Redo) -> None:
+        """Makes the changes and syncs them. Preparing and doing it again does the same."""
+        folders = {self._remove(self._file(key)) for key in changes.delete}
+        files = [self._file(key) for key in changes.put]
+        for file in files:
+            os.rename(file + _BESIDE, file)
+        folders.update(map(os.path.dirname, files))
+        self._sync([folder for folder in folders if os.path.isdir(folder)])  # a deletion may have removed it
+
+    def _sync(self, paths: Sequence[str]) -> None:
+        """Syncs all at once: a disk takes little longer for ten than for one."""
+        for _ in self._syncing.map(sync, paths):
+            pass
+
+    def _remove(self, file: str) -> str:
+        """Removes a file and the folders it leaves empty; the folder that remains."""
+        with suppress(FileNotFoundError):
+            os.unlink(file)
+        folder = os.path.dirname(file)
+        with suppress(OSError):  # it holds something, or was not there
+            while folder != self._path:
+                os.rmdir(folder)
+                folder = os.path.dirname(folder)
+        return folder
+
+    def _lock(self, redo: int, kind: int) -> None:
+        """Polls, because `flock` knows no time limit and its holder may be stopped."""
+        pause, deadline = 0.0005, time.monotonic() + self._busy_seconds
+        while True:
+            try:
+                return fcntl.flock(redo, kind | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    reason = f"another process has held a lock for {self._busy_seconds:g} seconds"
+                    raise OSError(error.errno, reason, self._redo_file) from error
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    # forgetting
+
+    def _note_expiring(self, expires: Mapping[str, float | None]) -> None:
+        lines = [f"{at} {key}\n" for key, at in expires.items() if at is not None]
+        if lines:
+            with open(self._expiring_file, "a", opener=private) as file:
+                file.writelines(lines)
+
+    def _sweep(self, now: float) -> None:
+        """Removes what has expired. An interrupted sweep, or a lost note, leaves files that no one sees."""
+        try:
+            notes = Path(self._expiring_file).read_bytes()
+        except FileNotFoundError:
+            return
+        noted = {key.decode(): float(at) for at, key in _NOTE.findall(notes)}
+        for key in [key for key, at in noted.items() if at <= now]:
+            del noted[key]
+            with suppress(DamagedFile):  # stays as it is
+                if self._load(key, now) is None:
+                    self._remove(self._file(key))
+        replace_file(self._expiring_file, "".join(f"{at} {key}\n" for key, at in noted.items()).encode())
+
+
+def check_store(root: Path) -> None:
+    """OSError unless the folder is there and ours: a disk that is gone must not look like an empty store."""
+    if (root / ".format").read_bytes() != FORMAT:
+        raise OSError(errno.EINVAL, "the folder was made by another version", str(root))
+
+
+def _write_beside(file: str, content: bytes) -> None:
+    make_folders(os.path.dirname(file))
+    with open(file + _BESIDE, "wb", opener=private) as new:
+        new.write(content)
+
+
+def replace_file(file: str, content: bytes) -> None:
+    """Puts a file in its place, whole."""
+    _write_beside(file, content)
+    sync(file + _BESIDE)
+    os.rename(file + _BESIDE, file)
