@@ -28,7 +28,6 @@ from tealagents.engine.toolbox import CallContext
 from tealagents.engine.wait_queue import WaitQueues
 from tealagents.state import keys
 from tealagents.state.new_message import Earlier, Key, NewMessage
-from tealagents.state.queue import try_start
 from tealagents.state.records import RecordStore
 from tealagents.state.submission import BusyElsewhere, Replayed, Submission, Waiting
 from tealagents.state.task_writer import TaskWriter
@@ -203,10 +202,7 @@ class Service:
         request = waiting.request
         started = False
         try:
-            with self._wait_queues.ticket(waiting.partition, request.task_id, request.request_id) as ticket:
-                while (begun := await self._try_start(caller, waiting)) is None:
-                    left = waiting.deadline - self.records.clock.now()
-                    await ticket.called(max(0.05, left.total_seconds()))
+            begun = await self._wait_queues.turn(waiting, caller.user.key)
             if isinstance(begun, TaskWriter):
                 self.start(caller, begun, streamed=streamed)
                 started = True
@@ -214,16 +210,6 @@ class Service:
             if not started:
                 self.tasks.over(request.request_id)
                 self.admission.leave(caller.user.key)
-
-    async def _try_start(self, caller: Caller, waiting: Waiting) -> TaskWriter | RequestRecord | None:
-        try:
-            return await try_start(self.tasks, caller.user.key, waiting)
-        except TealError as error:
-            log.warning("request %s waits: %s", waiting.request.request_id, error)
-            late = self.records.clock.now() >= waiting.deadline
-            if late or error.code in ("not_found", "corrupt_state"):
-                return waiting.request
-            return None
 
     # --- outcomes --------------------------------------------------------------------------------
 

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tealagents.domain.errors import TealError
+from tealagents.domain.models import RequestRecord
 from tealagents.state import keys
+from tealagents.state.queue import try_start
+from tealagents.state.submission import Waiting
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -47,8 +51,27 @@ class WaitQueues:
         self._tasks = tasks
         self._queues: dict[str, _WaitQueue] = {}
 
+    async def turn(self, waiting: Waiting, actor: str) -> TaskWriter | RequestRecord:
+        """The request's task, taken for it when it is its turn; the request where it never will be."""
+        request, clock = waiting.request, self._tasks.records.clock
+        with self._ticket(waiting.partition, request.task_id, request.request_id) as ticket:
+            while (begun := await self._try_start(waiting, actor)) is None:
+                left = waiting.deadline - clock.now()
+                await ticket.called(max(0.05, left.total_seconds()))
+        return begun
+
+    async def _try_start(self, waiting: Waiting, actor: str) -> TaskWriter | RequestRecord | None:
+        try:
+            return await try_start(self._tasks, actor, waiting)
+        except TealError as error:
+            log.warning("request %s waits: %s", waiting.request.request_id, error)
+            late = self._tasks.records.clock.now() >= waiting.deadline
+            if late or error.code in ("not_found", "corrupt_state"):
+                return waiting.request
+            return None
+
     @contextmanager
-    def ticket(self, partition: str, task_id: str, request_id: str) -> Iterator[Ticket]:
+    def _ticket(self, partition: str, task_id: str, request_id: str) -> Iterator[Ticket]:
         """A ticket for as long as the block lasts."""
         queue = self._queues.get(task_id)
         if queue is None:
