@@ -23,7 +23,7 @@ async def main(origin: str) -> None:
         client = ClientFactory(ClientConfig(httpx_client=http)).create(card)
 
         async for event in client.send_message(message({"text": 'call Garden-water {"plant": "rose"}'})):
-            if event.HasField("artifact_update"):
+            if event.HasField("artifact_update") and not event.artifact_update.last_chunk:
                 print("piece:", event.artifact_update.artifact.parts[0].text)
             if event.HasField("task"):
                 context = event.task.context_id
@@ -35,10 +35,9 @@ async def main(origin: str) -> None:
             if status.state == TaskState.TASK_STATE_INPUT_REQUIRED:
                 print("waits:", status.message.parts[0].text)
                 task = event.status_update.task_id
-        answer = ""
         async for event in client.send_message(message({"data": {"action": "approve"}}, task_id=task)):
-            answer += "".join(part.text for part in event.artifact_update.artifact.parts)
-        print("done:", answer)
+            if event.artifact_update.last_chunk:  # the whole answer, which replaces its pieces
+                print("done:", event.artifact_update.artifact.parts[0].text)
 
 
 asyncio.run(main(sys.argv[1]))

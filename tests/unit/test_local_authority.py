@@ -99,6 +99,19 @@ def test_the_authority_serves_until_it_is_stopped() -> None:
     assert printed.stdout.count(".") == 2
 
 
+@pytest.mark.parametrize("version", ["", "/v2.0"])
+def test_the_metadata_are_those_of_openid_connect(version: str) -> None:
+    """They have every field that its discovery requires: clients refuse them otherwise."""
+    with LocalAuthority(signing_key=KEY) as authority:
+        found = httpx.get(f"{authority.url}/{TENANT}{version}/.well-known/openid-configuration").json()
+    places = {"authorization_endpoint", "token_endpoint", "jwks_uri"}
+    assert all(found[place].startswith(f"{authority.url}/{TENANT}/") for place in places)
+    assert found["response_types_supported"] == ["code"]
+    assert found["subject_types_supported"] == ["pairwise"]
+    assert found["id_token_signing_alg_values_supported"] == ["RS256"]
+    assert "openid" in found["scopes_supported"]
+
+
 def test_tokens_by_curl() -> None:
     """The token endpoint answers the forms that a person would post to Entra."""
     with LocalAuthority(signing_key=KEY) as authority, httpx.Client(trust_env=False) as client:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
+from msgspec.structs import asdict
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
@@ -151,12 +152,13 @@ def parse(body: bytes, *, around: int = 0) -> Any:
 
 class _Identified(msgspec.Struct):
     id: Any = None
+    method: Any = None
 
 
 def identified(body: bytes) -> Json | None:
-    """The `id` of a call whose body `parse` refuses, as far as it is JSON: its error is for that call."""
+    """Which call it is whose body `parse` refuses, as far as that is JSON: its error is for that call."""
     with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return {"id": msgspec.json.decode(body, type=_Identified).id}
+        return asdict(msgspec.json.decode(body, type=_Identified))
     return None
 
 

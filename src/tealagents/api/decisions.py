@@ -1,15 +1,17 @@
 """The document that decides a pause, as every protocol takes it: `{"action": "approve"}`, and its details."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from tealagents.api import bodies
+from tealagents.api.http import timestamp
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import Approval, Json
+from tealagents.domain.models import Approval, Item, Json, RequestRecord
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.decisions import shown_calls
 
@@ -61,6 +63,30 @@ def decision(value: Any) -> Command:
     )
 
 
+def of_message(items: Sequence[Item], record: RequestRecord, field: str) -> Command | None:
+    """What a message to a request decides: it must be one item, all of which is the decision's document.
+
+    None where no pause waits and nothing can have been decided before. `InvalidRequest`, which names `field`
+    and says what to send, for anything else that is not a decision of this request.
+    """
+    value = None
+    if len(items) == 1 and items[0].content_type == "text":
+        with suppress(InvalidRequest):
+            value = bodies.parse(items[0].content.encode())
+    if record.status != "Paused" and not (isinstance(value, dict) and record.approvals):
+        return None
+    wanted = 'must be one part, a decision such as {"action": "approve"}'
+    if not isinstance(value, dict):
+        raise InvalidRequest(field, wanted)
+    try:
+        command = decision(value)
+    except InvalidRequest as error:
+        raise InvalidRequest(field, f"{wanted} ({error.detail})") from None
+    if command.approval_id not in (None, *record.approvals):
+        raise InvalidRequest(field, "names an approval_id that no pause of this task has")
+    return command
+
+
 class CallAnswer(Struct, frozen=True, kw_only=True):
     """What is decided of one call by itself; `output` is what came of a call that the client made."""
 
@@ -99,7 +125,7 @@ def asked(pause: Approval) -> str:
 
 def until(pause: Approval) -> str:
     """When a pause expires."""
-    return pause.expires_at.isoformat().replace("+00:00", "Z")
+    return timestamp(pause.expires_at)
 
 
 def pending(pause: Approval) -> Json:

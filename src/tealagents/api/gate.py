@@ -4,8 +4,8 @@ Such libraries know neither users nor limits, and some fail on bytes that are no
 can be replaced by a response of ours: an error in the protocol's words, or a stream that drops slow readers.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -51,11 +51,25 @@ class AdmittedCall:
         assert self.caller is not None
         return self.caller
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Leaves an error of what is done here to be sent instead of the library's response."""
+        try:
+            yield
+        except TealError as error:
+            self.refused = error
+
     @property
     def rpc_id(self) -> str | int | None:
         """The id of a call of JSON-RPC."""
         given = (self.body or {}).get("id")
         return given if isinstance(given, str | int) and not isinstance(given, bool) else None
+
+    @property
+    def rpc_method(self) -> str:
+        """The method of a call of JSON-RPC; empty where it names none."""
+        given = (self.body or {}).get("method")
+        return given if isinstance(given, str) else ""
 
 
 #: the response for an error; the headers say when to come back, and with which token

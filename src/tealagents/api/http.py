@@ -1,4 +1,4 @@
-"""What HTTP says of an error, whatever the protocol: its status and `Retry-After`; and JSON responses.
+"""What HTTP says of an error, whatever the protocol: its status and `Retry-After`; JSON responses, and times.
 
 The one table from the codes of domain errors to statuses. What a client reads is worded by the protocol that
 answers.
@@ -6,6 +6,7 @@ answers.
 
 import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import msgspec
 from starlette.responses import Response
@@ -56,6 +57,9 @@ RETRY_AFTER: Mapping[str, int] = {
     "interrupted": 1,
 }
 
+#: statuses that proxies and generic clients act upon, which are shown also where errors come with 200
+OF_TRANSPORT = frozenset({401, 403, 405, 413, 415, 429, 500, 503})
+
 
 class WrongMethod(Refusal):
     """The path is served, for the methods `allow`."""
@@ -101,6 +105,11 @@ def ending_connection(send: Send) -> Send:
         await send(message)
 
     return ending
+
+
+def timestamp(at: datetime, precision: str = "auto") -> str:
+    """A time in UTC, as JSON documents have it (RFC 3339); `precision` as `timespec` of `isoformat`."""
+    return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def json_response(

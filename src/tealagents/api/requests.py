@@ -271,12 +271,16 @@ async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Seq
             last, view = batch[-1].event, replace(view, after=batch[-1].id)
 
 
-async def messages(exchange: Exchange, view: RequestView) -> list[Message]:
-    """The messages of a request so far, oldest first."""
+async def messages(exchange: Exchange, view: RequestView, most: int | None = None) -> list[Message]:
+    """What the user and the agent have said in a request so far, oldest first: the last `most` messages."""
     record, tail = view.record, 0
+    if most == 0:
+        return []
     if record.status not in ENDED:
         tail = (await exchange.tasks.head(view.partition, record.task_id)).value.tail_seq
-    return await exchange.history.messages_of(view.partition, record, tail)
+    found = await exchange.history.messages_of(view.partition, record, tail)
+    said = [each for each in found if each.items and each.role != "tool"]
+    return said if most is None else said[-most:]
 
 
 async def page(

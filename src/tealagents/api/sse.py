@@ -44,6 +44,12 @@ def frame(event_id: int | None, name: str, data: object) -> bytes:
     return b"event: %s%b\ndata: %b\n\n" % (name.encode(), identity, _encode(data))
 
 
+def event_response(document: object, headers: Mapping[str, str]) -> Response:
+    """A response that is a stream of one event."""
+    said = {"cache-control": "no-store", **headers}
+    return Response(data(document), headers=said, media_type="text/event-stream")
+
+
 def remember_connection(scope: Scope, send: Send) -> None:
     """Notes the connection of a scope, so that it can be ended at once; `send` must be the server's own.
 

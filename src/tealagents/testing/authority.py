@@ -312,6 +312,12 @@ class LocalAuthority:
             "jwks_uri": "http://keys.example.net/keys" if self._mode == "plain_http" else keys_url,
             "token_endpoint": f"{self.url}/{tenant}/oauth2{v2}/token",
             "authorization_endpoint": f"{self.url}/{tenant}/oauth2{v2}/authorize",
+            # of what Entra lists here, what is served
+            "response_types_supported": ["code"],
+            "subject_types_supported": ["pairwise"],
+            "id_token_signing_alg_values_supported": ["RS256"],
+            "scopes_supported": sorted(_OPENID_SCOPES),
+            "token_endpoint_auth_methods_supported": ["client_secret_post", "private_key_jwt"],
         }
 
     def _key_document(self, ver: str) -> Json:

@@ -25,6 +25,8 @@ rules:
     reply: {pieces: [drip, ' drip', {text: ' drip', delay_ms: 600000}]}
   - when: {text: dripping}
     reply: {text: drip drip drip drip drip drip drip drip drip drip, piece_delay_ms: 60}
+  - when: {text: broken off}
+    reply: {pieces: [half, ' of', ' it'], fault: {kind: error, after_pieces: 2, message: the model broke}}
   - when: {text: break}
     reply: {error: {status: 400, message: the model broke}}
 """

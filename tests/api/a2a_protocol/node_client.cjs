@@ -31,7 +31,9 @@ async function main() {
   seen.streamed = "";
   for await (const event of client.sendMessageStream(message({ text: "hello" }, { contextId: task.contextId }))) {
     const { $case, value } = event.payload;
-    if ($case === "artifactUpdate") seen.streamed += value.artifact.parts[0].content.value;
+    if ($case !== "artifactUpdate") continue;
+    const piece = value.artifact.parts[0].content.value;
+    seen.streamed = value.append ? seen.streamed + piece : piece;
   }
   const listed = await client.listTasks({ contextId: task.contextId, pageSize: 10 });
   seen.listed = listed.tasks.length;

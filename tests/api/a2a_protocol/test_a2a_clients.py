@@ -92,6 +92,67 @@ def legacy(words: str, **fields: Any) -> dict[str, Any]:
     return {"message": {**sent, "role": "user", "kind": "message", "parts": parts}}
 
 
+def streamed(client: httpx.Client, method: str, params: Any) -> list[Any]:
+    """What a method of 0.3 answers with, which must be a stream."""
+    body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
+    answered = client.post("/a2a", json=body)
+    assert answered.status_code == 200, answered.text
+    assert answered.headers["content-type"].startswith("text/event-stream"), answered.text
+    lines = [line for line in answered.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_streams_of_the_version_before_say_in_the_stream_what_is_refused(service: ServiceThread) -> None:
+    """Its official clients take nothing but a stream, which holds the error of the call."""
+    nothing = "00000000-0000-4000-8000-000000000001"
+    with service.client() as client:
+        [task, *_] = streamed(client, "message/stream", legacy("hello"))
+        for method, params, code in (
+            ("message/stream", legacy("hello", taskId=nothing), -32001),
+            ("message/stream", legacy("hello", contextId="no id"), -32602),
+            ("message/stream", legacy("hello", taskId=task["result"]["id"]), -32004),
+            ("message/stream", legacy("a\0b"), -32602),
+            ("tasks/resubscribe", {"id": nothing}, -32001),
+            ("tasks/resubscribe", {"id": task["result"]["id"]}, -32004),
+        ):
+            [refused] = streamed(client, method, params)
+            assert (refused["id"], refused["error"]["code"]) == ("7", code), params
+    with service.client(None) as stranger:
+        body = {"jsonrpc": "2.0", "id": "7", "method": "message/stream", "params": legacy("hello")}
+        refused = stranger.post("/a2a", json=body)
+        assert (refused.status_code, refused.headers["content-type"]) == (401, "application/json")
+
+
+def test_a_pause_ends_a_stream_of_the_version_before(service: ServiceThread, tmp_path: Path) -> None:
+    """Its event is the final one of the sender's stream, and not of a subscription, which continues."""
+    file = tmp_path / "written"
+    with service.client() as client:
+        said = streamed(client, "message/stream", legacy(call("Work-write", file=str(file), line="one")))
+        last = said[-1]["result"]
+        assert (last["status"]["state"], last["final"]) == ("input-required", True)
+        assert not any(event["result"].get("final") for event in said[:-1])
+        resubscribed = {
+            "jsonrpc": "2.0",
+            "id": "7",
+            "method": "tasks/resubscribe",
+            "params": {"id": last["taskId"]},
+        }
+        with client.stream("POST", "/a2a", json=resubscribed) as stream:
+            events = (
+                json.loads(line[6:])["result"] for line in stream.iter_lines() if line.startswith("data: ")
+            )
+            updates = (event for event in events if event["kind"] == "status-update")
+            pause = next(event for event in updates if event["status"]["state"] == "input-required")
+            assert not pause["final"]
+            approval = legacy(
+                "", parts=[{"kind": "data", "data": {"action": "approve"}}], taskId=last["taskId"]
+            )
+            decided = streamed(client, "message/stream", approval)
+            *_, end = updates
+        assert (end["status"]["state"], end["final"]) == ("completed", True)
+        assert decided[-1]["result"]["final"]
+
+
 def test_clients_of_the_version_before(service: ServiceThread, tmp_path: Path) -> None:
     """The methods of 0.3 at the same URL: send, stream, get, decide, cancel, resubscribe."""
     file = tmp_path / "written"
@@ -113,10 +174,10 @@ def test_clients_of_the_version_before(service: ServiceThread, tmp_path: Path) -
         ]
         assert [events[0]["kind"], events[-1]["kind"]] == ["task", "status-update"]
         assert events[-1]["status"]["state"] == "completed"
-        pieces = [
-            event["artifact"]["parts"][0]["text"] for event in events if event["kind"] == "artifact-update"
-        ]
-        assert "".join(pieces) == "Hello! How can I help?"
+        *pieces, whole = [event for event in events if event["kind"] == "artifact-update"]
+        text = "".join(piece["artifact"]["parts"][0]["text"] for piece in pieces)
+        assert text == whole["artifact"]["parts"][0]["text"] == "Hello! How can I help?"
+        assert (whole["append"], whole["lastChunk"]) == (False, True)
         paused = call_of(client, "message/send", legacy(call("Work-write", file=str(file), line="one")))[
             "result"
         ]

@@ -94,11 +94,18 @@ def test_what_a_message_may_be_made_of(wire: Wire) -> None:
     """Text, JSON and images; any other type is unsupported, and nothing is fetched. [CORE-SEND-003]"""
     picture = {"raw": base64.b64encode(b"\x89PNG").decode(), "mediaType": "image/png"}
     data = {"data": {"n": 12345678901234567, "half": 0.5}}
-    task = wire.send(parts=[{"text": "look"}, picture, data, {"text": "# hi", "mediaType": "text/markdown"}])
+    raw = {"raw": base64.b64encode(b'{"n": 1}').decode(), "mediaType": "application/json; charset=utf-8"}
+    marked = {"text": "# hi", "mediaType": "text/markdown"}
+    task = wire.send(parts=[{"text": "look"}, picture, data, marked, raw])
     said = wire.get(task["id"])["history"][0]
     assert said["role"] == "ROLE_USER"
     assert said["parts"][:2] == [{"text": "look"}, picture]
     assert said["parts"][2]["text"] == '{"n":12345678901234567,"half":0.5}'
+    assert said["parts"][4]["text"] == '{"n":1}'
+    for broken in (b"{", b"\xff", b'"a\\u0000b"', b""):
+        part = {"raw": base64.b64encode(broken).decode(), "mediaType": "application/json"}
+        refused = wire.error("SendMessage", {"message": message(parts=[part])})
+        assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS"), broken
     for part in (
         {"raw": "dGNr", "mediaType": "application/x-unsupported"},
         {"raw": "dGNr"},
@@ -231,6 +238,31 @@ def test_a_stream_of_a_message_that_was_answered_ends_once(wire: Wire, words: st
     assert states == ["WORKING", state(task)]
     assert state(updates[-1]["statusUpdate"]) == state(task)
     assert streamed_text(updates) == answer(task)
+
+
+@pytest.mark.parametrize("words", ["count to three", "think first"])
+def test_an_answer_is_closed_by_all_of_its_text(wire: Wire, words: str) -> None:
+    """The last update of the artifact replaces the pieces: some clients keep nothing else.
+
+    So it is when the stream is repeated, and where there is but one piece.
+    """
+    sent = {"message": message(words)}
+    for events in [list(wire.stream("SendStreamingMessage", sent)) for _ in range(2)]:
+        *pieces, whole = [event["artifactUpdate"] for event in events if "artifactUpdate" in event]
+        assert pieces
+        assert not any(piece.get("lastChunk") for piece in pieces)
+        assert (whole.get("append", False), whole["lastChunk"]) == (False, True)
+        assert answer({"artifacts": [whole["artifact"]]}) == answer(wire.get(events[0]["task"]["id"]))
+        assert "artifactUpdate" in events[-2]
+        assert state(events[-1]["statusUpdate"]) == "COMPLETED"
+
+
+def test_what_did_not_become_an_answer_is_not_closed(wire: Wire) -> None:
+    """No client takes a part of an answer for the whole."""
+    events = list(wire.stream("SendStreamingMessage", {"message": message("broken off")}))
+    assert state(events[-1]["statusUpdate"]) == "FAILED"
+    assert streamed_text(events) == "half of"
+    assert not any(event["artifactUpdate"].get("lastChunk") for event in events if "artifactUpdate" in event)
 
 
 def test_text_that_comes_with_tool_calls_is_no_part_of_the_answer(wire: Wire) -> None:
@@ -436,6 +468,19 @@ def test_versions_are_distinguished(wire: Wire) -> None:
             assert "error" not in response.json()
         else:
             assert wire.refusal(response) == (-32009 if wire.rpc else 400, "VERSION_NOT_SUPPORTED"), version
+
+
+def test_the_version_may_be_a_parameter(wire: Wire) -> None:
+    """For clients that set no headers; where both are given the header counts. [VER-SERVER-001]"""
+    wire.client.headers.pop("a2a-version")
+    wire.client.params = {"A2A-Version": "1.0"}
+    task = wire.send()
+    assert wire.result("ListTasks", {"contextId": task["contextId"]})["totalSize"] == 1
+    assert state(list(wire.stream("SendStreamingMessage", {"message": message()}))[-1]["statusUpdate"])
+    wire.client.params = {"A2A-Version": "99.0"}
+    assert wire.error("ListTasks")[1] == "VERSION_NOT_SUPPORTED"
+    wire.client.headers.update(VERSION)
+    assert "tasks" in wire.result("ListTasks")
 
 
 def test_json_rpc_is_served_with_a_slash_as_well(service: ServiceThread) -> None:

@@ -1,7 +1,8 @@
-"""Pauses over A2A: shown as a state of the task, decided by a data part, never decided by mere text."""
+"""Pauses over A2A: shown as a state of the task, decided by the document for that, never by other text."""
 
+import base64
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -133,6 +134,61 @@ def test_only_a_decision_decides(wire: Wire, file: Path) -> None:
         assert refused == (-32602 if wire.rpc else 400, "INVALID_PARAMS"), parts
     assert state(wire.get(task["id"])) == "INPUT_REQUIRED"
     assert not lines(file)
+
+
+def in_words(document: str) -> Json:
+    return {"text": document}
+
+
+def in_bytes(document: str) -> Json:
+    return {"raw": base64.b64encode(document.encode()).decode(), "mediaType": "application/json"}
+
+
+@pytest.mark.parametrize("part", [in_words, in_bytes])
+def test_a_decision_may_come_as_the_text_of_its_document(
+    wire: Wire, file: Path, part: Callable[[str], Json]
+) -> None:
+    """For clients that send no data parts. It is strict: nothing around it, nothing in it that is unknown."""
+    task = pause(wire, file)
+    wrong = [
+        'Sure: {"action": "approve"}',
+        '{"action": "approve"} please',
+        '```json\n{"action": "approve"}\n```',
+        '{"action": "allow"}',
+        '{"action": "approve", "extra": 1}',
+        '{"action": "Approve"}',
+        '[{"action": "approve"}]',
+        '"approve"',
+        '{"Action": "approve"}',
+        '{"action": "approve", "approval_id": "00000000-0000-4000-8000-000000000001"}',
+        "{}",
+    ]
+    for document in wrong:
+        sent = {"message": message(taskId=task["id"], parts=[part(document)])}
+        assert wire.error("SendMessage", sent) == (-32602 if wire.rpc else 400, "INVALID_PARAMS"), document
+    twice = {"message": message(taskId=task["id"], parts=[part('{"action": "approve"}')] * 2)}
+    assert wire.error("SendMessage", twice)[1] == "INVALID_PARAMS"
+    assert state(wire.get(task["id"])) == "INPUT_REQUIRED"
+    sent = {"message": message(taskId=task["id"], parts=[part(' {"action": "approve"}\n')])}
+    done = wire.result("SendMessage", sent)["task"]
+    again = wire.result("SendMessage", sent)["task"]
+    assert (state(done), state(again)) == ("COMPLETED", "COMPLETED")
+    assert lines(file) == ["one"]
+
+
+def test_what_decides_nothing_is_told_what_does(wire: Wire, file: Path) -> None:
+    """The refusal shows the document to send."""
+    task = pause(wire, file)
+    for words in ("yes", '{"action": "allow"}', '{"sure": true}'):
+        refused = wire.call("SendMessage", {"message": message(words, taskId=task["id"])})
+        assert '{"action": "approve"}' in refused.json()["error"]["message"], refused.text
+
+
+def test_a_decision_in_a_new_task_is_only_a_message(wire: Wire) -> None:
+    """Without the id of a task that waits it is what the user says."""
+    task = wire.send('{"action": "approve"}')
+    assert state(task) == "COMPLETED"
+    assert wire.get(task["id"])["history"][0]["parts"] == [{"text": '{"action": "approve"}'}]
 
 
 def test_another_message_in_a_context_that_waits_is_refused(wire: Wire, file: Path) -> None:

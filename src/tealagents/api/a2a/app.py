@@ -28,10 +28,11 @@ _OF_SKILL = ("id", "name", "description", "tags", "examples")
 
 
 class _Contexts(ServerCallContextBuilder):
-    """Hands the call on, which the gate has authenticated."""
+    """Hands the call on, which the gate has authenticated. Its version may come in the query instead."""
 
     def build(self, request: Request) -> ServerCallContext:
-        return ServerCallContext(state={"call": request.scope[gate.SCOPE], "headers": dict(request.headers)})
+        headers = {"a2a-version": request.query_params.get("A2A-Version", ""), **request.headers}
+        return ServerCallContext(state={"call": request.scope[gate.SCOPE], "headers": headers})
 
 
 def build(exchange: Exchange, path: str) -> Served:
@@ -62,13 +63,12 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
     given = exchange.settings.metadata.get("skills") or [{}]
     skills = [{**skill, **{key: each[key] for key in _OF_SKILL if each.get(key)}} for each in given]
     name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url))
+    interfaces = [{"url": url, "protocolBinding": kind, "protocolVersion": v} for kind, v in _INTERFACES]
     document: Json = {
         **said,
         "version": exchange.agent.version,
         "documentationUrl": f"{url.rpartition('/')[0]}/docs",
-        "supportedInterfaces": [
-            {"url": url, "protocolBinding": kind, "protocolVersion": version} for kind, version in _INTERFACES
-        ],
+        "supportedInterfaces": interfaces,
         "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": False},
         "securitySchemes": {name: scheme},
         "securityRequirements": [{"schemes": {name: {"list": scopes}}}],

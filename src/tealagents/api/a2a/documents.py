@@ -2,13 +2,14 @@
 
 import base64
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import ContentTypeNotSupportedError
 
+from tealagents.api import bodies
 from tealagents.api.decisions import asked, pending
+from tealagents.api.http import timestamp
 from tealagents.api.items import media
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Item, Json, Message, RequestRecord
@@ -23,8 +24,9 @@ INPUT_MODES = ("text/plain", "application/json", *_IMAGES)
 def task(record: RequestRecord, messages: Iterable[Message] = ()) -> Json:
     """A request as it stands, with some of its messages."""
     now = status(record, record.status, record.error.detail if record.error else "")
+    at = timestamp(changed_at(record), "milliseconds")
     shown = {
-        "status": paused(record.pause) if record.pause else {**now, "timestamp": _time(changed_at(record))},
+        "status": paused(record.pause) if record.pause else {**now, "timestamp": at},
         "artifacts": [artifact(record.output)] if record.output or record.status == "Completed" else [],
         "history": [_said(record, m.message_id, [_part(i) for i in m.items], m.role) for m in messages],
     }
@@ -43,7 +45,7 @@ def paused(pause: Approval) -> Json:
     return {
         "state": "TASK_STATE_AUTH_REQUIRED" if pause.authorizations else "TASK_STATE_INPUT_REQUIRED",
         "message": _said(pause, pause.approval_id, [{"text": asked(pause)}, waits_for]),
-        "timestamp": _time(pause.created_at),
+        "timestamp": timestamp(pause.created_at, "milliseconds"),
     }
 
 
@@ -60,12 +62,7 @@ def _said(of: RequestRecord | Approval, message_id: str, parts: list[Json], role
 def _part(item: Item) -> Json:
     if item.content_type == "text":
         return {"text": item.content}
-    media_type, encoded = media(item)
-    return {"raw": encoded, "mediaType": media_type}
-
-
-def _time(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return dict(zip(("mediaType", "raw"), media(item), strict=True))
 
 
 def items(message: pb.Message, sent: Json) -> tuple[Item, ...]:
@@ -79,6 +76,8 @@ def _item(part: pb.Part, sent: Any, field: str) -> Item:
         raise InvalidRequest(field, "has no content: text, data or raw")
     if kind == "raw" and part.raw and media in _IMAGES:
         return Item("image", f"data:{media};base64,{base64.b64encode(part.raw).decode()}")
+    if kind == "raw" and media == "application/json":
+        kind, sent = "data", {"data": bodies.parse(part.raw)}
     if kind in ("url", "raw") or not (media in ("", "application/json") or media.startswith("text/")):
         raise ContentTypeNotSupportedError("Parts are text, JSON, or images inline, in `raw`.")
     return Item("text", part.text if kind == "text" else encode_json(sent["data"]).decode())

@@ -6,8 +6,9 @@ from a2a.utils import errors as a2a
 from a2a.utils.error_handlers import A2A_DOMAIN, ERROR_INFO_TYPE
 from starlette.responses import Response
 
+from tealagents.api import sse
 from tealagents.api.gate import AdmittedCall
-from tealagents.api.http import json_response, status_of, worded
+from tealagents.api.http import OF_TRANSPORT, json_response, status_of, worded
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import Json
 
@@ -23,8 +24,8 @@ _NOT_FOUND = "There is no such task, context or path. Check the id; it may have 
 #: HTTP status → google.rpc.Code
 _NAMES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 409: "ABORTED", 413: "INVALID_ARGUMENT"}
 _NAMES |= {405: "UNIMPLEMENTED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}
-#: what proxies and generic clients act upon: JSON-RPC errors come with these statuses too, others with 200
-_OF_TRANSPORT = frozenset({401, 403, 405, 413, 415, 429, 500, 503})
+#: methods of 0.3 whose clients take nothing but a stream; those of 1.0 take JSON too
+_STREAMS = ("message/stream", "tasks/resubscribe")
 #: how the ids of the domain are called here
 _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
 _ADVICE = {
@@ -55,10 +56,9 @@ def _kind(error: TealError) -> tuple[int, int, str, str]:
 def document(error: TealError, call: AdmittedCall) -> Json:
     """The body of an error, in the binding of the call."""
     status, code, name, reason = _kind(error)
-    text, ids = _NOT_FOUND, {}
-    if reason != "TASK_NOT_FOUND":
-        text = worded(error, _ADVICE)
-        ids = {_IDS[key]: value for key, value in error.ids.items() if key in _IDS}
+    unknown = reason == "TASK_NOT_FOUND"
+    text = _NOT_FOUND if unknown else worded(error, _ADVICE)
+    ids = {} if unknown else {_IDS[key]: value for key, value in error.ids.items() if key in _IDS}
     info = {"@type": ERROR_INFO_TYPE, "reason": reason, "domain": A2A_DOMAIN, "metadata": ids}
     if is_rpc(call):
         return {"jsonrpc": "2.0", "id": call.rpc_id, "error": {"code": code, "message": text, "data": [info]}}
@@ -66,6 +66,8 @@ def document(error: TealError, call: AdmittedCall) -> Json:
 
 
 def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) -> Response:
-    status = _kind(error)[0]
-    shown = 200 if is_rpc(call) and status not in _OF_TRANSPORT else status
-    return json_response(document(error, call), status=shown, headers=headers)
+    status, said = _kind(error)[0], document(error, call)
+    if not is_rpc(call) or status in OF_TRANSPORT:
+        return json_response(said, status=status, headers=headers)
+    answer = sse.event_response if call.rpc_method in _STREAMS else json_response
+    return answer(said, headers=headers)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 from a2a.compat.v0_3.conversions import to_compat_stream_response
+from a2a.compat.v0_3.types import TaskState, TaskStatusUpdateEvent
 from a2a.types import a2a_pb2 as pb
 from google.protobuf.json_format import ParseDict
 from msgspec.structs import replace
@@ -17,20 +18,24 @@ from tealagents.domain.errors import TealError
 from tealagents.domain.models import ENDED, Approval, Failure, Json, Outcome, RequestRecord
 
 _encode = msgspec.json.Encoder().encode
+_PAUSES = (TaskState.input_required, TaskState.auth_required)
 
 
 def envelope(call: AdmittedCall) -> Callable[[Json], bytes]:
     """How a call's documents are sent: as they are, as JSON-RPC results, or as A2A 0.3 had them."""
     if not is_rpc(call):
         return _encode
-    if "/" in str((call.body or {}).get("method")):  # only the methods of 0.3 have a slash
-        return lambda said: _legacy(said, call.rpc_id)
+    if "/" in call.rpc_method:  # only the methods of 0.3 have a slash
+        return lambda said: _legacy(said, call)
     head = b'{"jsonrpc":"2.0","id":%b,"result":' % _encode(call.rpc_id)
     return lambda said: b"%b%b}" % (head, _encode(said))
 
 
-def _legacy(said: Json, identity: str | int | None) -> bytes:
-    converted = to_compat_stream_response(ParseDict(said, pb.StreamResponse()), identity)
+def _legacy(said: Json, call: AdmittedCall) -> bytes:
+    converted = to_compat_stream_response(ParseDict(said, pb.StreamResponse()), call.rpc_id)
+    update = converted.result
+    if isinstance(update, TaskStatusUpdateEvent) and update.status.state in _PAUSES:
+        update.final = call.rpc_method == "message/stream"  # a subscription continues behind a pause
     return converted.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
@@ -47,8 +52,7 @@ class Updates(EventFold):
             record = replace(record, status="Running", output="", error=None, ended_at=None)
         super().__init__(self._frame({"task": documents.task(record)}))
         # what stands around the text of a piece, the first or a later one: its frame, cut at the empty string
-        empty = ({**self._ids, "artifact": documents.artifact(""), "append": more} for more in (False, True))
-        self._around = [self._frame({"artifactUpdate": piece}).rpartition(b'""') for piece in empty]
+        self._around = [self._answer("", append=more).rpartition(b'""') for more in (False, True)]
 
     def failed(self, error: TealError) -> bytes:
         return sse.frame(None, "error", document(error, self._call))
@@ -63,16 +67,22 @@ class Updates(EventFold):
         before, _, after = self._around[self.said]
         self.frames.append(b"%b%b%b" % (before, _encode(text), after))
 
+    def say(self, text: str, *, refusal: bool = False) -> None:
+        """Nothing: an answer that did not come in pieces comes as a whole."""
+
     def paused(self, approval: Approval) -> None:
         self._status(documents.paused(approval))
 
     def completed(self, outcome: Outcome) -> None:
-        if not self.said:  # an answer is there, even if it is empty
-            self.say("")
+        # the artifact is closed by all of its text, since some clients keep nothing of what came before
+        self.frames.append(self._answer(outcome.output, append=False, lastChunk=True))
         self._status(documents.status(self._record, "Completed"))
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         self._status(documents.status(self._record, "Canceled" if canceled else "Failed", failure.detail))
+
+    def _answer(self, text: str, **how: bool) -> bytes:
+        return self._frame({"artifactUpdate": {**self._ids, "artifact": documents.artifact(text), **how}})
 
     def _status(self, status: Json) -> None:
         self.frames.append(self._frame({"statusUpdate": {**self._ids, "status": status}}))

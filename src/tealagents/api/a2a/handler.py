@@ -13,16 +13,14 @@ from a2a.utils.task import validate_history_length, validate_page_size
 from google.protobuf.json_format import ParseDict
 from starlette.responses import Response
 
-from tealagents.api import bodies, requests
+from tealagents.api import bodies, decisions, requests
 from tealagents.api.a2a import documents
 from tealagents.api.a2a.errors import is_rpc
 from tealagents.api.a2a.fold import Updates, envelope
-from tealagents.api.decisions import decision
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.gate import AdmittedCall, Replied
-from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import ENDED, Json, RequestRecord
-from tealagents.engine.approvals import Command
 from tealagents.state.latest import changed_at
 from tealagents.state.new_message import NewMessage
 
@@ -34,13 +32,11 @@ def _answers(work: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         call: AdmittedCall = context.state["call"]
         # of a plain message the SDK's check would cost a twentieth of a turn
         plain = isinstance(params, pb.SendMessageRequest) and not params.HasField("configuration")
-        try:
+        with call.refusing():
             if not (plain and params.message.message_id and params.message.role and params.message.parts):
                 validate_proto_required_fields(params)
             if (answer := await work(self, params, call)) is not None:
                 return answer
-        except TealError as error:
-            call.refused = error
         raise Replied
 
     return operation
@@ -68,7 +64,7 @@ class Handler(RequestHandler):
     async def _send_streaming(self, params: pb.SendMessageRequest, call: AdmittedCall) -> None:
         self._stream(await self._begin(params, call, streamed=True), call)
 
-    @bodies.fields_as(items="message.parts")
+    @bodies.fields_as(items="message.parts", body="message.parts")
     async def _begin(self, params: pb.SendMessageRequest, call: AdmittedCall, streamed: bool) -> RequestView:
         """Stores a message, or carries out the decision that it is."""
         validate_history_length(params.configuration)
@@ -80,27 +76,21 @@ class Handler(RequestHandler):
         if params.configuration.HasField("task_push_notification_config"):
             raise errors.PushNotificationNotSupportedError
         if message.task_id:
-            name, command = await self._decision(message, sent, call)
-            return await self._exchange.decide(call.user, name, command, streamed=streamed)
+            return await self._decide(message, sent, call, streamed=streamed)
         new = NewMessage(items=documents.items(message, sent), metadata=sent.get("metadata") or {})
         if message.context_id:
             new = await requests.placed(self._exchange, call.user, new, message.context_id, "contextId")
         key = key_of(f"a2a\n{message.message_id}", sent)
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 
-    async def _decision(self, message: pb.Message, sent: Json, call: AdmittedCall) -> tuple[str, Command]:
-        """What a message to a task decides."""
+    async def _decide(self, message: pb.Message, sent: Json, call: AdmittedCall, **how: bool) -> RequestView:
+        """Carries out what a message to a task decides."""
         record = (await requests.own(self._exchange, call.user, message.task_id)).record
         if message.context_id not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
-        data = [part["data"] for part in sent["parts"] if "data" in part]
-        if record.status != "Paused" and not (data and record.approvals):
+        if (command := decisions.of_message(documents.items(message, sent), record, "message.parts")) is None:
             raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
-        if len(data) != 1 or len(message.parts) != 1:
-            raise InvalidRequest("message.parts", 'must be one data part: {"data": {"action": "approve"}}')
-        if (command := decision(data[0])).approval_id not in (None, *record.approvals):
-            raise InvalidRequest("message.parts", "name an approval_id that is of no pause of this task")
-        return record.request_id, command
+        return await self._exchange.decide(call.user, record.request_id, command, **how)
 
     async def on_subscribe_to_task(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
         yield await self._subscribe(params, context)
@@ -153,9 +143,7 @@ class Handler(RequestHandler):
         """A task with as many of its last messages as were asked for, else `default` (None: all)."""
         validate_history_length(limits)
         most = limits.history_length if limits.HasField("history_length") else default
-        messages = await requests.messages(self._exchange, view) if most != 0 else []
-        shown = [each for each in messages if each.items and each.role != "tool"]
-        return documents.task(view.record, shown[-(most or len(shown)) :])
+        return documents.task(view.record, await requests.messages(self._exchange, view, most))
 
     async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> NoReturn:
         raise errors.UnsupportedOperationError("There is no extended agent card.")
