@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, get_default_environment, stdio_client
@@ -41,6 +42,8 @@ MAX_ANSWER = 4_000_000
 MAX_MARKS = 500_000
 #: characters of an HTTP error's body that are reported
 MAX_REASON = 2_000
+#: seconds for which what a process that has ended wrote last is waited for
+LAST_WORDS_SECONDS = 1.0
 _GUARD = Path(__file__).with_name("process_guard.py")
 
 
@@ -176,7 +179,8 @@ async def stdio_transport(
 ) -> AsyncGenerator[TransportStreams]:
     """Starts the command with a minimal environment, and ends it with all its children.
 
-    What it writes to standard error is logged at debug; the last lines are left in `last_words`.
+    What it writes to standard error is logged at debug; its last lines are in `last_words`, all of them once
+    this is left.
     """
     command = _found(options)
     parameters = StdioServerParameters(
@@ -188,16 +192,22 @@ async def stdio_transport(
     )
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as errors:
-        threading.Thread(
+        reader = threading.Thread(
             target=_log_lines,
             args=(reading, options.name, last_words),
             name=f"stderr {options.name}",
             daemon=True,
-        ).start()
-        async with stdio_client(parameters, errlog=errors) as streams:
-            # the child has its own copy by now; ours would hide its end
+        )
+        reader.start()
+        try:
+            async with stdio_client(parameters, errlog=errors) as streams:
+                # the child has its own copy by now; ours would hide its end
+                errors.close()
+                yield streams
+        finally:
             errors.close()
-            yield streams
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(reader.join, LAST_WORDS_SECONDS)
 
 
 def _found(options: MCPServerOptions) -> list[str]:
