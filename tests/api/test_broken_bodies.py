@@ -13,7 +13,7 @@ from a2a_talk import VERSION
 from broken_bodies import broken
 from mcp_talk import headers_of
 from right_bodies import RIGHT
-from served_routes import PROTOCOLS, Place, places
+from served_routes import PATHS, PROTOCOLS, Place, places
 from talk import working_service
 from wire import NOBODYS, Json
 
@@ -64,7 +64,7 @@ def taking(service: ServiceThread, protocol: str) -> list[Place]:
 
 def test_every_route_that_takes_a_body_has_right_ones(service: ServiceThread) -> None:
     """A new one cannot be forgotten."""
-    found = [place.name for protocol in WORDS for place in taking(service, protocol)]
+    found = [place.name for protocol in PATHS for place in taking(service, protocol)]
     assert sorted(found) == sorted(RIGHT)
 
 
@@ -90,7 +90,7 @@ def send_broken(service: ServiceThread, protocol: str, count: int) -> None:
                 sent.pop(rng.choice(list(sent)))
             # the model may be called: each time for another user, so that none has too many requests
             sent["authorization"] = f"Bearer fuzz{n % 100}"
-            body = broken(rng, right, WORDS[protocol])
+            body = broken(rng, right, WORDS.get(protocol, ()))
             connection.request(place.method, service.prefix + place.path, body, sent)
             answer = connection.getresponse()
             said = answer.read()
@@ -120,7 +120,7 @@ def judge(protocol: str, status: int, kind: str, said: bytes, sent: Any) -> None
         assert document["error"]["type"] == "invalid_request_error", (sent, said)
 
 
-@pytest.mark.parametrize("protocol", WORDS)
+@pytest.mark.parametrize("protocol", PATHS)
 def test_no_body_is_our_fault(
     service: ServiceThread, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +131,6 @@ def test_no_body_is_our_fault(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("protocol", WORDS)
+@pytest.mark.parametrize("protocol", PATHS)
 def test_no_body_of_ten_thousand_is_our_fault(service: ServiceThread, protocol: str) -> None:
     send_broken(service, protocol, MANY)
