@@ -158,7 +158,12 @@ def speakers(running: tuple[ServiceThread, OfflineModel]) -> Iterator[list[Speak
         ada = stack.enter_context(service.client("ada"))
         rpc = stack.enter_context(a2a_talk.Wire(service, a2a_talk.RPC))
         openai = stack.enter_context(sdk(service))
-        others = {"openai": OpenAi(openai), "a2a": A2A(rpc), "ag-ui": AgUi(ada), "mcp": Mcp(service)}
+        others: dict[str, Speaker] = {
+            "openai": OpenAi(openai),
+            "a2a": A2A(rpc),
+            "ag-ui": AgUi(ada),
+            "mcp": Mcp(service),
+        }
         yield [Own(ada), *(others[name] for name in PROTOCOLS)]
 
 
