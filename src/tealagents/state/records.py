@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
@@ -207,46 +207,44 @@ class RecordStore:
         Deleting twice is harmless, so where a reply is lost it is done again until one comes.
         """
         commit = Commit(operation=ids.operation_id(), expect=expect or {}, delete=tuple(names), notify=notify)
-        deadline = self.clock.monotonic() + RESOLVE_SECONDS
-        pause = 0.05
-        while True:
-            try:
-                await self.store.commit(partition, commit)
-            except Unknown as error:
-                if self.clock.monotonic() + pause > deadline:
-                    raise PersistenceUnavailable(
-                        "The store did not say whether records were deleted. Delete them again.",
-                        retry_after=5,
-                    ) from error
-                await self.clock.sleep(pause)
-                pause = min(pause * 2, 1.0)
-            else:
-                return
+        try:
+            await self.store.commit(partition, commit)
+        except Unknown:
+            await self._repeat(
+                lambda: self.store.commit(partition, commit),
+                "The store did not say whether records were deleted. Delete them again.",
+            )
 
     async def _resolve(self, partition: str, commit: Commit, marker: str) -> None:
-        """Sends a commit again, under its own operation id, until its fate is certain."""
+        """Sends an in-doubt commit again, under its own operation id, until its outcome is certain."""
+
+        async def again() -> None:
+            if await self._applied(partition, commit, marker):
+                return
+            try:
+                await self.store.commit(partition, commit)
+            except Conflict:
+                if not await self._applied(partition, commit, marker):
+                    raise
+
+        await self._repeat(
+            again,
+            "The store did not say whether a write was applied. Read the request, or send the message again "
+            "under the same idempotency key, to learn its outcome.",
+        )
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[None]], advice: str) -> None:
+        """Tries until the store says what came of it; else `PersistenceUnavailable`, with `advice`."""
         deadline = self.clock.monotonic() + RESOLVE_SECONDS
         pause = 0.05
         while True:
             try:
-                if await self._applied(partition, commit, marker):
-                    return
-                await self.store.commit(partition, commit)
-            except Conflict:
-                if await self._applied(partition, commit, marker):
-                    return
-                raise
+                return await attempt()
             except (Unknown, PersistenceUnavailable) as error:
                 if self.clock.monotonic() + pause > deadline:
-                    raise PersistenceUnavailable(
-                        "The store did not say whether a write was applied. Read the request, or send the "
-                        "message again under the same idempotency key, to learn its fate.",
-                        retry_after=5,
-                    ) from error
+                    raise PersistenceUnavailable(advice, retry_after=5) from error
                 await self.clock.sleep(pause)
                 pause = min(pause * 2, 1.0)
-            else:
-                return
 
     async def _applied(self, partition: str, commit: Commit, marker: str) -> bool:
         (record,) = await self.store.read(partition, [marker])
