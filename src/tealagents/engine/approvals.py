@@ -31,7 +31,7 @@ from tealagents.engine.texts import storable
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
-from tealagents.state.owner_directory import locate
+from tealagents.state.owner_directory import anothers, locate
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 
@@ -81,7 +81,7 @@ class Approvals:
         for _ in range(ATTEMPTS):
             record = (await self._tasks.request(partition, request_id)).value
             if not record.approvals and partition != self._records.partition(caller.user):
-                raise NotOwner(f"The request {request_id} belongs to another user.")
+                raise anothers(keys.request, request_id)
             stored = await self._meant(partition, record, command)
             wanted = self._wanted(stored.value, caller.user, command)
             if stored.value.status != "pending":
