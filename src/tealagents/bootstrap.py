@@ -150,7 +150,7 @@ def credential_of(config: ServiceConfig) -> AzureCredential | None:
     return AzureCredential(options) if options is not None else None
 
 
-def ledger_of(config: ServiceConfig, store: Store, clock: Clock) -> RecordStore:
+def record_store_of(config: ServiceConfig, store: Store, clock: Clock) -> RecordStore:
     """The config's records over an opened store."""
     key = config.audit_key.get_secret_value().encode() if config.audit_key else b""
     return RecordStore(store, config.name, clock, audit_key=key)
@@ -274,7 +274,7 @@ class ServiceWiring:
         self.credential = credential_of(config)
         self.model = model_of(config, self.credential)
         self.auth: Authenticator = open_auth(config.auth.provider, config.auth.options, clock)
-        records = ledger_of(config, self.store, clock)
+        records = record_store_of(config, self.store, clock)
         self.tooling = Tooling(config, records, clock)
         self.toolbox = Toolbox(self.model, config.limits.tool_timeout_seconds, self.tooling.govern)
         self.providers = providers_of(config)

@@ -1,6 +1,10 @@
 """A body that is right for each route that takes one, with all that there can be in it: to be broken."""
 
+import json
+import random
+import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from agui_talk import WEATHER
 from mcp_talk import asking, modern
@@ -25,16 +29,14 @@ _RESUME: Json = {
     "reason": "x",
     "decisions": [{"id": "call_1", "action": "approve", "arguments": {"a": "b"}}],
 }
-_TASK: Json = {
-    "format": "tealagents.task",
-    "version": 1,
-    "task_id": NOBODYS,
-    "session_id": NOBODYS,
-    "owner": {"tid": "mock", "oid": "fuzz"},
-    "created_at": "2026-01-01T00:00:00Z",
-    "metadata": {},
-    "requests": [{"request_id": NOBODYS, "messages": [], "status": "Completed"}],
-}
+#: the export of a task: a message, and one whose tool call was approved
+_TASK: Json = json.loads((Path(__file__).parent / "exported_task.json").read_text())
+#: those of its ids that may be there once
+_TASK_IDS = [
+    _TASK["task"]["task_id"],
+    _TASK["task"]["session_id"],
+    *(each["request_id"] for each in _TASK["requests"]),
+]
 
 # --- openai ------------------------------------------------------------------------------------------
 
@@ -58,7 +60,7 @@ _RESPONSES: list[Json] = [
         "previous_response_id": f"resp_{NOBODYS}_1",
     },
     {"input": [{**_APPROVAL, "approve": True}]},
-    {"input": "hi", "conversation": {"id": f"conv_{NOBODYS}"}, "stream": True, "store": False},
+    {"input": "hi", "conversation": {"id": f"conv_{NOBODYS}"}, "stream": True, "store": True},
     {"input": _INPUT, "instructions": "x", "background": True},
 ]
 _CHAT: Json = {
@@ -101,7 +103,7 @@ _OF_TASK: Json = {"id": NOBODYS, "taskId": NOBODYS, "historyLength": 1, "tenant"
 _LIST: Json = {
     "contextId": NOBODYS,
     "pageSize": 3,
-    "pageToken": "x",
+    "pageToken": "",
     "status": "TASK_STATE_WORKING",
     "statusTimestampAfter": "2999-01-01T00:00:00Z",
 }
@@ -123,7 +125,10 @@ _RPC: list[Json] = [
         ("tasks/get", _OF_TASK),
         ("tasks/cancel", _OF_TASK),
         ("tasks/resubscribe", _OF_TASK),
-        ("tasks/pushNotificationConfig/set", _OF_TASK),
+        (
+            "tasks/pushNotificationConfig/set",
+            {"taskId": NOBODYS, "pushNotificationConfig": {"url": "http://127.0.0.1:1/"}},
+        ),
     )
 ]
 
@@ -215,3 +220,20 @@ RIGHT: Mapping[str, Sequence[Json]] = {
     "POST /mcp": _MCP,
     "POST /mcp/": _MCP,
 }
+
+
+def fresh(rng: random.Random, body: Json, user: str) -> Json:
+    """A right body as a user sends it: what can be there only once has new ids."""
+    if "threadId" in body:
+        return {**body, "threadId": _new_id(rng), "runId": _new_id(rng)}
+    if "entries" in body:
+        written = json.dumps({**body, "task": {**body["task"], "owner": {"tid": "mock", "oid": user}}})
+        for known in _TASK_IDS:
+            written = written.replace(known, _new_id(rng))
+        task: Json = json.loads(written)
+        return task
+    return body
+
+
+def _new_id(rng: random.Random) -> str:
+    return str(uuid.UUID(int=rng.getrandbits(128)))

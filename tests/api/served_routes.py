@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 from starlette.routing import BaseRoute, Route, Router
 from wire import NOBODYS
 
+from tealagents.api import protocols
 from tealagents.testing.service import ServiceThread
 
 #: the protocols that are served beside v1alpha1
-PROTOCOLS = ("openai", "a2a", "ag-ui", "mcp")
+PROTOCOLS = tuple(name for name in protocols.PROTOCOLS if "/" not in name)
+#: where each protocol is below the agent's prefix, v1alpha1 included
+PATHS = tuple(path for path, _ in protocols.PROTOCOLS.values())
 #: routes that need no token
 PUBLIC = frozenset(
     {
@@ -23,11 +26,7 @@ PUBLIC = frozenset(
         "GET /oauth/callback",
         "GET /a2a/.well-known/agent-card.json",
         "GET /.well-known/agent-card.json",
-        *(f"GET /.well-known/oauth-protected-resource{path}" for path in ("", "{path:path}")),
-        *(
-            f"GET /.well-known/oauth-protected-resource/{path}"
-            for path in ("openai/v1", "a2a", "ag-ui", "mcp")
-        ),
+        *(f"GET /.well-known/oauth-protected-resource{path}" for path in (*PATHS, "{path:path}")),
     }
 )
 

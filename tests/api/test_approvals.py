@@ -306,8 +306,11 @@ def test_a_decision_that_does_not_fit_is_refused_and_changes_nothing(
 
 
 def test_what_is_not_there_to_be_decided_is_said(ada: httpx.Client, file: Path) -> None:
-    """An unknown request or pause is 404, a malformed id 422, a request without a pause 404."""
-    problem(ada.post(f"/requests/{NOBODYS}/resume", json={"action": "approve"}), 404, "not_found")
+    """An unknown request is refused as when it is read; an unknown pause is 404, a malformed id 422, a
+    request without a pause 404."""
+    unknown = ada.post(f"/requests/{NOBODYS}/resume", json={"action": "approve"})
+    problem(unknown, 404, "not_found")
+    assert unknown.text == ada.get(f"/requests/{NOBODYS}").text
     pause = paused(ada, call("Work-write", file=str(file), line="one"))
     url = f"/requests/{pause['request_id']}/resume?approval_id="
     problem(ada.post(url + NOBODYS, json={"action": "approve"}), 404, "not_found")

@@ -3,7 +3,7 @@
 import http.client
 import json
 import random
-import uuid
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
@@ -12,8 +12,8 @@ import pytest
 from a2a_talk import VERSION
 from broken_bodies import broken
 from mcp_talk import headers_of
-from right_bodies import RIGHT
-from served_routes import PROTOCOLS, Place, places
+from right_bodies import RIGHT, fresh
+from served_routes import PATHS, PROTOCOLS, Place, places
 from talk import working_service
 from wire import NOBODYS, Json
 
@@ -24,6 +24,8 @@ from tealagents.testing.service import ServiceThread
 FEW, MANY = 300, 10_000
 #: the largest answer that says what is wrong
 LONGEST = 8000
+#: the codes by which each protocol says that it does not understand a body
+MALFORMED = re.compile(r'"(?:code|reason)": ?"?(?:invalid_request"|INVALID_|-3260\d|-32700)')
 #: the path of each protocol, and texts that mean something somewhere in its bodies
 WORDS: Mapping[str, list[Any]] = {
     "": ["image", "reject", NOBODYS, "2999-01-01T00:00:00Z"],
@@ -64,14 +66,35 @@ def taking(service: ServiceThread, protocol: str) -> list[Place]:
 
 def test_every_route_that_takes_a_body_has_right_ones(service: ServiceThread) -> None:
     """A new one cannot be forgotten."""
-    found = [place.name for protocol in WORDS for place in taking(service, protocol)]
+    found = [place.name for protocol in PATHS for place in taking(service, protocol)]
     assert sorted(found) == sorted(RIGHT)
 
 
 def headers(protocol: str, right: Json) -> dict[str, str]:
     """The headers that go with a right body."""
-    special = {"/a2a": VERSION, "/mcp": headers_of(right) if protocol == "/mcp" else {}}
-    return {"content-type": "application/json", **special.get(protocol, {})}
+    special: dict[str, str] = {}
+    if protocol == "/a2a":
+        special = {"a2a-version": "0.3"} if "/" in right.get("method", "") else VERSION
+    elif protocol == "/mcp":
+        special = headers_of(right, "2025-11-25" if right.get("method") == "initialize" else "2026-07-28")
+        if "method" not in right:  # an answer goes to the session in which it was asked for
+            special["mcp-session-id"] = NOBODYS
+    return {"content-type": "application/json", **special}
+
+
+@pytest.mark.parametrize("protocol", PATHS)
+def test_right_bodies_are_understood(service: ServiceThread, protocol: str) -> None:
+    """They are refused at most because nothing has their ids: what is broken of them is all that is wrong."""
+    rng = random.Random(protocol)
+    for place in taking(service, protocol):
+        for n, right in enumerate(RIGHT[place.name]):
+            user = f"{place.name} {n}".replace(" ", "_")
+            with service.client(user) as client:
+                sent, body = headers(protocol, right), fresh(rng, right, user)
+                answer = client.request(place.method, place.path, json=body, headers=sent)
+            assert answer.status_code == 404 or not MALFORMED.search(answer.text), (right, answer.text)
+            if place.name == "POST /tasks/import":
+                assert answer.status_code == 201, answer.text
 
 
 def send_broken(service: ServiceThread, protocol: str, count: int) -> None:
@@ -80,17 +103,16 @@ def send_broken(service: ServiceThread, protocol: str, count: int) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
         for n in range(count):
             place = where[n % len(where)]
-            right = rng.choice(RIGHT[place.name])
-            if protocol == "/ag-ui":
-                right = {**right, "threadId": str(uuid.UUID(int=rng.getrandbits(128))), "runId": str(n)}
+            # the model may be called: each time for another user, so that none has too many requests
+            user = f"fuzz{n % 100}"
+            right = fresh(rng, rng.choice(RIGHT[place.name]), user)
             sent = headers(protocol, right)
             if rng.random() < 0.3:
                 sent[rng.choice([*sent, *HEADERS, *OWN_HEADERS])] = rng.choice(VALUES)
             if rng.random() < 0.1:
                 sent.pop(rng.choice(list(sent)))
-            # the model may be called: each time for another user, so that none has too many requests
-            sent["authorization"] = f"Bearer fuzz{n % 100}"
-            body = broken(rng, right, WORDS[protocol])
+            sent["authorization"] = f"Bearer {user}"
+            body = broken(rng, right, WORDS.get(protocol, ()))
             connection.request(place.method, service.prefix + place.path, body, sent)
             answer = connection.getresponse()
             said = answer.read()
@@ -120,7 +142,7 @@ def judge(protocol: str, status: int, kind: str, said: bytes, sent: Any) -> None
         assert document["error"]["type"] == "invalid_request_error", (sent, said)
 
 
-@pytest.mark.parametrize("protocol", WORDS)
+@pytest.mark.parametrize("protocol", PATHS)
 def test_no_body_is_our_fault(
     service: ServiceThread, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +153,6 @@ def test_no_body_is_our_fault(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("protocol", WORDS)
+@pytest.mark.parametrize("protocol", PATHS)
 def test_no_body_of_ten_thousand_is_our_fault(service: ServiceThread, protocol: str) -> None:
     send_broken(service, protocol, MANY)

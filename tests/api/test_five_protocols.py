@@ -17,13 +17,13 @@ import pytest
 from agui_talk import Page
 from openai import OpenAI
 from openai_talk import sdk
+from served_routes import PATHS, PROTOCOLS
 from talk import approve, call, items, lines, paused, request, working_service
 from wire import Json
 
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 
-PROTOCOLS = ["openai", "a2a", "ag-ui", "mcp"]
 ADA, SERVICE = "mock.ada", "service"
 #: what the audit holds of a request that paused once: what was done, and by whom
 AUDITED = [
@@ -43,7 +43,7 @@ AUDITED = [
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
-    with working_service(protocols=PROTOCOLS) as pair:
+    with working_service(protocols=list(PROTOCOLS)) as pair:
         yield pair
 
 
@@ -158,10 +158,16 @@ def speakers(running: tuple[ServiceThread, OfflineModel]) -> Iterator[list[Speak
         ada = stack.enter_context(service.client("ada"))
         rpc = stack.enter_context(a2a_talk.Wire(service, a2a_talk.RPC))
         openai = stack.enter_context(sdk(service))
-        yield [Own(ada), OpenAi(openai), A2A(rpc), AgUi(ada), Mcp(service)]
+        others: dict[str, Speaker] = {
+            "openai": OpenAi(openai),
+            "a2a": A2A(rpc),
+            "ag-ui": AgUi(ada),
+            "mcp": Mcp(service),
+        }
+        yield [Own(ada), *(others[name] for name in PROTOCOLS)]
 
 
-@pytest.mark.parametrize("shift", range(len(PROTOCOLS) + 1))
+@pytest.mark.parametrize("shift", range(len(PATHS)))
 def test_one_conversation_over_five_protocols_is_one_history(
     speakers: list[Speaker], model: OfflineModel, ada: httpx.Client, tmp_path: Path, shift: int
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from hostile_tokens import HOSTILE, Forge
-from served_routes import PROTOCOLS, guarded_places
+from served_routes import PATHS, PROTOCOLS, guarded_places
 from wire import Json, events, problem, records, store_of, text
 
 from tealagents.llm.offline import OfflineModel
@@ -96,12 +96,12 @@ def metadata_url(service: ServiceThread, origin: str | None = None, protocol: st
 
 def test_there_are_many_routes_and_tokens(guarded: Guarded) -> None:
     """The table and the applications are what they should be. covers: AUTH-2"""
-    assert {place.protocol for place in guarded.places} == {"", "/openai/v1", "/a2a", "/ag-ui", "/mcp"}
+    assert {place.protocol for place in guarded.places} == set(PATHS) == REFUSALS.keys()
     assert len(guarded.places) >= 60
     assert len(SENDABLE) >= 56
 
 
-@pytest.mark.parametrize("protocol", ["", "/openai/v1", "/a2a", "/ag-ui", "/mcp"])
+@pytest.mark.parametrize("protocol", PATHS)
 def test_every_hostile_token_is_refused_on_every_route(
     guarded: Guarded, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:

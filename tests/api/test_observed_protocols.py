@@ -94,7 +94,7 @@ def seen(nursery: Nursery) -> Iterator[Seen]:
 IN_SESSION, OPENING = 2, 2
 
 
-@pytest.mark.parametrize("protocol", [*MESSAGES])
+@pytest.mark.parametrize("protocol", ["v1alpha1", *PROTOCOLS])
 def test_a_message_is_one_line_one_count_and_one_span(seen: Seen, protocol: str) -> None:
     """With its ids, its route, and how it ended; within a session of MCP as well."""
     route, sent = PREFIX + MESSAGES[protocol][0], 1 + IN_SESSION * (protocol == "mcp")

@@ -27,7 +27,7 @@ from tealagents.testing.pytest_stores import DURABLE, Place
 from tealagents.testing.service import ServiceThread, agent_config
 
 PLUGINS = Path(__file__).parent / "custom_plugins.py"
-#: what a message says that is stored apart, and the answer that quotes it, too
+#: what a message says that is stored out of line, and the answer that quotes it, too
 LARGE = "word " * 60_000
 
 

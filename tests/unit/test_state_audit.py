@@ -21,7 +21,7 @@ from tealagents.stores.memory import MemoryStore
 ADA = User("tenant", "ada")
 TASK = "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
 OTHER = "7f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"
-#: entries of each batch of a log; the second batch holds one that is stored apart
+#: entries of each batch of a log; the second batch holds one that is stored out of line
 BATCHES = (2, 1, 3)
 LARGE = "x" * 300_000
 
@@ -124,7 +124,7 @@ async def written(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
 
 
 async def test_a_log_as_it_was_written_verifies(written: Log) -> None:
-    """All entries are good, those whose body is stored apart too. covers: TASK-8"""
+    """All entries are good, those whose body is stored out of line too. covers: TASK-8"""
     assert await written.verified() == Verified(TASK, 6)
 
 

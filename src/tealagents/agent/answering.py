@@ -4,13 +4,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from datetime import timedelta
 from inspect import isawaitable
+from typing import assert_never
 
 from msgspec import Struct
 
 from tealagents.agent.answers import AgentAnswer, Update
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.events import Event, TextDelta, ToolCalled, ToolReturned
+from tealagents.domain.events import Event, Started, Terminal, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import (
     Approval,
     Body,
@@ -270,4 +271,6 @@ def _updates(event: Event, calls: dict[str, ToolCall]) -> list[Update]:
             return [Update(tool_call=event.call)]
         case ToolReturned():
             return [Update(tool_call=calls.get(event.call_id), tool_result=event.output)]
-    return []
+    if isinstance(event, Started | Terminal):
+        return []
+    assert_never(event)

@@ -104,10 +104,10 @@ async def opened(
     config: ServiceConfig, store: Store, providers: Providers, view: View | None, clock: Clock
 ) -> AsyncIterator[Opened]:
     """Everything open; `store` is open already, where it is needed."""
-    from tealagents.bootstrap import ledger_of
+    from tealagents.bootstrap import record_store_of
     from tealagents.tooling import Tooling
 
-    records = ledger_of(config, store, clock)
+    records = record_store_of(config, store, clock)
     working: list[Opened] = []
 
     def changed() -> None:

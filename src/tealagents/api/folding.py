@@ -3,6 +3,8 @@
 Pure: the same events give the same frames, live and replayed.
 """
 
+from typing import assert_never
+
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import (
     Canceled,
@@ -65,15 +67,22 @@ class EventFold:
                 self.called(call)
             case ToolReturned():
                 self.returned(event)
-            case Paused(approval) if approval is not None:
-                self.end_text()
-                self.paused(approval)
-            case Completed(outcome) if outcome is not None:
-                if outcome.output and not self.said:
-                    self.say(outcome.output, refusal=outcome.finish_reason == "refusal")
-                self.completed(outcome)
+            case Paused(approval):
+                if approval is not None:
+                    self.end_text()
+                    self.paused(approval)
+            case Completed(outcome):
+                if outcome is not None:
+                    self._complete(outcome)
             case Failed(failure) | Canceled(failure):
                 self.ended(failure, canceled=isinstance(event, Canceled))
+            case _:
+                assert_never(event)
+
+    def _complete(self, outcome: Outcome) -> None:
+        if outcome.output and not self.said:
+            self.say(outcome.output, refusal=outcome.finish_reason == "refusal")
+        self.completed(outcome)
 
     def say(self, text: str, *, refusal: bool = False) -> None:
         self.text(text, refusal=refusal)

@@ -163,12 +163,12 @@ async def _write(config: ServiceConfig, store: Store) -> float:
 
 async def _content(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]:
     """Whether what is stored can be read with these keys."""
-    from tealagents.bootstrap import ledger_of
+    from tealagents.bootstrap import record_store_of
     from tealagents.state.audit import verify
     from tealagents.state.inventory import Inventory
     from tealagents.state.records import SystemClock
 
-    records = ledger_of(config, store, SystemClock())
+    records = record_store_of(config, store, SystemClock())
     inventory = Inventory(records)
     try:
         await inventory.check_key(keyed=config.encryption_key is not None)

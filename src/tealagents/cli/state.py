@@ -73,10 +73,10 @@ class OpenedState:
 
 @asynccontextmanager
 async def opened(config: ServiceConfig) -> AsyncIterator[OpenedState]:
-    from tealagents.bootstrap import ledger_of, rules_of, store_of
+    from tealagents.bootstrap import record_store_of, rules_of, store_of
 
     async with store_of(config) as store:
-        yield OpenedState(config, ledger_of(config, store, SystemClock()), rules_of(config))
+        yield OpenedState(config, record_store_of(config, store, SystemClock()), rules_of(config))
 
 
 def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, creates: bool = False) -> T:

@@ -3,7 +3,7 @@
 `Event` is the one vocabulary between engine, log and followers; each protocol folds it into its own frames.
 """
 
-from typing import Literal
+from typing import Literal, assert_never
 
 from msgspec import Struct
 
@@ -118,6 +118,8 @@ def ending(record: RequestRecord) -> Terminal:
 def redacted(event: Event) -> Event | None:
     """What an approver who is not the owner sees of an event; None: nothing."""
     match event:
+        case Started():  # it only says that the request runs or waits
+            return event
         case TextDelta() | ToolCalled() | ToolReturned():
             return None
         case Paused():
@@ -128,4 +130,4 @@ def redacted(event: Event) -> Event | None:
             return Failed(Failure(error.code, "The request ended Failed. Its owner can read why."))
         case Canceled(error):
             return Canceled(Failure(error.code, "The request ended Canceled. Its owner can read why."))
-    return event
+    assert_never(event)

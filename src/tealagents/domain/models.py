@@ -238,7 +238,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 class Batch(Struct, frozen=True, kw_only=True):
     """One commit's entries: `log/{task}/{first seq}`. `bodies[i]` belongs to `entries[i]`.
 
-    A body over 256 KB is stored apart and stands here as `{"blob": sha256, "pieces": n}`.
+    A body over 256 KB is stored out of line and stands here as `{"blob": sha256, "pieces": n}`.
     """
 
     entries: tuple[Entry, ...]

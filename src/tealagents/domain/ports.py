@@ -108,7 +108,7 @@ class Store(Protocol):
     method may be called concurrently, from one event loop.
 
     Opened by entering its async context (`stores.open_store`), which makes the schema, table or folder
-    where there is none, and closed by leaving it.
+    where there is none, and closed by leaving it. One that a URL opens extends `stores.base.BaseStore`.
 
     Raises, from every method: `PersistenceUnavailable` when the store cannot be reached or refuses (its text
     names the store without credentials), `CorruptState` when what is stored cannot even be parsed

@@ -11,7 +11,6 @@ from tealagents.domain.errors import (
     CorruptState,
     InvalidRequest,
     NotFound,
-    NotOwner,
     RequestCanceled,
     TealError,
     ToolFailed,
@@ -32,6 +31,7 @@ from tealagents.engine.texts import storable
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
+from tealagents.state.owner_directory import anothers, locate
 from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 
@@ -75,11 +75,13 @@ class Approvals:
         Raises `NotOwner`, `InvalidRequest`, `ApprovalPending`, `AlreadyDecided`, `ApprovalExpired`,
         `RequestCanceled`, `NotFound`.
         """
-        partition = await self.partition(caller, request_id)
+        partition = await locate(
+            self._tasks.directory, self._records, caller, keys.request, request_id, deciding=True
+        )
         for _ in range(ATTEMPTS):
             record = (await self._tasks.request(partition, request_id)).value
             if not record.approvals and partition != self._records.partition(caller.user):
-                raise NotOwner(f"The request {request_id} belongs to another user.")
+                raise anothers(keys.request, request_id)
             stored = await self._meant(partition, record, command)
             wanted = self._wanted(stored.value, caller.user, command)
             if stored.value.status != "pending":
@@ -115,19 +117,6 @@ class Approvals:
             if writer is None:
                 self._service.admission.leave(user)
         return writer
-
-    async def partition(self, caller: Caller, request_id: str) -> str:
-        """Where the request is: the caller's own, or another's of the tenant for an approver."""
-        own = self._records.partition(caller.user)
-        (record,) = await self._records.store.read(own, [keys.request(request_id)])
-        if record is not None:
-            return own
-        owner = await self._tasks.directory.owner_of(request_id, keys.request(request_id))
-        if owner is None:
-            raise NotFound(f"There is no request {request_id}. Check the id.", request_id=request_id)
-        if caller.approver and owner.tid == caller.user.tid:
-            return self._records.partition(owner)
-        raise NotOwner(f"The request {request_id} belongs to another user.")
 
     # --- which pause -----------------------------------------------------------------------------
 

@@ -19,14 +19,13 @@ from tealagents.domain.models import (
     StepBody,
     TokenUsage,
     ToolCall,
-    ToolIntent,
     ToolOutcome,
 )
 from tealagents.domain.ports import Clock
 from tealagents.engine.loop import Answered
 from tealagents.engine.toolbox import ToolOutput
 from tealagents.state.audit_chain import Draft, draft
-from tealagents.state.decisions import CALLS_NAMED, shown_calls
+from tealagents.state.decisions import intent, shown_calls
 from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.transitions import SERVICE
@@ -103,9 +102,8 @@ class Recorder:
 
     async def intend(self, calls: Sequence[ToolCall]) -> None:
         """Tools are about to run: that is kept before they do."""
-        intent = ToolIntent(request_id=self.request_id, calls=tuple(calls))
-        named = {call.id: call.tool for call in calls[:CALLS_NAMED]}
-        self.record("tool.intent", intent, calls=named, count=len(calls))
+        body, named = intent(self.request_id, calls)
+        self.record("tool.intent", body, **named)
         await self.flush()
         self.intended(calls)
 

@@ -44,7 +44,7 @@ from tealagents.state.transitions import SERVICE, Transition, completed, paused,
 log = logging.getLogger(__name__)
 
 #: seconds for which the end is tried before callers hear that the store is away
-STORE_PATIENCE_SECONDS = 2.0
+STORE_DEADLINE_SECONDS = 2.0
 
 
 class Stop(Struct, frozen=True):
@@ -208,7 +208,7 @@ class Run:
         await self._persist(lambda: self._writer.conclude(drafts, done, rest))
         messages, first_seq = in_call_order(self._recorder.messages), self.request.first_seq
         self._conversations.extend(self._writer.head, first_seq, messages, last.context)
-        self._tell(self.request)
+        self._settle(self.request)
 
     async def _pause(self, last: Waits) -> None:
         rest = await self.stream.settle(self._persist)
@@ -222,7 +222,7 @@ class Run:
             return paused(head, request, due, approval, outcome, remote_id=last.remote_id, now=now)
 
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
-        self._tell(self.request)
+        self._settle(self.request)
 
     def _approval(self, needed: HumanNeeded) -> Approval:
         request, now = self.request, self._now()
@@ -314,7 +314,7 @@ class Run:
             self._conversations.extend(self._writer.head, self.request.first_seq)
         else:  # what other replicas have added was not read
             self._conversations.forget(self.request.task_id)
-        self._tell(self.request)
+        self._settle(self.request)
 
     async def _tools(self) -> Sequence[ToolOutcome]:
         """What the request's tools did: by the log where the run ended before it was recalled."""
@@ -331,13 +331,13 @@ class Run:
         Callers are answered after a moment; how the request ended is then in its record.
         """
         clock = self._tasks.records.clock
-        impatient = clock.monotonic() + STORE_PATIENCE_SECONDS
+        deadline = clock.monotonic() + STORE_DEADLINE_SECONDS
         pause = 0.05
         while True:
             try:
                 await write()
             except PersistenceUnavailable as error:
-                if clock.monotonic() > impatient:
+                if clock.monotonic() > deadline:
                     self._report(error)
                 if not self._tasks.lease.held:
                     raise
@@ -363,7 +363,7 @@ class Run:
             )
             return
         self._conversations.forget(self.request.task_id)
-        self._tell(request)
+        self._settle(request)
 
     async def _fail_last(self, error: BaseException) -> None:
         """A fault of ours must not leave a request running for ever."""
@@ -381,7 +381,7 @@ class Run:
 
     # --- reporting -------------------------------------------------------------------------------
 
-    def _tell(self, request: RequestRecord) -> None:
+    def _settle(self, request: RequestRecord) -> None:
         """The end is stored."""
         if not self.outcome.done():
             self.stream.end(request)

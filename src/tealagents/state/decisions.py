@@ -49,9 +49,9 @@ def decision_drafts(decided: Approval, actor: User, now: datetime) -> list[Draft
         "count": len(decided.decisions),
     }
     drafts = [draft("approval.decided", actor.key, decided.request_id, StepBody(step), **details)]
-    approved = approved_calls(decided)
-    if approved:
-        drafts.append(intent_draft(decided.request_id, approved, actor.key))
+    if approved := approved_calls(decided):
+        body, named = intent(decided.request_id, approved)
+        drafts.append(draft("tool.intent", actor.key, decided.request_id, body, **named))
     return drafts
 
 
@@ -84,11 +84,10 @@ def approved_calls(decided: Approval) -> tuple[ToolCall, ...]:
     )
 
 
-def intent_draft(request_id: str, calls: Sequence[ToolCall], actor: str) -> Draft:
-    """Written before tools run, so that a crash leaves a trace of what may have happened."""
-    body = ToolIntent(request_id=request_id, calls=tuple(calls))
+def intent(request_id: str, calls: Sequence[ToolCall]) -> tuple[ToolIntent, Json]:
+    """What is written before tools run, so that a crash leaves a trace of them: body and details."""
     named = {call.id: call.tool for call in calls[:CALLS_NAMED]}
-    return draft("tool.intent", actor, request_id, body, calls=named, count=len(calls))
+    return ToolIntent(request_id=request_id, calls=tuple(calls)), {"calls": named, "count": len(calls)}
 
 
 def digest_of(calls: Iterable[ToolCall]) -> str:

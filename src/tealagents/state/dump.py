@@ -420,7 +420,7 @@ class Importer:
 
 
 def _may_refer(row: Row) -> bool:
-    """Whether the record may be one whose content is stored apart."""
+    """Whether the record may be one whose content is stored out of line."""
     return row.key.startswith((keys.approval(""), keys.request("")))
 
 

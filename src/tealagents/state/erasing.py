@@ -139,13 +139,13 @@ class Eraser:
         name, kept = session.value.session_id, replace(session.value, erased=False)
         key, note = keys.session(name), _session_note(session.value)
         while deleting := await self._records.get(partition, keys.DELETING, Deleting):
-            left = tuple(other for other in deleting.value.sessions if other != name)
+            left = _without(deleting.value, name)
             try:
                 await self._records.commit(
                     partition,
                     marker=key,
                     expect={keys.DELETING: deleting.version, key: session.version},
-                    put={key: kept, **({keys.DELETING: Deleting(left)} if left else {})},
+                    put={key: kept, **({keys.DELETING: left} if left else {})},
                     delete=() if left else (keys.DELETING,),
                 )
             except Conflict:
@@ -162,11 +162,11 @@ class Eraser:
         while deleting := await self._records.get(partition, keys.DELETING, Deleting):
             if name not in deleting.value.sessions or await self._finished(partition, session):
                 return
-            left = tuple(other for other in deleting.value.sessions if other != name)
+            left = _without(deleting.value, name)
             expect = {keys.DELETING: deleting.version, keys.session(name): session.version}
             with suppress(Conflict):
                 if left:
-                    put = {keys.DELETING: Deleting(left)}
+                    put = {keys.DELETING: left}
                     await self._records.commit(partition, marker=keys.DELETING, expect=expect, put=put)
                 else:
                     await self._records.delete(partition, [keys.DELETING], expect=expect)
@@ -316,6 +316,12 @@ def _task_note(head: Head) -> str:
 def _session_note(session: Session) -> str:
     """The key under which the session is listed, and the note is found that its deletion has begun."""
     return keys.session_by_creation(session.created_at, session.session_id)
+
+
+def _without(marks: Deleting, session_id: str) -> Deleting | None:
+    """The marks of the other sessions; None where there are none."""
+    left = tuple(other for other in marks.sessions if other != session_id)
+    return Deleting(left) if left else None
 
 
 def _busy(session_id: str, task_id: str, request_id: str) -> TaskBusy:

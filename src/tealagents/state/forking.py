@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids, lifecycle
-from tealagents.domain.errors import Conflict, CorruptState, InvalidRequest, NotFound
+from tealagents.domain.errors import Conflict, CorruptState, NotFound
 from tealagents.domain.models import (
     Effects,
     Head,
@@ -25,7 +25,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
-from tealagents.state.history import History
+from tealagents.state.history import History, up_to
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
 
@@ -134,10 +134,11 @@ class _Fork(Struct, frozen=True):
         context: Json | None = None
         rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
         async for request_id, messages, ending, end in rounds:
-            ends = message_id is not None and any(m.message_id == message_id for m in messages)
+            found = up_to(messages, message_id) if message_id is not None else None
+            ends = found is not None
             if ending is None and not ends:
                 continue  # it has not ended
-            kept = _up_to(messages, message_id) if message_id is not None and ends else messages
+            kept = messages if found is None else found
             if ending is not None and ending.status != "Completed" and not ends:
                 failed = await self._copied(request_id, kept, ending)
                 await self.copy.add_request(replace(failed, parent=last))
@@ -238,20 +239,3 @@ async def _rounds(
             current, messages = None, []
     if current is not None:
         yield current, messages, None, seq
-
-
-def _up_to(messages: Sequence[Message], message_id: str) -> list[Message]:
-    """The messages up to and including one; `InvalidRequest` between a tool call and its result."""
-    kept: list[Message] = []
-    open_calls: set[str] = set()
-    for message in messages:
-        kept.append(message)
-        open_calls |= {call.id for call in message.tool_calls}
-        open_calls.discard(message.tool_call_id or "")
-        if message.message_id == message_id:
-            break
-    if open_calls:
-        raise InvalidRequest(
-            "message_id", "lies between a tool call and its result; fork before or after both"
-        )
-    return kept

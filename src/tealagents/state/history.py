@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from msgspec import Struct
 
-from tealagents.domain.errors import CorruptState, TealError
+from tealagents.domain.errors import CorruptState, InvalidRequest, TealError
 from tealagents.domain.models import (
     Batch,
     Body,
@@ -347,6 +347,26 @@ def grouped(messages: Iterable[Message]) -> Iterator[list[Message]]:
         group = [message]
     if group:
         yield group
+
+
+def up_to(messages: Iterable[Message], message_id: str) -> list[Message] | None:
+    """The messages up to and including one; None where it is not among them.
+
+    `InvalidRequest` where a fork there would lack the results of calls.
+    """
+    kept: list[Message] = []
+    open_calls: set[str] = set()
+    for message in messages:
+        kept.append(message)
+        if message.role != "tool":
+            open_calls = {call.id for call in message.tool_calls}
+        open_calls.discard(message.tool_call_id or "")
+        if message.message_id == message_id:
+            if open_calls:
+                text = "lies between a tool call and its result; fork before or after both"
+                raise InvalidRequest("message_id", text)
+            return kept
+    return None
 
 
 def open_round(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Message]]:

@@ -97,7 +97,7 @@ def log(task_id: str, seq: int) -> str:
     return f"log/{task_id}/{seq:012d}"
 
 
-#: the prefix of what is stored apart
+#: the prefix of what is stored out of line
 BLOBS = "blob/"
 
 

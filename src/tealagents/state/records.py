@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-#: a body larger than this is stored apart, in pieces of this size
+#: a body larger than this is stored out of line, in chunks of this size
 BLOB_BYTES = 256 * 1024
 #: what the bodies of one batch may sum to
 BATCH_BYTES = 320 * 1024
-#: a request's or an approval's record larger than this is stored apart, too: a commit holds 1 MB in all
+#: a request's or an approval's record larger than this is stored out of line, too: a commit holds 1 MB in all
 RECORD_BYTES = 64 * 1024
-#: records of one commit, and bytes of pieces put together into one
+#: records of one commit, and bytes of chunks put together into one
 MOST_RECORDS = 10
 PORTION_BYTES = 900_000
 #: seconds for which a commit whose reply was lost is looked for before the caller is answered
@@ -49,14 +49,15 @@ class Stored(msgspec.Struct, Generic[T], frozen=True):
 
 
 class BlobRef(msgspec.Struct, frozen=True):
-    """What stands in a batch for a body that is stored apart."""
+    """What stands in a batch for a body that is stored out of line."""
 
     blob: str
+    #: how many chunks it is in
     pieces: int
 
 
 class OutOfLine(msgspec.Struct, frozen=True):
-    """What stands in the place of a record that is stored apart."""
+    """What stands in the place of a record that is stored out of line."""
 
     apart: str
     pieces: int
@@ -64,7 +65,7 @@ class OutOfLine(msgspec.Struct, frozen=True):
 
 
 #: what the JSON of an `OutOfLine` begins with, and that of no other record
-_APART = b'{"apart":'
+_OUT_OF_LINE = b'{"apart":'
 
 
 class RecordStore:
@@ -86,11 +87,11 @@ class RecordStore:
         return await self.whole(partition, key, record, kind)
 
     async def whole(self, partition: str, key: str, record: Record | None, kind: type[T]) -> Stored[T] | None:
-        """As `open`, for what may be stored apart: a request, an approval."""
+        """As `open`, for what may be stored out of line: a request, an approval."""
         if record is None:
             return None
         value = codec.checked(partition, key, record.value)
-        if value.startswith(_APART):
+        if value.startswith(_OUT_OF_LINE):
             ref = codec.parse(key, value, OutOfLine)
             try:
                 value = await self.get_blob(partition, ref.task_id, BlobRef(ref.apart, ref.pieces))
@@ -176,19 +177,19 @@ class RecordStore:
         ttl: Mapping[str, float],
         expect: Mapping[str, str | None],
     ) -> dict[str, Put]:
-        """The records' bytes; one that is too large is stored apart, and a reference takes its place."""
+        """The records' bytes; a large one is stored out of line, and a reference takes its place."""
         puts: dict[str, Put] = {}
         for key, record in records.items():
             value = codec.seal(partition, key, record)
             if len(value) > RECORD_BYTES and isinstance(record, RequestRecord | Approval):
-                value = await self._apart(partition, key, record, expect.get(keys.task(record.task_id)))
+                value = await self._out_of_line(partition, key, record, expect.get(keys.task(record.task_id)))
             puts[key] = Put(value, ttl.get(key))
         return puts
 
-    async def _apart(
+    async def _out_of_line(
         self, partition: str, key: str, record: RequestRecord | Approval, version: str | None
     ) -> bytes:
-        """Stores a record apart that is too large, and returns the reference that takes its place."""
+        """Stores a large record out of line, and returns the reference that takes its place."""
         ref = await self.put_blob(partition, record.task_id, codec.encode_json(record), version=version)
         return codec.seal(partition, key, OutOfLine(ref.blob, ref.pieces, record.task_id))
 
@@ -207,46 +208,44 @@ class RecordStore:
         Deleting twice is harmless, so where a reply is lost it is done again until one comes.
         """
         commit = Commit(operation=ids.operation_id(), expect=expect or {}, delete=tuple(names), notify=notify)
-        deadline = self.clock.monotonic() + RESOLVE_SECONDS
-        pause = 0.05
-        while True:
-            try:
-                await self.store.commit(partition, commit)
-            except Unknown as error:
-                if self.clock.monotonic() + pause > deadline:
-                    raise PersistenceUnavailable(
-                        "The store did not say whether records were deleted. Delete them again.",
-                        retry_after=5,
-                    ) from error
-                await self.clock.sleep(pause)
-                pause = min(pause * 2, 1.0)
-            else:
-                return
+        try:
+            await self.store.commit(partition, commit)
+        except Unknown:
+            await self._repeat(
+                lambda: self.store.commit(partition, commit),
+                "The store did not say whether records were deleted. Delete them again.",
+            )
 
     async def _resolve(self, partition: str, commit: Commit, marker: str) -> None:
-        """Sends a commit again, under its own operation id, until its fate is certain."""
+        """Sends an in-doubt commit again, under its own operation id, until its outcome is certain."""
+
+        async def again() -> None:
+            if await self._applied(partition, commit, marker):
+                return
+            try:
+                await self.store.commit(partition, commit)
+            except Conflict:
+                if not await self._applied(partition, commit, marker):
+                    raise
+
+        await self._repeat(
+            again,
+            "The store did not say whether a write was applied. Read the request, or send the message again "
+            "under the same idempotency key, to learn its outcome.",
+        )
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[None]], advice: str) -> None:
+        """Tries until the store says what came of it; else `PersistenceUnavailable`, with `advice`."""
         deadline = self.clock.monotonic() + RESOLVE_SECONDS
         pause = 0.05
         while True:
             try:
-                if await self._applied(partition, commit, marker):
-                    return
-                await self.store.commit(partition, commit)
-            except Conflict:
-                if await self._applied(partition, commit, marker):
-                    return
-                raise
+                return await attempt()
             except (Unknown, PersistenceUnavailable) as error:
                 if self.clock.monotonic() + pause > deadline:
-                    raise PersistenceUnavailable(
-                        "The store did not say whether a write was applied. Read the request, or send the "
-                        "message again under the same idempotency key, to learn its fate.",
-                        retry_after=5,
-                    ) from error
+                    raise PersistenceUnavailable(advice, retry_after=5) from error
                 await self.clock.sleep(pause)
                 pause = min(pause * 2, 1.0)
-            else:
-                return
 
     async def _applied(self, partition: str, commit: Commit, marker: str) -> bool:
         (record,) = await self.store.read(partition, [marker])
@@ -307,7 +306,7 @@ class RecordStore:
     async def put_blob(
         self, partition: str, task_id: str, data: bytes, *, version: str | None = None
     ) -> BlobRef:
-        """Stores `data` in pieces named by its digest. Storing it twice is harmless.
+        """Stores `data` in chunks named by its digest. Storing it twice is harmless.
 
         `Conflict` where the task's head is no longer at `version`: nothing is to be left of a task that is
         deleted meanwhile.
@@ -315,12 +314,12 @@ class RecordStore:
         digest = hashlib.sha256(data).hexdigest()
         text = data.decode()
         size = BLOB_BYTES // 2
-        pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        named = {keys.blob(task_id, digest, n): piece for n, piece in enumerate(pieces)}
+        chunks = [text[i : i + size] for i in range(0, len(text), size)]
+        named = {keys.blob(task_id, digest, n): chunk for n, chunk in enumerate(chunks)}
         expect = {keys.task(task_id): version} if version is not None else {}
         for put in _portions(named):
             await self.commit(partition, marker=next(iter(put)), expect=expect, put=put)
-        return BlobRef(digest, len(pieces))
+        return BlobRef(digest, len(chunks))
 
     async def unless_deleted(self, partition: str, task_id: str, damage: CorruptState) -> TealError:
         """`damage`, or `NotFound` where the task was deleted while its records were read, which is none."""
@@ -342,7 +341,7 @@ class RecordStore:
         return data
 
     async def bodies(self, partition: str, task_id: str, batch: Batch) -> list[bytes]:
-        """The bodies of a batch as they were written, those stored apart fetched."""
+        """The bodies of a batch as they were written, those stored out of line fetched."""
         found = []
         for raw in batch.bodies:
             data = bytes(raw)
@@ -361,16 +360,16 @@ class RecordStore:
             raise CorruptState(key, f"does not hold valid entries ({error})", task_id=task_id) from error
 
 
-def _portions(pieces: Mapping[str, str]) -> Iterator[dict[str, object]]:
-    """Pieces by as many as one commit holds, with the head that it expects."""
+def _portions(chunks: Mapping[str, str]) -> Iterator[dict[str, object]]:
+    """Chunks by as many as one commit holds, with the head that it expects."""
     portion: dict[str, object] = {}
     room = PORTION_BYTES
-    for key, piece in pieces.items():
-        size = len(codec.encode_json(piece))
+    for key, chunk in chunks.items():
+        size = len(codec.encode_json(chunk))
         if portion and (size > room or len(portion) == MOST_RECORDS - 1):
             yield portion
             portion, room = {}, PORTION_BYTES
-        portion[key] = piece
+        portion[key] = chunk
         room -= size
     if portion:
         yield portion

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tealagents.domain import ids
 from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
+from tealagents.state.history import up_to
 from tealagents.threads.base import AgentThread, ThreadCheckpoint
 from tealagents.threads.message_stores import MessageStore, MessageStoreFactory
 from tealagents.threads.views import Part, parts_of
@@ -204,7 +205,7 @@ class LocalThread(AgentThread):
 
         It is kept where this thread is: in a store of its own, if `stores` makes one, filled on first use.
         """
-        kept = self.messages if message_id is None else _up_to(self.messages, message_id)
+        kept = self.messages if message_id is None else up_to(self.messages, message_id)
         if kept is None:
             raise self._unknown(message_id or "")
         names = {each.message_id: ids.random_id() for each in kept}
@@ -317,24 +318,6 @@ def _edited(message: Message, edits: Mapping[str, str]) -> Message:
 
 def _renamed(edits: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     return {names[name]: text for name, text in edits.items() if name in names}
-
-
-def _up_to(messages: Sequence[Message], message_id: str) -> list[Message] | None:
-    """The messages up to and including one; None where it is not among them."""
-    kept: list[Message] = []
-    open_calls: set[str] = set()
-    for message in messages:
-        kept.append(message)
-        if message.role != "tool":
-            open_calls = {call.id for call in message.tool_calls}
-        open_calls.discard(message.tool_call_id or "")
-        if message.message_id == message_id:
-            if open_calls:
-                raise InvalidRequest(
-                    "message_id", "lies between a tool call and its result; fork before or after both"
-                )
-            return kept
-    return None
 
 
 def _rounds(messages: Sequence[Message]) -> int:

@@ -27,7 +27,7 @@ from tealagents.threads.views import Part, parts_of
 #: bytes of messages that one process keeps
 KEPT_BYTES = 64 * 1024 * 1024
 #: how many of the last batches are read again with every turn
-WITNESSES = 4
+RECHECK_KEYS = 4
 #: rounds of other processes that are added to a window, if it knows no more than that itself
 CAUGHT_UP = 16
 #: bytes of a message besides its text; of an encoded one; of a round; of a window without any
@@ -204,7 +204,7 @@ class Windows(Generic[T]):
             self.forget(head.task_id)
             return
         if messages:
-            window.batches = witnesses(window.batches, window.path, first_seq, head.tail_key)
+            window.batches = recheck_keys(window.batches, window.path, first_seq, head.tail_key)
         window.path = head.path
         window.checkpoint_id = head.checkpoint_id
         if messages:
@@ -277,13 +277,13 @@ def between(path: Path, above: int, below: int) -> Path:
     return tuple((first, last) for first, last in cut if first <= last)
 
 
-def witnesses(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
+def recheck_keys(known: tuple[int, ...], before: Path, first_seq: int, tail_key: int) -> tuple[int, ...]:
     """The batches that are read again, when a request has been added to a path.
 
     A task that began with earlier messages holds them and the first request's own in one batch.
     """
     together = known == (1,) and before == ((1, first_seq - 1),)
-    return (*known, *(() if together else (first_seq,)), tail_key)[-WITNESSES:]
+    return (*known, *(() if together else (first_seq,)), tail_key)[-RECHECK_KEYS:]
 
 
 def continues(old: Path, new: Path) -> bool:

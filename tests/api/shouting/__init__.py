@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Mapping
+from typing import assert_never
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +31,8 @@ from tealagents.domain.events import (
     Recorded,
     Started,
     TextDelta,
+    ToolCalled,
+    ToolReturned,
     ending,
     redacted,
 )
@@ -113,7 +116,9 @@ def said(event: Event | None) -> tuple[str, Json] | None:
             return "PHEW", {"shout": outcome.output.upper() if outcome else ""}
         case Failed(error) | Canceled(error):
             return "OUCH", _ouch(error)
-    return None
+        case ToolCalled() | ToolReturned() | None:
+            return None
+    assert_never(event)
 
 
 def _fold(recorded: Recorded) -> bytes:

@@ -1,7 +1,7 @@
 """Carries a call out: its progress, its pauses, and its end where the host gives it up."""
 
 import asyncio
-from typing import Any
+from typing import Any, assert_never
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -14,7 +14,7 @@ from tealagents.api import gate, requests
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.mcp import documents, tools
 from tealagents.domain.errors import InvalidRequest, TealError
-from tealagents.domain.events import Recorded, TextDelta, ToolCalled, ToolReturned
+from tealagents.domain.events import Event, Started, Terminal, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
@@ -97,7 +97,7 @@ class _Call:
     async def _report(self, view: RequestView, ended: "asyncio.Future[RequestView]") -> None:
         """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
         async for batch in self._exchange.follow(view):
-            if text := "".join(map(_progress, batch)):
+            if text := "".join(_progress(each.event) for each in batch):
                 await self._context.session.report_progress(batch[-1].id, None, text)
                 await asyncio.wait([ended], timeout=GATHER_SECONDS)
 
@@ -118,12 +118,13 @@ class _Call:
             return None
 
 
-def _progress(recorded: Recorded) -> str:
-    event = recorded.event
+def _progress(event: Event) -> str:
     if isinstance(event, TextDelta):  # most are
         return event.text
     if isinstance(event, ToolCalled):
         return f"\n[calling {event.call.tool}]\n"
     if isinstance(event, ToolReturned):
         return f"\n[{event.tool} {'failed' if event.is_error else 'returned'}]\n"
-    return ""
+    if isinstance(event, Started | Terminal):
+        return ""
+    assert_never(event)

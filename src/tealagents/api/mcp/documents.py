@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import mcp_types as types
-from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from msgspec.structs import asdict
 from starlette.responses import Response
 
@@ -132,14 +131,14 @@ def _form(pause: Approval) -> types.ElicitRequest:
 def respond(_: AdmittedCall, error: TealError, headers: Headers) -> Response:
     """The response for a request that the gate has refused."""
     status = status_of(error)
-    code = INVALID_REQUEST if status < 500 else INTERNAL_ERROR
+    code = types.INVALID_REQUEST if status < 500 else types.INTERNAL_ERROR
     if isinstance(error, InvalidRequest):
         status = 415 if error.field == "Content-Type" else 400
-        code = PARSE_ERROR if error.malformed and error.field == "body" else INVALID_REQUEST
+        code = types.PARSE_ERROR if error.malformed and error.field == "body" else types.INVALID_REQUEST
     return refused(status, error.detail, headers, code=code)
 
 
-def refused(status: int, text: str, headers: Headers = None, *, code: int = INVALID_REQUEST) -> Response:
+def refused(status: int, why: str, headers: Headers = None, *, code: int = types.INVALID_REQUEST) -> Response:
     """The response for a request that may not come in."""
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": text}}
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
     return json_response(body, status=status, headers=headers)

@@ -4,6 +4,7 @@ A frame of text is made of what was encoded once; nothing of a delta is parsed o
 """
 
 from collections.abc import Mapping
+from typing import assert_never
 
 import msgspec
 
@@ -17,6 +18,7 @@ from tealagents.domain.events import (
     Paused,
     Recorded,
     Started,
+    Terminal,
     TextDelta,
     ToolCalled,
     ToolReturned,
@@ -37,7 +39,7 @@ class Frames:
 
     def __call__(self, recorded: Recorded) -> bytes:
         event = recorded.event
-        if type(event) is TextDelta:
+        if isinstance(event, TextDelta):
             return b"event: partial-response\nid: %d%b%b}\n\n" % (
                 recorded.id,
                 self._middle,
@@ -46,7 +48,7 @@ class Frames:
         name, data = self._document(event)
         return sse.frame(recorded.id, name, data)
 
-    def _document(self, event: object) -> tuple[str, Json]:
+    def _document(self, event: Started | ToolCalled | ToolReturned | Terminal) -> tuple[str, Json]:
         ids = self._ids
         match event:
             case Started(status):
@@ -64,7 +66,7 @@ class Frames:
                 return "approval-required", documents.answer(ids, "Paused", content)
             case Failed(error) | Canceled(error):
                 return "error", problems.of_failure(error, ids)
-        raise TypeError(f"{type(event).__name__} has no frame")
+        assert_never(event)
 
 
 def failed(error: TealError) -> bytes:
