@@ -112,7 +112,10 @@ TURNS = st.lists(
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TURNS)
 def test_replay_from_the_log_gives_the_same_events(ada: httpx.Client, turns: list[str]) -> None:
-    """Each run of a conversation, asked for again when all is over, is what it was, byte for byte."""
+    """Each run of a conversation, asked for again when all is over, is what it was, byte for byte.
+
+    Another page is given the messages under the ids that they had as they came.
+    """
     page, sent = Page(ada), list[tuple[Json, str]]()
 
     def run(body: Json) -> list[Json]:
@@ -139,3 +142,7 @@ def test_replay_from_the_log_gives_the_same_events(ada: httpx.Client, turns: lis
                 run(run_input(page.thread, *page.messages, resume=resume))
         for body, text in sent:
             assert ada.post("/ag-ui", json=body).text == text
+        late = Page(ada, page.thread)
+        late.run()
+        ids = [[m["id"] for m in each.messages if m["role"] != "user"] for each in (page, late)]
+        assert ids[0] == ids[1]
