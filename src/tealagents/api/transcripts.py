@@ -117,13 +117,18 @@ def as_kept(
     the page has sent at once, and that are one here, are apart. A page leaves what it knows where it stands
     and puts the rest behind it: from the first message that it lacks, no name is one that it knows.
     """
-    places, start, said = {each.name: n for n, each in enumerate(kept)}, 0, Counter[str]()
+    places, said = {each.name: n for n, each in enumerate(kept)}, Counter[str]()
+    start, missed = 0, False
     for message in messages:
         said[message.request_id] += message.role == "assistant"
         ours = name(message, said[message.request_id])
-        place = places.get(ours, -1)
-        found = range(place, place + 1) if place >= start else _alike(message, kept, start)
-        start = found.stop
+        if missed:
+            found = range(0)
+        elif (place := places.get(ours)) is not None:
+            found = range(place, place + 1)
+        else:
+            found = _alike(message, kept, start)
+        missed, start = not found, max(start, found.stop)
         for n in found:
             yield kept[n].name, message if len(found) == 1 else replace(message, items=kept[n].items)
         if not found:
@@ -133,7 +138,7 @@ def as_kept(
 
 
 def _alike(message: Message, kept: Sequence[Kept], start: int) -> range:
-    """The next messages that say the same as one; behind all of them where there are none."""
+    """The places of the next messages that say together what one says; none where there are no such."""
     for n in range(start, len(kept)):
         items: tuple[Item, ...] = ()
         for end in range(n, len(kept)):
@@ -143,4 +148,4 @@ def _alike(message: Message, kept: Sequence[Kept], start: int) -> range:
                 break
             if items == message.items:
                 return range(n, end + 1)
-    return range(len(kept), len(kept))
+    return range(0)
