@@ -47,7 +47,10 @@ def user(content: Any, **fields: Any) -> Json:
 
 
 def run_input(thread: str, *messages: Json, **fields: Any) -> Json:
-    return {"threadId": thread, "runId": str(uuid.uuid4()), "messages": list(messages), **fields}
+    """An input, as a client of this version sends it; a field that is None is left out."""
+    opening = {"threadId": thread, "runId": str(uuid.uuid4()), "protocolVersion": "1.0"}
+    given = {**opening, "messages": list(messages), **fields}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def call(tool: str, **arguments: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
+    Mapping,
     Sequence,
     Set,
 )
@@ -99,7 +100,32 @@ class Named(Struct, frozen=True):
         found = await find_pause(self.exchange, self.partition, approval_id)
         return found if found is not None and found.task_id == self.task_id else None
 
-    async def said(self, record: RequestRecord) -> tuple[Item, ...]:
+    async def fresh(
+        self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None
+    ) -> Sequence[str]:
+        """Those of a client's messages that are new; or the last one once more, where it was not answered.
+
+        `sent` are its messages since the answer of the request `seen`, by marks: those that began a request
+        are kept in `client` there. `issued` are the marks of messages whose names are of a request.
+        """
+        head, marks = self.head, list(sent)
+        if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == seen):
+            return marks
+        known: dict[str, bool] = {}
+        async with aclosing(of_task(self.exchange, self.partition, head)) as newest_first:
+            async for record in newest_first:
+                if record.request_id == seen or known.keys() >= set(marks):
+                    break
+                unanswered = record.status in ("Failed", "Canceled")
+                theirs = list(record.client.get("messages", ()))
+                mark = issued.get(record.request_id)
+                if mark is not None and sent[mark] == await self._said(record):
+                    theirs.append(mark)
+                known = {**dict.fromkeys(theirs, unanswered), **known}
+        fresh = [mark for mark in marks if mark not in known]
+        return marks[-1:] if not fresh and marks and known[marks[-1]] else fresh
+
+    async def _said(self, record: RequestRecord) -> tuple[Item, ...]:
         """What the user has said in a request of this task."""
         tail = self.head.tail_seq if self.head else 0
         found = await self.exchange.history.messages_of(self.partition, record, tail)

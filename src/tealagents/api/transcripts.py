@@ -1,17 +1,39 @@
 """The messages of a task, for pages that show a conversation as it stands, or as a stretch finds it."""
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.api import stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
-from tealagents.domain.models import Approval, Caller, Head, Message, MessageBody, Path, StepBody
+from tealagents.domain.models import (
+    Approval,
+    Caller,
+    Head,
+    Item,
+    Message,
+    MessageBody,
+    Path,
+    Role,
+    StepBody,
+)
 from tealagents.engine.approvals import answers
 from tealagents.state.history import Round
 
-#: messages that are read of one task: the newest
+#: messages that are read of one task: the newest, and what else belongs to the request of the oldest of them
 MOST_MESSAGES = 1000
+
+
+class Kept(Struct, frozen=True):
+    """A message that a page has, under its own name or ours. The results of calls have no items."""
+
+    name: str
+    role: Role
+    items: tuple[Item, ...]
 
 
 async def messages(exchange: Exchange, partition: str, head: Head) -> list[Message]:
@@ -79,7 +101,51 @@ async def _newest(exchange: Exchange, partition: str, task_id: str, path: Path) 
     async with aclosing(exchange.history.backwards(partition, task_id, path)) as entries:
         async for logged in entries:
             if isinstance(logged.body, MessageBody):
-                found.append(logged.body.message)
-            if len(found) == MOST_MESSAGES:
-                break
+                message = logged.body.message
+                if len(found) >= MOST_MESSAGES and message.request_id != found[-1].request_id:
+                    break
+                found.append(message)
     return found[::-1]
+
+
+def as_kept(
+    messages: Sequence[Message], kept: Sequence[Kept], name: Callable[[Message, int], str]
+) -> Iterator[tuple[str, Message]]:
+    """Messages under the names that a page has for them, and the others under ours.
+
+    `name` makes ours, of a message and how many the assistant has said in its request so far. Messages that
+    the page has sent at once, and that are one here, are apart. A page leaves what it knows where it stands
+    and puts the rest behind it: from the first message that it lacks, no name is one that it knows.
+    """
+    places, said = {each.name: n for n, each in enumerate(kept)}, Counter[str]()
+    start, missed = 0, False
+    for message in messages:
+        said[message.request_id] += message.role == "assistant"
+        ours = name(message, said[message.request_id])
+        if missed:
+            found = range(0)
+        elif (place := places.get(ours)) is not None:
+            found = range(place, place + 1)
+        else:
+            found = _alike(message, kept, start)
+        missed, start = not found, max(start, found.stop)
+        for n in found:
+            yield kept[n].name, message if len(found) == 1 else replace(message, items=kept[n].items)
+        if not found:
+            while ours in places:
+                ours += "-"
+            yield ours, message
+
+
+def _alike(message: Message, kept: Sequence[Kept], start: int) -> range:
+    """The places of the next messages that say together what one says; none where there are no such."""
+    for n in range(start, len(kept)):
+        items: tuple[Item, ...] = ()
+        for end in range(n, len(kept)):
+            items += kept[end].items
+            same = kept[end].role == message.role and items == message.items[: len(items)]
+            if not kept[end].items or not same:
+                break
+            if items == message.items:
+                return range(n, end + 1)
+    return range(0)

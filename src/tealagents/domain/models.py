@@ -471,6 +471,8 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     awaits_owner: bool = False
     #: what the request had used when it paused
     usage: TokenUsage = TokenUsage()
+    #: rounds of calls that the request had come to; these calls are of the last
+    rounds: int = 0
 
     def shown_to(self, user: User) -> "Approval":
         """The pause as this user may read it: where to give consent is the owner's to know."""

@@ -242,6 +242,7 @@ class Run:
             event_id=self.stream.last_event + 1,
             awaits_owner=needed.awaits_owner,
             usage=self._recorder.usage,
+            rounds=sum(1 for message in self._recorder.messages if message.tool_calls),
         )
 
     async def _announce(self, approval: Approval) -> None:

@@ -1,17 +1,19 @@
 """The fold of recorded events, over generated runs, and over those that a service has made."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import pytest
 from agui_talk import Json, Page, call, events, run_input, streamed_text, user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tealagents.api.ag_ui import inputs
-from tealagents.api.ag_ui.fold import RunFold
+from tealagents.api.ag_ui.fold import RunFold, started
 from tealagents.domain.events import (
     Canceled,
     Completed,
@@ -24,7 +26,18 @@ from tealagents.domain.events import (
     ToolCalled,
     ToolReturned,
 )
-from tealagents.domain.models import Approval, Decision, Failure, Outcome, TokenUsage, ToolCall, User
+from tealagents.domain.models import (
+    Approval,
+    Decision,
+    Failure,
+    Item,
+    Message,
+    Outcome,
+    Role,
+    TokenUsage,
+    ToolCall,
+    User,
+)
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 IDS = {"session_id": "s", "task_id": "t", "request_id": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f"}
@@ -102,6 +115,46 @@ def test_the_same_events_give_the_same_bytes(run: list[Event], before: Approval 
     assert folded(run, before) == folded(run, before)
 
 
+ROLES: list[Role] = ["user", "assistant", "tool", "tool", "assistant"]
+HISTORY = [
+    Message(
+        message_id=f"m{n}",
+        request_id=IDS["request_id"],
+        role=role,
+        created_at=NOW,
+        items=(Item("text", f"text {n}"),),
+        tool_call_id=f"c{n}" if role == "tool" else None,
+    )
+    for n, role in enumerate(ROLES)
+]
+
+
+def snapshot(*page: Json) -> list[Json]:
+    """The messages that a page is set back to."""
+    begun = started(inputs.read(run_input("thread", *page)), IDS, HISTORY).decode()
+    shown: list[Json] = json.loads(begun.split("\n\n")[1].removeprefix("data: "))["messages"]
+    return shown
+
+
+@pytest.mark.parametrize("has", [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1, 4], [1, 4], [4], []])
+def test_a_page_shows_a_snapshot_in_order(has: list[int]) -> None:
+    """Whatever of it the page has, which leaves that in its place; up to what it lacks nothing is renamed."""
+    there = snapshot()
+    page = Page(httpx.Client())
+    page.messages = [there[n] for n in has]
+    page._apply({"type": "MESSAGES_SNAPSHOT", "messages": snapshot(*page.messages)})
+    assert [m["content"] for m in page.messages] == [m["content"] for m in there]
+    kept = next((n for n in range(5) if n not in has), 5)
+    assert page.messages[:kept] == there[:kept]
+    assert not {m["id"] for m in page.messages[kept:]} & {there[n]["id"] for n in has}
+
+
+def test_results_keep_their_ids_in_the_order_in_which_they_came() -> None:
+    """It need not be that of the calls, in which the history has them."""
+    question, calls, first, second, answer = snapshot()
+    assert snapshot(question, calls, second, first, answer) == [question, calls, first, second, answer]
+
+
 TURNS = st.lists(
     st.sampled_from(["hello", "pieces-7", "note", "two notes", "approve", "reject", "abandon"]),
     min_size=1,
@@ -112,7 +165,10 @@ TURNS = st.lists(
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TURNS)
 def test_replay_from_the_log_gives_the_same_events(ada: httpx.Client, turns: list[str]) -> None:
-    """Each run of a conversation, asked for again when all is over, is what it was, byte for byte."""
+    """Each run of a conversation, asked for again when all is over, is what it was, byte for byte.
+
+    Another page is given the messages under the ids that they had as they came.
+    """
     page, sent = Page(ada), list[tuple[Json, str]]()
 
     def run(body: Json) -> list[Json]:
@@ -139,3 +195,10 @@ def test_replay_from_the_log_gives_the_same_events(ada: httpx.Client, turns: lis
                 run(run_input(page.thread, *page.messages, resume=resume))
         for body, text in sent:
             assert ada.post("/ag-ui", json=body).text == text
+        late = Page(ada, page.thread)
+        late.run()
+        shown, read = ([(m["role"], m["id"]) for m in each.messages] for each in (page, late))
+        theirs = [each for each in read if each[0] != "user"]
+        assert sorted(each for each in shown if each[0] != "user") == sorted(
+            theirs
+        )  # results come in any order

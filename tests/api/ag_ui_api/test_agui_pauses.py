@@ -193,6 +193,60 @@ def test_a_tool_of_the_page_is_run_there(page: Page) -> None:
         assert page.said("tool") == ["28 degrees"]
 
 
+def test_a_client_from_before_versions_is_told_only_what_it_knows(page: Page) -> None:
+    """Its outcomes take no unknown members; the calls that wait for it are those without a result."""
+    old: Json = {"protocolVersion": None, "tools": [WEATHER]}
+    sent = [user(weather())]
+    page.messages = list(sent)
+    assert page.run(runId="r", **old)[-1]["outcome"] == {"type": "success"}
+    assert page.run(**old)[-1]["outcome"] == {"type": "success"}
+    (shown,) = page.messages[-1]["toolCalls"]
+    again = Page(page.client, page.thread)
+    again.messages = sent
+    assert again.run(runId="r", tools=[WEATHER])[-1]["outcome"]["pendingToolCallIds"] == [shown["id"]]
+    output(page, "28 degrees")
+    assert "28 degrees" in streamed_text(page.run(**old))
+
+
+def test_calls_of_one_round_are_of_one_message(page: Page, file: Path) -> None:
+    """Whether they run at once, wait for approval, or are the page's own; live and in a snapshot."""
+    note = call("Work-note", file=str(file), line="noted")
+    asked = page.say(f"{weather()} and {write(file)} and {note}", tools=[WEATHER])
+    assert [m["role"] for m in page.messages] == ["user", "assistant", "tool"]
+    late = Page(page.client, page.thread)
+    late.run()
+    assert [m["role"] for m in late.messages] == ["user", "assistant", "tool"]
+    assert [m["id"] for m in late.messages[1:]] == [m["id"] for m in page.messages[1:]]
+    for each in (page, late):
+        assert len(each.messages[1]["toolCalls"]) == 3
+    weathers = [each for each in page.messages[1]["toolCalls"] if each["function"]["name"] == "get_weather"]
+    page.messages.append({"id": "t", "role": "tool", "toolCallId": weathers[0]["id"], "content": "sunny"})
+    page.answer(asked, APPROVE)
+    late = Page(page.client, page.thread)
+    late.run()
+    assert [m["id"] for m in late.messages if m["role"] == "assistant"] == [
+        m["id"] for m in page.messages if m["role"] == "assistant"
+    ]
+    assert [m["role"] for m in late.messages] == ["user", "assistant", "tool", "tool", "tool", "assistant"]
+
+
+def test_calls_of_two_rounds_are_of_two_messages(file: Path) -> None:
+    """Also where nothing is said between them, and the second only waits; behind the pause comes a third."""
+    told = {"file": str(file), "line": "one"}
+    replies = [
+        {"tool_calls": [{"name": name, "arguments": told}]} for name in ("Work-note", "Work-write") * 2
+    ]
+    rules = [{"when": {"call": n}, "reply": reply} for n, reply in enumerate(replies[:3], 1)]
+    with serving({"rules": rules}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.answer(page.say("begin"), APPROVE)
+        late = Page(client, page.thread)
+        late.run()
+        for each in (page, late):
+            assert [m["role"] for m in each.messages] == ["user", *["assistant", "tool"] * 3, "assistant"]
+        assert [m["id"] for m in late.messages[1:]] == [m["id"] for m in page.messages[1:]]
+
+
 def test_a_page_that_was_reloaded_keeps_the_output_of_its_tool(page: Page) -> None:
     """What the run is set back to holds the output that began it, for this page and for one that joins."""
     page.say(weather(), tools=[WEATHER])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import httpx
-from agui_talk import Page, call, kinds, refusal, serving, streamed_text, user
+from agui_talk import Page, call, kinds, refusal, run_input, serving, streamed_text, user
 
 from tealagents.llm.offline import OfflineModel
 
@@ -134,6 +134,59 @@ def test_a_page_that_joins_later_is_given_the_messages(page: Page, ada: httpx.Cl
     found = page.say("and here?")  # this page has missed a turn
     assert kinds(found)[1] == "MESSAGES_SNAPSHOT"
     assert page.said("user")[-2:] == ["go on", "and here?"]
+
+
+def test_messages_keep_their_ids_and_their_order(page: Page, ada: httpx.Client, file: Path) -> None:
+    """Live and in a snapshot; a page that has missed a turn shows it where it was.
+
+    Pages replace what they know where it stands, and append the rest: what the page said last is given
+    another id, since it would stand before the turn that was missed.
+    """
+    page.say(call("Work-note", file=str(file), line="one"))
+    page.say("and what else?")
+    mine = list(page.messages)
+    late = Page(ada, page.thread)
+    late.run()
+    ours = [m["id"] for m in late.messages if m["role"] != "user"]
+    assert ours == [m["id"] for m in mine if m["role"] != "user"]
+    theirs = late.say("from elsewhere") and late.messages[-1]["id"]
+    found = page.say("and from here")
+    assert kinds(found)[1] == "MESSAGES_SNAPSHOT"
+    assert [m["id"] for m in page.messages[:6]] == [m["id"] for m in mine]
+    assert [m["role"] for m in page.messages] == [
+        *("user", "assistant", "tool", "assistant"),
+        *("user", "assistant", "user", "assistant", "user", "assistant"),
+    ]
+    assert page.said("user")[-2:] == ["from elsewhere", "and from here"]
+    assert page.messages[7]["id"] == theirs
+    assert "MESSAGES_SNAPSHOT" not in kinds(page.say("go on"))
+
+
+def test_messages_that_were_new_at_once_stay_apart(page: Page, ada: httpx.Client) -> None:
+    """They are one message of the task; so do those that the thread began with keep their ids."""
+    page.messages = [user("My name is Ada."), {"id": "a1", "role": "assistant", "content": "Hello, Ada"}]
+    page.messages.append(user("one"))
+    page.say("two")
+    known = [m["id"] for m in page.messages]
+    late = Page(ada, page.thread)
+    late.run()
+    late.say("from elsewhere")
+    page.say("and from here")
+    assert [m["id"] for m in page.messages[:5]] == known
+    assert page.said("user") == ["My name is Ada.", "one", "two", "from elsewhere", "and from here"]
+
+
+def test_a_page_that_keeps_only_its_last_messages_is_shown_all_in_order(page: Page) -> None:
+    """What it knows would stand before what it lacks, and is given other ids."""
+    for text in ("one", "two"):
+        page.say(text)
+    short = Page(page.client, page.thread)
+    short.messages = page.messages[2:]
+    short.client.post("/ag-ui", json=run_input(page.thread, user("three")))  # from elsewhere
+    short.say("four")
+    assert short.said("user") == ["one", "two", "three", "four"]
+    assert [m["role"] for m in short.messages] == ["user", "assistant"] * 4
+    assert "MESSAGES_SNAPSHOT" not in kinds(short.say("five"))
 
 
 def test_a_new_thread_without_a_message_has_none(page: Page) -> None:

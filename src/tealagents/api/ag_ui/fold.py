@@ -1,13 +1,14 @@
 """Recorded events as the events of one run, and messages as documents.
 
-Ids show the request's, since models use those of calls again and again: `msg_{request}_{event}`,
-`call_{request}_{call}` and `res_…` of its result, and `int_{pause}_{n}` of an interrupt.
+Ids show the request's, since models use those of calls again and again: `msg_{request}_{n}`, of the nth of
+the assistant's messages there, `call_{request}_{call}` and `res_…` of its result, and `int_{pause}_{n}` of an
+interrupt. They are the same in streams and snapshots.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from tealagents.api import items, sse
+from tealagents.api import items, sse, transcripts
 from tealagents.api.ag_ui.inputs import Given
 from tealagents.api.decisions import DecisionForm, asked, until
 from tealagents.api.folding import EventFold
@@ -30,7 +31,8 @@ def started(given: Given, ids: Json, messages: Sequence[Message] | None) -> byte
     """A run begins; with the messages that it continues, where the client has others."""
     parent = {"parentRunId": given.body.parent_run_id} if given.body.parent_run_id is not None else {}
     run: Json = {**given.run, "protocolVersion": VERSION, **parent}
-    snapshot = [] if messages is None else [frame("MESSAGES_SNAPSHOT", messages=[*map(_document, messages)])]
+    documents = [_document(*each) for each in transcripts.as_kept(messages or (), given.kept, _name)]
+    snapshot = [] if messages is None else [frame("MESSAGES_SNAPSHOT", messages=documents)]
     return b"".join([frame("RUN_STARTED", **run, metadata={"tealagents": ids}), *snapshot])
 
 
@@ -39,14 +41,14 @@ def finished(given: Given, outcome: Json, **fields: Any) -> bytes:
     return frame("RUN_FINISHED", **given.run, outcome=outcome, **fields)
 
 
-def outcome_of(pause: Approval | None) -> Json:
+def outcome_of(given: Given, pause: Approval | None) -> Json:
     """How a run ends that has its answer, or waits: for decisions, or only for the page's own tools."""
-    if pause is None:
+    calls = pause.calls if pause else ()
+    if pause and (asks := [_interrupt(pause, n) for n, call in enumerate(calls) if not call.by_client]):
+        return {"type": "interrupt", "interrupts": asks}
+    if pause is None or given.is_old:  # which refuses the field, and finds the calls by itself
         return {"type": "success"}
-    if interrupts := [_interrupt(pause, n) for n, call in enumerate(pause.calls) if not call.by_client]:
-        return {"type": "interrupt", "interrupts": interrupts}
-    calls = [made("call", pause.request_id, call.id) for call in pause.calls]
-    return {"type": "success", "pendingToolCallIds": calls}
+    return {"type": "success", "pendingToolCallIds": [made("call", pause.request_id, c.id) for c in calls]}
 
 
 def _interrupt(pause: Approval, n: int) -> Json:
@@ -63,14 +65,19 @@ def _interrupt(pause: Approval, n: int) -> Json:
     }
 
 
-def _document(message: Message) -> Json:
+def _name(message: Message, n: int) -> str:
+    if message.role == "tool":
+        return made("res", message.request_id, message.tool_call_id)
+    return made("msg", message.request_id, n if message.role == "assistant" else message.message_id)
+
+
+def _document(name: str, message: Message) -> Json:
     """A message of the history."""
     request_id, text = message.request_id, message.text
+    said: Json = {"id": name, "role": message.role}
     if message.role == "tool":
-        call = message.tool_call_id
-        answered = {"id": made("res", request_id, call), "toolCallId": made("call", request_id, call)}
-        return {"role": "tool", **answered, "content": text, **({"error": text} if message.is_error else {})}
-    said: Json = {"id": made("msg", request_id, message.message_id), "role": message.role}
+        answered = {"toolCallId": made("call", request_id, message.tool_call_id), "content": text}
+        return {**said, **answered, **({"error": text} if message.is_error else {})}
     if message.role == "user":
         plain = len(message.items) < 2 and text
         return {**said, "content": text if plain else list(map(_part, message.items))}
@@ -97,8 +104,8 @@ class RunFold(EventFold):
         self._used = before.usage if before else TokenUsage()
         #: calls that the client knows: from the run before, or from this one
         self._known = {call.id for call in before.calls} if before else set()
-        #: the ids of the text under way, and of the assistant's message of the round under way
-        self._text = self._round = ""
+        #: the number of the assistant's message under way, and whether it is whole: results have come
+        self._round, self._whole = before.rounds if before else 0, True
         #: names of the steps under way, by their calls
         self._steps: dict[str, str] = {}
         for decision in before.decisions if before else ():
@@ -107,12 +114,11 @@ class RunFold(EventFold):
 
     def text(self, text: str, *, refusal: bool) -> None:
         if not self.said:
-            self._text = self._message()
-            self._emit("TEXT_MESSAGE_START", messageId=self._text, role="assistant")
-        self._emit("TEXT_MESSAGE_CONTENT", messageId=self._text, delta=text)
+            self._emit("TEXT_MESSAGE_START", messageId=self._message(), role="assistant")
+        self._emit("TEXT_MESSAGE_CONTENT", messageId=self._message(), delta=text)
 
     def text_ended(self) -> None:
-        self._emit("TEXT_MESSAGE_END", messageId=self._text)
+        self._emit("TEXT_MESSAGE_END", messageId=self._message())
 
     def called(self, call: ToolCall) -> None:
         self._show(call)
@@ -124,22 +130,25 @@ class RunFold(EventFold):
         self._emit("STEP_STARTED", stepName=name)
 
     def returned(self, event: ToolReturned) -> None:
-        self._round = ""
+        self.end_text()
+        self._whole = True
         self._result(event.call_id, event.output, is_error=event.is_error)
         if event.call_id in self._steps:
             self._emit("STEP_FINISHED", stepName=self._steps.pop(event.call_id))
 
     def paused(self, approval: Approval) -> None:
+        if approval.rounds == self._round:  # calls of the same message have run at once
+            self._whole = False
         for call in approval.calls:
             self._show(call)
-        self._finish(outcome_of(approval), approval.usage)
+        self._finish(outcome_of(self._given, approval), approval.usage)
 
     def completed(self, outcome: Outcome) -> None:
         result = {"result": outcome.extra_data} if outcome.extra_data else {}
-        self._finish(outcome_of(None), outcome.usage, **result)
+        self._finish(outcome_of(self._given, None), outcome.usage, **result)
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
-        if canceled:
+        if canceled and not self._given.is_old:
             self._finish({"type": "cancelled"}, self._used)
         else:
             self._emit("RUN_ERROR", message=failure.detail, code=failure.code)
@@ -148,9 +157,9 @@ class RunFold(EventFold):
         self.frames.append(sse.data({"type": kind, **fields}))
 
     def _message(self) -> str:
-        """The assistant's message of this round; it begins with its first event."""
-        self._round = self._round or made("msg", self._request_id, self.event_id)
-        return self._round
+        """The assistant's message of this round; the first thing in it begins it."""
+        self._round, self._whole = self._round + self._whole, False
+        return made("msg", self._request_id, self._round)
 
     def _show(self, call: ToolCall) -> None:
         """A call is shown once: not again when it runs, after its approval."""

@@ -11,6 +11,7 @@ from tealagents.api import bodies, items
 from tealagents.api.decisions import CallAnswer, answer
 from tealagents.api.names import parsed
 from tealagents.api.requests import client_tools
+from tealagents.api.transcripts import Kept
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
 from tealagents.state.audit_chain import canonical
@@ -36,12 +37,19 @@ class Given(Struct, frozen=True, kw_only=True):
     outputs: Mapping[str, CallAnswer]
     #: answers to interrupts by their ids; None cancels
     resume: Mapping[str, CallAnswer | None]
-    #: the request and the place that each of the assistant's messages shows, oldest first
+    #: the request and the number that each of the assistant's messages shows, oldest first
     shown: tuple[tuple[str | None, str], ...]
+    #: what the client has, oldest first
+    kept: tuple[Kept, ...]
 
     @property
     def run(self) -> dict[str, str]:
         return {"threadId": self.body.thread_id, "runId": self.body.run_id}
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the client is from before 1.0: it sends no version, and its outcomes are only two."""
+        return self.body.protocol_version is None
 
     @property
     def seen(self) -> str | None:
@@ -57,17 +65,18 @@ def read(value: Any) -> Given:
             raise InvalidRequest(name, f"must have 1 to {LONGEST_ID} characters")
     instructions = [m for m in body.messages if isinstance(m, core.SystemMessage | core.DeveloperMessage)]
     talk = [m for m in body.messages if isinstance(m, _TALK)]
+    kept = tuple(Kept(m.id, m.role, () if isinstance(m, core.ToolMessage) else _items(m)) for m in talk)
     start = max((n for n, m in enumerate(talk, 1) if isinstance(m, core.AssistantMessage)), default=0)
-    before, end = talk[:start], talk[start:]
+    end = talk[start:]
     users = [m for m in end if isinstance(m, core.UserMessage)]
     last = {_mark(m): _items(m) for m in users}
-    said = [Earlier(m.role, _items(m)) for m in before if not isinstance(m, core.ToolMessage)]
+    said = [Earlier(m.role, m.items) for m in kept[:start] if m.role != "tool" and m.items]
     context: dict[str, str] = {}
     for each in body.context or ():
         context[each.description] = "\n".join(filter(None, (context.get(each.description), each.value)))
     message = NewMessage(
         items=(),
-        earlier=tuple(each for each in said if each.items)[-MOST_EARLIER:],
+        earlier=tuple(said[-MOST_EARLIER:]),
         instructions="\n\n".join(m.content for m in instructions if m.content),
         user_context=context,
         client_tools=tuple(client_tools(body.tools or ())),
@@ -80,7 +89,8 @@ def read(value: Any) -> Given:
         message=message,
         outputs={m.tool_call_id: _output(m) for m in end if isinstance(m, core.ToolMessage)},
         resume=_resume(body),
-        shown=tuple(parsed(m.id, "msg") for m in before if isinstance(m, core.AssistantMessage)),
+        shown=tuple(parsed(m.id, "msg") for m in talk if isinstance(m, core.AssistantMessage)),
+        kept=kept,
     )
 
 

@@ -1,7 +1,7 @@
 """Carries an input out: decides a pause, continues the thread, replays a run, or shows what there is."""
 
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from tealagents.api.names import made, parsed
 from tealagents.api.requests import Named
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import AlreadyExists, IdempotencyKeyReused, InvalidRequest, NotFound
-from tealagents.domain.models import ENDED, Approval, Caller
+from tealagents.domain.models import Approval, Caller
 from tealagents.state import keys
 from tealagents.state.new_message import Key
 
@@ -25,7 +25,7 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     """One run of a thread."""
     given = inputs.read(await exchange.body(request))
     thread = await requests.named(exchange, caller, given.body.thread_id)
-    fresh = await _fresh(thread, given)
+    fresh = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     if pause is not None and (pause.status == "pending" or not fresh):
         stretch = await stretches.decided(exchange, caller, pause, _answers(pause, given), streamed=True)
@@ -43,26 +43,6 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     if not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
-
-
-async def _fresh(thread: Named, given: Given) -> Sequence[str]:
-    """The messages that are new; or the last one once more, where its request ended without an answer."""
-    head, marks = thread.head, list(given.last)
-    if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == given.seen):
-        return marks
-    known: dict[str, bool] = {}
-    async with aclosing(requests.of_task(thread.exchange, thread.partition, head)) as newest_first:
-        async for record in newest_first:
-            if record.request_id == given.seen or known.keys() >= set(marks):
-                break
-            unanswered = record.status in ("Failed", "Canceled")
-            theirs = list(record.client.get("messages", ()))
-            mark = given.issued.get(record.request_id)
-            if mark is not None and given.last[mark] == await thread.said(record):
-                theirs.append(mark)
-            known = {**dict.fromkeys(theirs, unanswered), **known}
-    fresh = [mark for mark in marks if mark not in known]
-    return marks[-1:] if not fresh and marks and known[marks[-1]] else fresh
 
 
 async def _answered(thread: Named, given: Given) -> Approval | None:
@@ -120,9 +100,12 @@ async def _send(thread: Named, given: Given, fresh: Sequence[str], key: Key) -> 
 
 async def _stream(exchange: Exchange, given: Given, stretch: Stretch, *, joins: bool = False) -> Response:
     """The events of a stretch; behind the messages that it continues, where the client has others."""
-    record, first = stretch.record, stretch.number == 1
+    record, first, pause = stretch.record, stretch.number == 1, stretch.before
+    known = {each.name for each in given.kept}
     ours = [place for owner, place in given.shown if owner == record.request_id]
-    partly = any(not place.isdecimal() or int(place) > stretch.after for place in ours)
+    partly = any(not place.isdecimal() or int(place) > (pause.rounds if pause else 0) for place in ours)
+    for call in pause.calls if pause else ():  # only outputs of the page's own tools come before it
+        partly = partly or (made("res", record.request_id, call.id) in known) is not call.by_client
     before = record.request_id if not first else None if record.client.get("seeded") else record.parent
     unseen = first and bool(given.resume or given.outputs)  # what came of the answers
     behind = joins or partly or unseen or given.seen != before
@@ -144,5 +127,5 @@ async def _join(thread: Named, given: Given) -> Response:
     pause = await thread.pause(head.pending.approval_id) if head and head.pending else None
     messages = await transcripts.messages(exchange, thread.partition, head) if head else []
     known = {"task_id": thread.task_id, **({"session_id": head.session_id} if head else {})}
-    body = fold.started(given, known, messages) + fold.finished(given, fold.outcome_of(pause))
+    body = fold.started(given, known, messages) + fold.finished(given, fold.outcome_of(given, pause))
     return Response(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
