@@ -75,7 +75,7 @@ def of_message(items: Sequence[Item], record: RequestRecord, field: str) -> Comm
             value = bodies.parse(items[0].content.encode())
     if record.status != "Paused" and not (isinstance(value, dict) and record.approvals):
         return None
-    wanted = 'must be one part, a decision such as {"action": "approve"}'
+    wanted = 'must be one data part, a decision such as {"action": "approve"}'
     if not isinstance(value, dict):
         raise InvalidRequest(field, wanted)
     try:

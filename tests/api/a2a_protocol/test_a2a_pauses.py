@@ -2,7 +2,7 @@
 
 import base64
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -136,18 +136,11 @@ def test_only_a_decision_decides(wire: Wire, file: Path) -> None:
     assert not lines(file)
 
 
-def in_words(document: str) -> Json:
-    return {"text": document}
-
-
-def in_bytes(document: str) -> Json:
+def part(document: str) -> Json:
     return {"raw": base64.b64encode(document.encode()).decode(), "mediaType": "application/json"}
 
 
-@pytest.mark.parametrize("part", [in_words, in_bytes])
-def test_a_decision_may_come_as_the_text_of_its_document(
-    wire: Wire, file: Path, part: Callable[[str], Json]
-) -> None:
+def test_a_decision_may_come_as_a_raw_part(wire: Wire, file: Path) -> None:
     """For clients that send no data parts. It is strict: nothing around it, nothing in it that is unknown."""
     task = pause(wire, file)
     wrong = [
@@ -177,11 +170,13 @@ def test_a_decision_may_come_as_the_text_of_its_document(
 
 
 def test_what_decides_nothing_is_told_what_does(wire: Wire, file: Path) -> None:
-    """The refusal shows the document to send."""
+    """Text never decides, not even the document itself: a model may have written it. covers: HITL-1"""
     task = pause(wire, file)
-    for words in ("yes", '{"action": "allow"}', '{"sure": true}'):
+    for words in ("yes", '{"action": "approve"}', '{"sure": true}'):
         refused = wire.call("SendMessage", {"message": message(words, taskId=task["id"])})
-        assert '{"action": "approve"}' in refused.json()["error"]["message"], refused.text
+        assert "must be one data part" in refused.json()["error"]["message"], refused.text
+    assert state(wire.get(task["id"])) == "INPUT_REQUIRED"
+    assert not lines(file)
 
 
 def test_a_decision_in_a_new_task_is_only_a_message(wire: Wire) -> None:

@@ -84,11 +84,12 @@ class Handler(RequestHandler):
         return await requests.submitted(self._exchange, call.user, new, key, streamed=streamed)
 
     async def _decide(self, message: pb.Message, sent: Json, call: AdmittedCall, **how: bool) -> RequestView:
-        """Carries out what a message to a task decides."""
+        """Carries out what a message to a task decides. Text does not: a model may have written it."""
         record = (await requests.own(self._exchange, call.user, message.task_id)).record
         if message.context_id not in ("", record.task_id):
             raise InvalidRequest("message.contextId", "is not the context of this task")
-        if (command := decisions.of_message(documents.items(message, sent), record, "message.parts")) is None:
+        said = () if any(p.HasField("text") for p in message.parts) else documents.items(message, sent)
+        if (command := decisions.of_message(said, record, "message.parts")) is None:
             raise errors.UnsupportedOperationError("It takes no messages. Send its contextId without taskId.")
         return await self._exchange.decide(call.user, record.request_id, command, **how)
 
