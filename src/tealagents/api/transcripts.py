@@ -7,7 +7,7 @@ from tealagents.api import stretches
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.stretches import Stretch
 from tealagents.domain.models import Approval, Caller, Head, Message, MessageBody, Path, StepBody
-from tealagents.engine.approvals import answers
+from tealagents.engine.resuming import answers
 from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest
