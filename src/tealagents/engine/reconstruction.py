@@ -2,10 +2,10 @@
 
 A prompt is not stored: it is made of what is. From the log come the history on the path of that time, the
 request's own messages, and of the trace what context providers added and what reducers left out; from the
-request's record the context and instructions that its client sent. Two things are not kept anywhere: the
-agent's own system prompt, which is given as it is configured now, and messages in the form that a reducer
-gave them. Where what is found cannot be what was sent, `ReconstructedPrompt.gaps` says so; the step has the
-number of parts that were sent.
+request's record and its pauses the context and instructions that its client sent. Two things are not kept
+anywhere: the agent's own system prompt, which is given as it is configured now, and messages in the form that
+a reducer gave them. Where what is found cannot be what was sent, `ReconstructedPrompt.gaps` says so; the step
+has the number of parts that were sent.
 """
 
 from collections.abc import Iterator, Sequence

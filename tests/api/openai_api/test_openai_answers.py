@@ -53,13 +53,14 @@ def sent(model: OfflineModel) -> tuple[list[str], list[str]]:
     return told[1:], [name for name in names if not name.startswith("Work-")]
 
 
-def prompts(wire: httpx.Client, response: Any) -> list[str]:
-    """The notes of the last call of the model in the request of a response, put together again."""
+def prompt(wire: httpx.Client, response: Any) -> Any:
+    """What the last call of the model in the request of a response was sent, put together again."""
     base = str(wire.base_url).removesuffix("/openai/v1/")
     request_id = response["id"].split("_")[1]
     url = f"{base}/requests/{request_id}/prompt"
-    items = httpx.get(url, headers={"Authorization": "Bearer ada"}).raise_for_status().json()["items"]
-    return [each["items"][0]["content"] for each in items if each["origin"] == "note"]
+    found = httpx.get(url, headers={"Authorization": "Bearer ada"}).raise_for_status().json()
+    assert found["gaps"] == []
+    return found["items"]
 
 
 # --- what comes with an answer -------------------------------------------------------------------
@@ -76,7 +77,8 @@ def test_instructions_and_tools_that_come_with_an_output_hold_from_then_on(
     second = create(wire, **answer, instructions="You are Bee.", tools=[TIME])
     assert sent(model) == (["You are Bee."], ["get_time"])
     assert second["output"][-1]["name"] == "get_time"
-    assert prompts(wire, second) == ["You are Bee."]
+    notes = [each for each in prompt(wire, second) if each["origin"] == "note"]
+    assert [note["items"][0]["content"] for note in notes] == ["You are Bee."]
     assert (second["instructions"], second["tools"][0]["name"]) == ("You are Bee.", "get_time")
     assert retrieved(wire, first["id"]) == first
     third = create(wire, input=[output(second["output"][-1], "noon")])
@@ -179,6 +181,8 @@ def test_a_response_is_tried_again_behind_an_output(wire: httpx.Client) -> None:
     assert (kinds(again), again["status"]) == (["message"], "completed")
     assert again["conversation"] == asked["conversation"]
     assert retrieved(wire, again["id"]) == again
+    shown = [each["role"] for each in prompt(wire, again) if each["origin"] == "request"]
+    assert shown == ["user", "assistant", "tool"]
     following = create(wire, input="hello", previous_response_id=again["id"])
     assert following["conversation"] == asked["conversation"]
     failed = retrieved(wire, f"{asked['id'][:-1]}2")
