@@ -265,6 +265,8 @@ class Exchange:
         self, caller: Caller, request_id: str, command: Command, *, streamed: bool
     ) -> RequestView:
         """Carries a decision on a pause out, once; see `Approvals.resume` for what it raises."""
+        if command.setup is not None:
+            self._check_client_tools(command.setup.client_tools)
         sent = await self._approvals.resume(caller, request_id, command, streamed=streamed)
         self.agent.observer.named(**sent.request.ids)
         own = self._owns(caller, sent.partition)

@@ -71,6 +71,12 @@ async def own(exchange: Exchange, caller: Caller, name: str) -> RequestView:
     return view
 
 
+async def task(exchange: Exchange, caller: Caller, task_id: str) -> tuple[str, Head]:
+    """A task that the caller may change, as its partition and its head. `NotFound`, `NotOwner`."""
+    partition = await exchange.locate(caller, keys.task, task_id)
+    return partition, (await exchange.tasks.head(partition, task_id)).value
+
+
 async def placed(
     exchange: Exchange, caller: Caller, message: NewMessage, name: str, field: str
 ) -> NewMessage:

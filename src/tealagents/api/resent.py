@@ -9,6 +9,9 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
 from tealagents.state.new_message import Earlier
 
+#: why a message is refused that comes with answers
+ADDS_A_MESSAGE = "answers calls and adds a message: send the answers first, alone"
+
 
 class Instruction(Struct, frozen=True):
     """A system or developer message: for this request only."""
@@ -53,12 +56,18 @@ class Resent(Struct, frozen=True):
     def answers(self) -> list[AnsweredCall]:
         return [each for each in self.new if isinstance(each, AnsweredCall)]
 
+    @property
+    def holds_calls(self) -> bool:
+        """Whether the calls that it answers are in it: it is all that its client wants the model to know."""
+        return any(isinstance(each, Made) for each in self.before)
+
 
 def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
     """New is all behind the last thing that the assistant said or did: a message, or answers to calls.
 
-    Answers to calls of this history that a message follows are history, too. `InvalidRequest`, naming
-    `field`, where there is neither a message nor an answer, or both.
+    Answers to calls of this history that a message follows are history, too. A message before the answers
+    is the one that the calls are of, sent again. `InvalidRequest`, naming `field`, where there is neither a
+    message nor an answer, or a message behind answers.
     """
     split = max((n for n, each in enumerate(entries, 1) if _is_ours(each)), default=0)
     if any(isinstance(each, Earlier) for each in entries[split:]):
@@ -67,8 +76,9 @@ def taken_apart(entries: Sequence[Entry], field: str) -> Resent:
             split += 1
     instructions = (each.text for each in entries if isinstance(each, Instruction))
     found = Resent(entries[:split], entries[split:], "\n\n".join(filter(None, instructions)))
-    if found.answers and found.items:
-        raise InvalidRequest(field, "answers calls and adds a message: send the answers first, alone")
+    kinds = [type(each) for each in found.new if isinstance(each, Earlier | AnsweredCall)]
+    if AnsweredCall in kinds and Earlier in kinds[kinds.index(AnsweredCall) :]:
+        raise InvalidRequest(field, ADDS_A_MESSAGE)
     if not found.answers and not found.items:
         raise InvalidRequest(field, "needs a message of the user at its end")
     return found

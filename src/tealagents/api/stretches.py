@@ -14,11 +14,10 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import names, requests
+from tealagents.api import requests
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.folding import EventFold
-from tealagents.api.resent import AnsweredCall
 from tealagents.domain.errors import (
     AlreadyExists,
     ApprovalPending,
@@ -44,6 +43,7 @@ from tealagents.domain.models import (
     Message,
     MessageBody,
     RequestRecord,
+    RequestSetup,
     Status,
     StepBody,
     TokenUsage,
@@ -77,6 +77,11 @@ class Stretch(Struct, frozen=True, kw_only=True):
         if self.pause is None:
             return self.record.status
         return "Canceled" if self.pause.status in ("canceled", "expired") else "Completed"
+
+    @property
+    def setup(self) -> RequestSetup:
+        """What its client had set for it: a decision may bring something else for the next one."""
+        return (self.pause.setup if self.pause else None) or self.record.setup
 
     @property
     def created_at(self) -> datetime:
@@ -123,68 +128,19 @@ async def decided(
     pause: Approval,
     answers: Mapping[int, CallAnswer],
     *,
+    setup: RequestSetup | None = None,
     streamed: bool,
 ) -> Stretch:
     """Carries out what was decided of a pause, once; the stretch that begins with it.
 
-    `answers` are by the places of its calls: `ApprovalPending` where one is left out.
+    `answers` are by the places of its calls: `ApprovalPending` where one is left out. `setup`, if given,
+    holds for the request from here on.
     """
     if len(answers) < len(pause.calls):
         raise ApprovalPending(approval_id=pause.approval_id, request_id=pause.request_id)
-    command = of_calls(pause, answers)
+    command = replace(of_calls(pause, answers), setup=setup)
     view = await exchange.decide(caller, pause.request_id, command, streamed=streamed)
     return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
-
-
-async def answered(
-    exchange: Exchange,
-    caller: Caller,
-    given: Sequence[AnsweredCall],
-    *kinds: str,
-    task_id: str | None = None,
-    unstored: bool = False,
-    background: bool = False,
-    streamed: bool,
-) -> Stretch:
-    """As `decided`, with answers to calls that have names of these kinds, each by its pause and place.
-
-    `InvalidRequest` where they are not the answers to one pause, are not to be stored though its request is,
-    or are to be in the background though it is not. `NotFound` where nothing of that name waits, in the
-    task that is named.
-    """
-    answers, approval_id = dict[int, CallAnswer](), ""
-    for each in given:
-        try:
-            named, place = names.read("call", each.call_id, *kinds)
-        except NotFound as none:
-            raise InvalidRequest(each.where, none.detail) from None
-        if place in answers or approval_id not in ("", named):
-            raise InvalidRequest(each.where, "answers a call twice, or one of another response")
-        answers[place], approval_id = each.answer, named
-    with names.unknown_as("call", given[0].call_id):
-        partition = await exchange.locate(caller, keys.approval, approval_id)
-        waiting = await requests.find_pause(exchange, partition, approval_id)
-        if waiting is None or max(answers) >= len(waiting.calls) or task_id not in (None, waiting.task_id):
-            raise NotFound("It has fewer calls, or is another task's.")
-        record = (await exchange.tasks.request(partition, waiting.request_id)).value
-    if unstored and not requests.is_unstored(record):
-        raise InvalidRequest("store", "cannot be false: what the calls belong to is stored")
-    if background and requests.is_unstored(record):
-        raise InvalidRequest("background", "is not possible: what the calls belong to is not stored")
-    _check_answers(waiting, answers)
-    return await decided(exchange, caller, waiting, answers, streamed=streamed)
-
-
-def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None:
-    """`InvalidRequest` unless each call of a pause has an answer of its kind."""
-    for n, call in enumerate(waiting.calls):
-        if n not in answers:
-            raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
-        if call.by_client is not (answers[n].output is not None):
-            wanted = (
-                "say what {} returned, which the client runs" if call.by_client else "approve or reject {}"
-            )
-            raise InvalidRequest("input", f"must {wanted.format(call.tool)}")
 
 
 @asynccontextmanager
@@ -337,13 +293,13 @@ async def _events(exchange: Exchange, stretch: Stretch) -> list[Event]:
     return [*events, ending(record)]
 
 
-async def asked(exchange: Exchange, stretch: Stretch) -> Message | None:
+async def asked(exchange: Exchange, view: RequestView) -> Message | None:
     """The user's message that a request began with, or waits with; None where there is none."""
-    record = stretch.record
+    record = view.record
     if not record.first_seq and record.waiting is not None:
-        return await waiting_message(exchange.tasks, stretch.view.partition, record)
+        return await waiting_message(exchange.tasks, view.partition, record)
     path = ((record.first_seq, record.last_seq or record.first_seq),) if record.first_seq else ()
-    async for logged in exchange.history.forwards(stretch.view.partition, record.task_id, path):
+    async for logged in exchange.history.forwards(view.partition, record.task_id, path):
         if isinstance(logged.body, MessageBody) and logged.body.message.role == "user":
             return logged.body.message
     return None
@@ -353,12 +309,15 @@ async def _logged(exchange: Exchange, stretch: Stretch) -> AsyncIterator[Event]:
     record, partition = stretch.record, stretch.view.partition
     last = record.last_seq or (await exchange.tasks.head(partition, record.task_id)).value.tail_seq
     number, made = 1, set[str]()
+    repeats = record.retries is not None  # what a request does again, it does not say again
     path = ((record.first_seq, last),)
     async for logged in exchange.history.forwards(partition, record.task_id, path):
         body = logged.body
         if isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "decided":
             number += 1
-        elif number != stretch.number:
+        elif isinstance(body, StepBody) and body.step.kind == "model":
+            repeats = False
+        elif number != stretch.number or repeats:
             continue
         elif isinstance(body, ToolIntent):
             for call in body.calls:

@@ -21,7 +21,7 @@ from tealagents.domain.models import (
     Role,
     StepBody,
 )
-from tealagents.engine.approvals import answers
+from tealagents.engine.resuming import answers
 from tealagents.state.history import Round
 
 #: messages that are read of one task: the newest, and what else belongs to the request of the oldest of them

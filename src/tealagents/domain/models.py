@@ -341,6 +341,14 @@ class Failure(Struct, frozen=True):
     detail: str
 
 
+class RequestSetup(Struct, frozen=True, omit_defaults=True):
+    """What a client sets for its request alone."""
+
+    #: added to what the model is sent
+    instructions: str = ""
+    client_tools: tuple[ClientTool, ...] = ()
+
+
 class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`request/{request_id}`."""
 
@@ -373,9 +381,11 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the id of its last event, once it has ended or paused
     last_event: int = 0
     user_context: dict[str, str] = {}
-    #: added to what the model is sent, in this request only
+    #: as in `RequestSetup`: what holds now; what held before a pause was decided is kept with the pause
     instructions: str = ""
     client_tools: tuple[ClientTool, ...] = ()
+    #: the request that failed, whose rounds of tools this one continues from
+    retries: str | None = None
     #: what the protocol that it came over keeps with it
     client: Json = {}
     #: a request that waits its turn: its message, or a reference to where it is stored
@@ -396,6 +406,11 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def ids(self) -> dict[str, str]:
         """The ids of the session, the task and the request, by name."""
         return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
+
+    @property
+    def setup(self) -> RequestSetup:
+        """What its client has set for it."""
+        return RequestSetup(self.instructions, self.client_tools)
 
     @property
     def outcome(self) -> "Outcome":
@@ -467,6 +482,8 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decided_by: User | None = None
     decisions: tuple[Decision, ...] = ()
     reason: str | None = None
+    #: of a decided pause: what its client had set for the request until then
+    setup: RequestSetup | None = None
     #: decided by another user, waiting for the owner's own token
     awaits_owner: bool = False
     #: what the request had used when it paused

@@ -12,6 +12,7 @@
 `prompt`         what the model is sent
 `reconstruction` what a call of the model was sent, put together again from what is stored
 `approvals`      decisions on pauses
+`resuming`       what a request continues from: a decision, or the rounds of one that failed
 `following`      the events of a request, from memory or from the log
 `admission`      how many requests at once, and draining
 `wait_queue`     requests that wait for their task

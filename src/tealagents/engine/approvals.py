@@ -1,6 +1,5 @@
 """Decisions on pauses: which pause is meant, who may decide it, and carrying the decision out once."""
 
-from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -20,14 +19,14 @@ from tealagents.domain.models import (
     Caller,
     Decision,
     Json,
-    Message,
     RequestRecord,
+    RequestSetup,
     ToolCall,
     User,
 )
-from tealagents.engine.loop import Resumption, tool_message
+from tealagents.engine.loop import Resumption
+from tealagents.engine.resuming import answers
 from tealagents.engine.service import Service, Submitted
-from tealagents.engine.texts import storable
 from tealagents.state import keys
 from tealagents.state.audit_chain import canonical
 from tealagents.state.decisions import already, approved_calls, decide, digest_of, resume
@@ -59,6 +58,8 @@ class Command(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     decisions: tuple[CallDecision, ...] = ()
     approval_id: str | None = None
+    #: what the client sets for the request from here on; None: what it had set stays
+    setup: RequestSetup | None = None
 
 
 class Approvals:
@@ -92,7 +93,7 @@ class Approvals:
             if stored.value.awaits_another(caller.user):
                 _approved_already(stored.value, wanted)
                 return Submitted(record, partition, replayed=True, after=stored.value.event_id)
-            writer = await self._take(caller, partition, stored, wanted)
+            writer = await self._take(caller, partition, stored, wanted, command.setup)
             if writer is not None:
                 self._run(caller, writer, wanted, streamed=streamed)
                 return Submitted(writer.request, partition, after=stored.value.event_id)
@@ -100,7 +101,12 @@ class Approvals:
         raise CorruptState(key, "is pending, but its task does not wait for it").with_ids(**_ids(record))
 
     async def _take(
-        self, caller: Caller, partition: str, stored: Stored[Approval], wanted: Approval
+        self,
+        caller: Caller,
+        partition: str,
+        stored: Stored[Approval],
+        wanted: Approval,
+        setup: RequestSetup | None,
     ) -> TaskWriter | None:
         """The task, taken to carry the decision out, within the limits; None where another was quicker."""
         approval = stored.value
@@ -112,7 +118,7 @@ class Approvals:
         self._service.admission.enter(user)
         writer: TaskWriter | None = None
         try:
-            writer = await resume(self._tasks, partition, stored, wanted, caller.user)
+            writer = await resume(self._tasks, partition, stored, wanted, caller.user, setup)
         finally:
             if writer is None:
                 self._service.admission.leave(user)
@@ -205,28 +211,6 @@ class Approvals:
         now = self._records.clock.now()
         resumption = Resumption(approved_calls(decided), answers(decided, now))
         self._service.start(caller, writer, resumption, streamed=streamed)
-
-
-def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
-    """What the model is sent of the calls that the service does not run: rejections, and clients' outputs."""
-    by_id = {decision.id: decision for decision in decided.decisions}
-    said = []
-    for call in decided.calls:
-        decision = by_id[call.id]
-        if decision.action == "reject":
-            text, is_error = rejection(decided.reason), True
-        elif decision.output is not None:
-            text, is_error = storable(decision.output), decision.is_error
-        else:
-            continue
-        said.append(tool_message(decided.request_id, call, text, now, is_error=is_error))
-    return tuple(said)
-
-
-def rejection(reason: str | None) -> str:
-    """What the model is sent of a call that was rejected."""
-    because = f" The reason given: {reason}" if reason else ""
-    return f"The user rejected this call; it was not made.{because}"
 
 
 #: why a bare approval is not enough

@@ -2,10 +2,10 @@
 
 A prompt is not stored: it is made of what is. From the log come the history on the path of that time, the
 request's own messages, and of the trace what context providers added and what reducers left out; from the
-request's record the context and instructions that its client sent. Two things are not kept anywhere: the
-agent's own system prompt, which is given as it is configured now, and messages in the form that a reducer
-gave them. Where what is found cannot be what was sent, `ReconstructedPrompt.gaps` says so; the step has the
-number of parts that were sent.
+request's record and its pauses the context and instructions that its client sent. Two things are not kept
+anywhere: the agent's own system prompt, which is given as it is configured now, and messages in the form that
+a reducer gave them. Where what is found cannot be what was sent, `ReconstructedPrompt.gaps` says so; the step
+has the number of parts that were sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,14 @@ from msgspec.structs import replace
 
 from tealagents.domain.errors import NotFound
 from tealagents.domain.models import (
+    Approval,
     Head,
     Json,
     Message,
     MessageBody,
     Path,
     RequestRecord,
+    RequestSetup,
     Step,
     StepBody,
 )
@@ -74,6 +76,8 @@ class _Call(Struct, frozen=True):
     messages: tuple[Message, ...]
     #: since the request began, or continued after its last pause
     steps: tuple[Step, ...]
+    #: how many pauses were decided before it
+    pauses: int
 
 
 class _View(Struct, frozen=True):
@@ -101,7 +105,8 @@ class Reconstruction:
         path = _path_before(record, head)
         before = path if path is not None else parent.path if parent else ()
         history = await self._history(partition, record.task_id, before, _view(call.steps))
-        notes, context = self._added(call, record, head, before)
+        setup = await self._setup(partition, record, call.pauses)
+        notes, context = self._added(call, record, setup.instructions, head, before)
         own = [SentPart(origin="request", role=each.role, message=each) for each in call.messages]
         standing = self._standing(call.steps, parent)
         if self._agent.thread_kind == "remote":
@@ -126,6 +131,14 @@ class Reconstruction:
             return None
         found = await self._tasks.records.get(partition, keys.request(record.parent), RequestRecord)
         return found.value if found is not None and found.value.task_id == record.task_id else None
+
+    async def _setup(self, partition: str, record: RequestRecord, pauses: int) -> RequestSetup:
+        """What the request's client had set for it before the next pause was decided."""
+        for approval_id in record.approvals[pauses : pauses + 1]:
+            found = await self._tasks.records.get(partition, keys.approval(approval_id), Approval)
+            if found is not None and found.value.setup is not None:
+                return found.value.setup
+        return record.setup
 
     async def _history(self, partition: str, task_id: str, path: Path, view: _View) -> list[SentPart]:
         """The messages of earlier requests, as far back as they were shown."""
@@ -160,7 +173,7 @@ class Reconstruction:
         return found
 
     def _added(
-        self, call: _Call, record: RequestRecord, head: Head, path: Path
+        self, call: _Call, record: RequestRecord, instructions: str, head: Head, path: Path
     ) -> tuple[list[SentPart], list[SentPart]]:
         """Notes, and messages, that were sent in this request alone."""
         notes: list[str] = []
@@ -172,7 +185,7 @@ class Reconstruction:
                 messages += _texts(added.get("messages"))
         earlier = tuple(known for known in head.effects if known.first_seq < record.first_seq)
         effects = effects_note(replace(head, path=path, effects=earlier))
-        notes += [text for text in (record.instructions, effects) if text]
+        notes += [text for text in (instructions, effects) if text]
         messages += [context_note(record.user_context)] if record.user_context else []
         return (
             [SentPart(origin="note", text=text) for text in notes],
@@ -196,16 +209,18 @@ def _found(logged: Sequence[Logged], step_id: str | None, request_id: str) -> _C
     """The call of a step, with what was logged before it."""
     messages: list[Message] = []
     steps: list[Step] = []
+    pauses = 0
     found: _Call | None = None
     for body in (each.body for each in logged):
         if isinstance(body, MessageBody):
             messages.append(body.message)
         elif isinstance(body, StepBody) and body.step.kind == "model":
             if step_id in (None, body.step.step_id):
-                found = _Call(body.step, tuple(in_call_order(messages)), tuple(steps))
+                found = _Call(body.step, tuple(in_call_order(messages)), tuple(steps), pauses)
+        elif isinstance(body, StepBody) and (body.step.kind, body.step.name) == ("approval", "decided"):
+            steps, pauses = [], pauses + 1  # the prompt is made anew
         elif isinstance(body, StepBody):
-            # after a pause the prompt is made anew
-            steps = [] if (body.step.kind, body.step.name) == ("approval", "decided") else [*steps, body.step]
+            steps.append(body.step)
     if found is None:
         named = f"model call {step_id}" if step_id else "model call"
         raise NotFound(f"The request {request_id} has no {named}. Its trace lists those it has.")

@@ -31,6 +31,7 @@ from tealagents.engine.conversations import TaskConversations
 from tealagents.engine.loop import HumanNeeded, Resumption
 from tealagents.engine.publishing import Publisher
 from tealagents.engine.recorder import TaskRecorder
+from tealagents.engine.resuming import retried
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import Turn, TurnDone, TurnLoop, Waits, open_turn
 from tealagents.state import keys
@@ -167,6 +168,8 @@ class Run:
         conversations, writer, recorder = self._conversations, self._writer, self._recorder
         if resumption is not None:
             await conversations.recall(writer, recorder)
+        elif writer.request.retries is not None:
+            resumption = await retried(self._tasks, writer.partition, writer.request.retries, recorder)
         conversation = conversations.open(writer)
         turn = self._turn = await open_turn(self._agent, conversation, conversations.asked(writer, recorder))
         loop = TurnLoop(

@@ -22,6 +22,7 @@ from tealagents.domain.models import (
     Head,
     Json,
     RequestRecord,
+    RequestSetup,
     Step,
     StepBody,
     ToolCall,
@@ -148,11 +149,17 @@ def already(approval: Approval, wanted: Approval) -> None:
 
 
 async def resume(
-    tasks: Tasks, partition: str, approval: Stored[Approval], decided: Approval, actor: User
+    tasks: Tasks,
+    partition: str,
+    approval: Stored[Approval],
+    decided: Approval,
+    actor: User,
+    setup: RequestSetup | None = None,
 ) -> TaskWriter | None:
     """Takes the task for a decided pause: of a hundred concurrent decisions one gets the writer.
 
-    None where another decision was quicker; read the approval again to learn what was decided.
+    None where another decision was quicker; read the approval again to learn what was decided. `setup`
+    holds for the request from here on, in the place of what its client had set before.
     """
     key = keys.approval(decided.approval_id)
 
@@ -170,8 +177,9 @@ async def resume(
             raise await tasks.records.unless_deleted(partition, decided.task_id, gap)
         now = tasks.records.clock.now()
         entries = decision_drafts(decided, actor, now)
-        transition = resumed(found.value, record.value, entries, tasks.lease.worker_id, now)
-        return replace(transition, put={key: decided}, expect={key: approval.version})
+        transition = resumed(found.value, record.value, setup, entries, tasks.lease.worker_id, now)
+        kept = replace(decided, setup=record.value.setup)
+        return replace(transition, put={key: kept}, expect={key: approval.version})
 
     written = await tasks.transact(partition, decided.task_id, decide)
     return TaskWriter(tasks, written, None) if written is not None else None

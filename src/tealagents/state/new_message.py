@@ -39,6 +39,8 @@ class NewMessage(Struct, frozen=True, kw_only=True):
     client: Json = {}
     #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not
     at_checkpoint: str | None = None
+    #: a request of the same user that failed, whose rounds of tools are repeated behind the message
+    retries: str | None = None
     # the following are for a new task only
     metadata: Json = {}
     #: what was said before, stored with the message; at most `MOST_EARLIER`

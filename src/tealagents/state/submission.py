@@ -395,6 +395,7 @@ class _Attempt:
             user_context=message.user_context,
             instructions=message.instructions,
             client_tools=message.client_tools,
+            retries=message.retries,
             client=message.client,
             idempotency=(key.name, key.digest) if key else None,
         )

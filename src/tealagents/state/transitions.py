@@ -24,6 +24,7 @@ from tealagents.domain.models import (
     Outcome,
     RequestEnd,
     RequestRecord,
+    RequestSetup,
     Status,
     Step,
     StepBody,
@@ -84,13 +85,26 @@ def queued(head: Head, request: RequestRecord, deadline: datetime, actor: str, n
 
 
 def resumed(
-    head: Head, request: RequestRecord, entries: Sequence[Draft], worker_id: str, now: datetime
+    head: Head,
+    request: RequestRecord,
+    setup: RequestSetup | None,
+    entries: Sequence[Draft],
+    worker_id: str,
+    now: datetime,
 ) -> Transition:
-    """The decided request takes the task again."""
+    """The decided request takes the task again; `setup`, if given, is what holds for it from here on."""
+    held = request.setup if setup is None else setup
     return Transition(
         head=lifecycle.resume(head, worker_id, now),
         entries=entries,
-        request=replace(request, status="Running", worker_id=worker_id, pause=None),
+        request=replace(
+            request,
+            status="Running",
+            worker_id=worker_id,
+            pause=None,
+            instructions=held.instructions,
+            client_tools=held.client_tools,
+        ),
         takes=True,
     )
 

@@ -33,7 +33,7 @@ async function main() {
   assert.equal((await client.responses.cancel(begun.id)).status, "cancelled");
 
   const paused = await ask(`call Work-write ${JSON.stringify({file, line: "one"})}`);
-  const answer = {type: "mcp_approval_response", approval_request_id: paused.output[0].id, approve: true};
+  const answer = {type: "mcp_approval_response", approval_request_id: paused.output.at(-1).id, approve: true};
   assert.deepEqual(await ask([answer]), await ask([answer]));
 
   const conversation = await client.conversations.create({items: [{role: "user", content: "My cat is Tom."}]});

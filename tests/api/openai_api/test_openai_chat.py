@@ -38,10 +38,11 @@ def test_a_completion_from_a_resent_history(ada: OpenAI) -> None:
 
 @pytest.mark.parametrize("reply", [{"refusal": "No."}, {"text": ""}])
 def test_an_answer_without_content_is_sent_again(reply: Any) -> None:
-    """A refusal, or an empty answer, has no content; the chat continues with it."""
+    """A refusal has no content, an empty answer has an empty one; the chat continues with either."""
     with serving({"rules": [{"when": "odd", "reply": reply}]}) as (service, _), sdk(service) as ada:
         messages: Any = asked("odd")
         first = ada.chat.completions.create(model="Tester", messages=messages).choices[0].message
+        assert first.content == reply.get("text")
         messages += [first.to_dict(), *asked("hello")]
         assert ada.chat.completions.create(model="Tester", messages=messages).choices[0].message.content
 

@@ -37,6 +37,8 @@ def test_a_call_is_streamed(wire: httpx.Client) -> None:
     names = [event["type"] for event in events]
     for name in ("output_item.added", "function_call_arguments.delta", "function_call_arguments.done"):
         assert f"response.{name}" in names
+    (done,) = (each for each in events if each["type"] == "response.function_call_arguments.done")
+    assert done["name"] == "get_weather"
     final = events[-1]["response"]
     assert kinds(final) == ["function_call"]
     replay = wire.get(f"/responses/{final['id']}", params={"stream": "true"})
@@ -67,15 +69,20 @@ def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
 
 
 def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:
-    """Unknown calls, an approval instead of an output, other kinds of tools, a name that is taken."""
+    """Unknown calls, an approval or an image for an output, other kinds of tools, a name that is taken."""
     asked = ada.responses.create(model="Tester", input=ASK, tools=[WEATHER])  # type: ignore[list-item]
     approval: Any = {
         "type": "mcp_approval_response",
         "approval_request_id": asked.output[0].id,
         "approve": True,
     }
+    image: Any = {
+        "type": "function_call_output",
+        "call_id": asked.output[0].to_dict()["call_id"],
+        "output": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}],
+    }
     unknown: Any = {"type": "function_call_output", "call_id": "call_1", "output": "x"}
-    for answer in (approval, unknown):
+    for answer in (approval, image, unknown):
         with pytest.raises(openai.BadRequestError):
             ada.responses.create(model="Tester", input=[answer])
     for tool in ({"type": "web_search"}, {**WEATHER, "name": "Work-note"}, {**WEATHER, "name": "with space"}):

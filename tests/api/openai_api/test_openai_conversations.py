@@ -48,11 +48,11 @@ def test_what_the_tools_did_is_in_the_items(ada: OpenAI, file: Path) -> None:
     ada.responses.create(model="Tester", input=words, conversation=made.id)
     words = call("Work-write", file=str(file), line="two")
     paused = ada.responses.create(model="Tester", input=words, conversation=made.id)
-    kinds = ["message", "mcp_call", "message", "message", "mcp_approval_request"]
+    kinds = ["message", "mcp_call", "message", "message", "message", "mcp_approval_request"]
     assert [item.type for item in ada.conversations.items.list(made.id, order="asc")] == kinds
     answer: Any = {
         "type": "mcp_approval_response",
-        "approval_request_id": paused.output[0].id,
+        "approval_request_id": paused.output[-1].id,
         "approve": True,
     }
     ada.responses.create(model="Tester", input=[answer], conversation=made.id)

@@ -100,13 +100,22 @@ def test_the_items_of_a_conversation_are_those_of_its_responses(wire: httpx.Clie
 
 
 def test_a_request_that_fails_raises(ada: OpenAI, wire: httpx.Client) -> None:
-    """As JSON with its status, which no SDK repeats; in a stream as its last event; kept as failed."""
+    """As JSON with its status, which no SDK repeats; in a stream as its last events; kept as failed."""
     with pytest.raises(openai.InternalServerError) as failed:
         ada.with_options(max_retries=2).responses.create(model="Tester", input="broken")
     assert failed.value.code == "model_error"
     assert failed.value.response.headers["x-should-retry"] == "false"
-    last = stream(wire, input="broken")[-1]
+    with pytest.raises(openai.APIError) as raised:
+        list(ada.responses.create(model="Tester", input="broken", stream=True))
+    assert raised.value.code == "model_error"
+    events = stream(wire, input="broken")
+    error, last = events[-2:]
     assert last["type"] == "response.failed"
+    body = {"code": "model_error", "message": last["response"]["error"]["message"], "param": None}
+    assert {name: error[name] for name in body} == body
+    assert error["error"] == {**body, "type": "server_error"}
+    replay = wire.get(f"/responses/{last['response']['id']}", params={"stream": "true"})
+    assert streamed(replay.text) == events
     assert last["response"]["error"]["type"] == "model_error"
     assert retrieved(wire, last["response"]["id"]) == last["response"]
     following = create(wire, input="hello", previous_response_id=last["response"]["id"])

@@ -22,8 +22,9 @@ def test_an_approval_is_executed_once(wire: httpx.Client, file: Path) -> None:
     """The pause is a completed response with a request for approval; however often answered, it runs once."""
     paused = create(wire, input=call("Work-write", file=str(file), line="one"))
     assert paused["status"] == "completed"
-    assert kinds(paused) == ["mcp_approval_request"]
-    (request,) = paused["output"]
+    assert kinds(paused) == ["message", "mcp_approval_request"]
+    assert said(paused) == "Approval is needed before Work-write can run."
+    request = paused["output"][-1]
     assert (request["server_label"], request["name"]) == ("Work", "write")
     answers = [
         create(wire, input=approval(request), previous_response_id=paused["id"]),
@@ -44,16 +45,29 @@ def test_a_client_may_name_the_agents_own_tools(wire: httpx.Client, file: Path) 
     named: Any = {"type": "mcp", "server_label": "Work"}
     words = call("Work-write", file=str(file), line="one")
     paused = create(wire, input=words, tools=[named])
-    named["require_approval"] = "never"  # as some always say; the config decides what needs it
-    done = create(wire, input=approval(paused["output"][0]), tools=[named], previous_response_id=paused["id"])
+    # the config decides what needs it, whatever a client says
+    for stated in ("never", "always", {"never": {"tool_names": ["write"]}}):
+        create(wire, input="hello", tools=[{**named, "require_approval": stated, "server_url": None}])
+    named["require_approval"] = "never"
+    done = create(
+        wire, input=approval(paused["output"][-1]), tools=[named], previous_response_id=paused["id"]
+    )
     assert (kinds(done), lines(file)) == (["mcp_call", "message"], ["one"])
-    for more in (
-        {"server_url": "https://example.com"},
-        {"require_approval": "always"},
-        {"authorization": "x"},
+
+
+def test_what_would_name_another_server_or_tool_is_refused(wire: httpx.Client) -> None:
+    """By the field that does, and with the reason: they are those of the config."""
+    server: Json = {"type": "mcp", "server_label": "Work"}
+    for tool, field in (
+        ({**server, "server_url": "https://example.com"}, "server_url"),
+        ({**server, "allowed_tools": ["write"]}, "allowed_tools"),
+        ({**server, "authorization": "x"}, "authorization"),
+        ({"search_context_size": "low", "type": "web_search"}, "type"),
     ):
-        refused = wire.post("/responses", json={"input": words, "tools": [{**named, **more}]})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools.0.type")
+        refused = wire.post("/responses", json={"input": "hi", "tools": [tool]})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, f"tools.0.{field}")
+        assert "those of its config" in error["message"]
 
 
 def test_the_stretches_of_a_request_are_replayed_apart(wire: httpx.Client, file: Path) -> None:
@@ -61,7 +75,7 @@ def test_the_stretches_of_a_request_are_replayed_apart(wire: httpx.Client, file:
     before = stream(wire, input=call("Work-write", file=str(file), line="one"))
     paused = before[-1]["response"]
     assert before[-1]["type"] == "response.completed"
-    after = stream(wire, input=approval(paused["output"][0]))
+    after = stream(wire, input=approval(paused["output"][-1]))
     assert after[0]["response"]["id"] != paused["id"]
     for events in (before, after):
         identifier = events[0]["response"]["id"]
@@ -75,7 +89,7 @@ def test_the_stretches_of_a_request_are_replayed_apart(wire: httpx.Client, file:
 def test_the_use_of_a_request_is_that_of_its_responses(wire: httpx.Client, file: Path) -> None:
     """Tokens are counted for the response that used them."""
     paused = create(wire, input=call("Work-write", file=str(file), line="one"))
-    ended = create(wire, input=approval(paused["output"][0]))
+    ended = create(wire, input=approval(paused["output"][-1]))
     request = httpx.get(
         f"{str(wire.base_url).removesuffix('/openai/v1/')}/requests/{paused['id'].split('_')[1]}",
         headers={"authorization": "Bearer ada"},
@@ -87,7 +101,7 @@ def test_the_use_of_a_request_is_that_of_its_responses(wire: httpx.Client, file:
 def test_a_rejection_is_reported_to_the_model(wire: httpx.Client, file: Path) -> None:
     """Nothing runs, and the model answers."""
     paused = create(wire, input=call("Work-write", file=str(file), line="one"))
-    answer = [{**approval(paused["output"][0], approve=False)[0], "reason": "not today"}]
+    answer = [{**approval(paused["output"][-1], approve=False)[0], "reason": "not today"}]
     ended = create(wire, input=answer, previous_response_id=paused["id"])
     assert lines(file) == []
     assert "not today" in said(ended)
@@ -102,7 +116,7 @@ def test_what_does_not_answer_a_pause_is_refused(ada: OpenAI, eve: OpenAI, file:
     with pytest.raises(openai.ConflictError) as pending:
         ada.responses.create(model="Tester", input="go on", previous_response_id=paused.id)
     assert pending.value.code == "approval_pending"
-    request = paused.output[0].to_dict()
+    request = paused.output[-1].to_dict()
     with pytest.raises(openai.NotFoundError):
         eve.responses.create(model="Tester", input=approval(request))
     output: Any = {"type": "function_call_output", "call_id": request["id"], "output": "no"}
@@ -144,7 +158,7 @@ def test_a_pause_that_is_not_stored_is_answered(ada: OpenAI, file: Path) -> None
     """With `store: false` throughout, nothing is left behind the last response."""
     words = call("Work-write", file=str(file), line="one")
     paused = ada.responses.create(model="Tester", input=words, store=False)
-    request = paused.output[0].to_dict()
+    request = paused.output[-1].to_dict()
     ended = ada.responses.create(model="Tester", input=approval(request), store=False)
     assert lines(file) == ["one"]
     for each in (paused, ended):
@@ -166,7 +180,7 @@ def test_a_consent_is_a_link_in_the_text(wire: httpx.Client, file: Path, tmp_pat
     consent = tmp_path / "consent"
     words = call("Work-enter", file=str(file), consent=str(consent))
     asked = create(wire, input=words)
-    paused = create(wire, input=approval(asked["output"][0]))
+    paused = create(wire, input=approval(asked["output"][-1]))
     assert kinds(paused) == ["mcp_call", "message", "mcp_approval_request"]
     assert paused["output"][0]["status"] == "incomplete"
     (part,) = paused["output"][1]["content"]
@@ -174,7 +188,7 @@ def test_a_consent_is_a_link_in_the_text(wire: httpx.Client, file: Path, tmp_pat
     assert citation["url"] == "https://secrets.example/consent"
     assert part["text"][citation["start_index"] : citation["end_index"]] == citation["url"]
     consent.touch()
-    ended = create(wire, input=approval(paused["output"][2]))
+    ended = create(wire, input=approval(paused["output"][-1]))
     assert kinds(ended) == ["mcp_call", "message"]
     assert lines(file) == ["entered"]
     identifier = paused["id"]
@@ -188,7 +202,7 @@ def test_a_cancelled_pause(wire: httpx.Client, file: Path) -> None:
     cancelled = wire.post(f"/responses/{paused['id']}/cancel").json()
     assert cancelled["status"] == "cancelled"
     assert retrieved(wire, paused["id"])["status"] == "cancelled"
-    answer = wire.post("/responses", json={"input": approval(paused["output"][0])})
+    answer = wire.post("/responses", json={"input": approval(paused["output"][-1])})
     assert answer.status_code == 409
     following = create(wire, input="hello again", previous_response_id=paused["id"])
     assert following["status"] == "completed"

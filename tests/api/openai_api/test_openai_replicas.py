@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai_talk import PLUGINS, SPEC, call, sdk
+from openai_talk import PLUGINS, SPEC, WEATHER, call, sdk
 from replicas import replicas
 
 from tealagents.testing.forking import Nursery
@@ -49,7 +49,7 @@ def test_a_response_is_continued_followed_and_decided_elsewhere(
         answer = [
             {
                 "type": "mcp_approval_response",
-                "approval_request_id": paused.output[0].id,
+                "approval_request_id": paused.output[-1].id,
                 "approve": True,
             }
         ]
@@ -77,7 +77,7 @@ def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> 
         assert replay == events[3:]
         answer = {
             "type": "mcp_approval_response",
-            "approval_request_id": paused.output[0].id,
+            "approval_request_id": paused.output[-1].id,
             "approve": True,
         }
         assert asked(client, [answer]).status == "completed"
@@ -87,3 +87,23 @@ def test_what_was_answered_survives_a_kill(nursery: Nursery, tmp_path: Path) -> 
         assert error is not None
         assert error.to_dict()["type"] == "interrupted"
         assert "Ada" in asked(client, "What is my name?", previous_response_id=first.id).output_text
+
+
+def test_an_output_is_known_after_a_kill(nursery: Nursery, tmp_path: Path) -> None:
+    """The process ends while the model is asked behind an output: the output alone starts a new attempt."""
+    env = {"TA_PLUGIN_MODULE": str(PLUGINS), "TA_LIMITS__LEASE_SECONDS": "3"}
+    hangs = {"text": "never", "headers_delay_ms": 600_000}
+    script = {"rules": [{"when": {"text": "hang", "tool_result": True}, "reply": hangs, "times": 1}]}
+    with replicas(nursery, tmp_path, 1, env=env, script=script, **SPEC) as alone:
+        client = sdk(alone.first, max_retries=3)
+        paused = asked(client, f"{call('get_weather', place='Rome')} and hang", tools=[WEATHER])
+        answer = [{"type": "function_call_output", "call_id": paused.output[0].call_id, "output": "sunny"}]
+        running = asked(client, answer, background=True)
+        until(lambda: len(alone.model.requests) == 2)
+        alone.first.kill()
+        alone.first.start()
+        until(lambda: client.responses.retrieve(running.id).status == "failed")
+        again = asked(client, answer)
+        assert "sunny" in again.output_text
+        assert again.conversation == paused.conversation
+        assert asked(client, answer) == again

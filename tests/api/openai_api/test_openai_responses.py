@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import Json, call, create, kinds, retrieved, said, stream, streamed, valid
+from openai_talk import Json, call, create, kinds, raw, retrieved, said, serving, stream, streamed, valid
 
 
 def test_a_response_is_created_and_read_again(ada: OpenAI) -> None:
@@ -124,7 +124,7 @@ def test_a_request_for_approval_can_be_referred_to(ada: OpenAI, file: Path) -> N
     """With its answer behind it, as clients send it that resend the history."""
     asked: Any = {"role": "user", "content": call("Work-write", file=str(file), line="one")}
     paused = ada.responses.create(model="Tester", input=[asked])
-    [request] = paused.output
+    request = paused.output[-1]
     referred: Any = {"type": "item_reference", "id": request.id}
     answer: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
     done = ada.responses.create(model="Tester", input=[asked, referred, answer])
@@ -239,3 +239,13 @@ def test_queries_that_cannot_be_meant(wire: httpx.Client, path: str, query: str)
     refused = wire.get(f"/responses/{response['id']}{path}?{query}")
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] in query
+
+
+def test_an_answer_without_text_is_a_message() -> None:
+    """Clients that find no message in an answer take it for unfinished, and ask again."""
+    script = {"rules": [{"when": {"tool_result": True}, "reply": {"text": ""}}]}
+    with serving(script) as (service, _), raw(service) as wire:
+        events = stream(wire, input=call("Work-note", file="/dev/null", line="x"))
+        final = events[-1]["response"]
+        assert (kinds(final), said(final)) == (["mcp_call", "message"], "")
+        assert retrieved(wire, final["id"]) == final

@@ -15,7 +15,7 @@ from tealagents.api.folding import EventFold
 from tealagents.api.names import made
 from tealagents.domain.events import ToolReturned
 from tealagents.domain.models import Approval, Failure, Item, Json, Message, Outcome, TokenUsage, ToolCall
-from tealagents.engine.approvals import rejection
+from tealagents.engine.resuming import rejection
 
 #: the version of the protocol that is spoken
 VERSION = "1.0"

@@ -48,11 +48,11 @@ async def create(exchange: Exchange, caller: Caller, request: Request) -> Respon
 def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     """The body of a completion, as that of a response."""
     bodies.refuse_unless(value, inputs.ONLY)
-    messages, tools = bodies.objects(value.get("messages"), "messages"), value.get("tools")
+    messages = bodies.objects(value.get("messages"), "messages")
     entries = [entry for n, each in enumerate(messages) for entry in _entries(each, f"messages.{n}")]
     given = resent.taken_apart(entries, "messages")
     wanted = {
-        "tools": list(map(_flat, tools)) if isinstance(tools, list) else tools,
+        "tools": inputs.tools(value.get("tools")),
         "conversation": conversation,
         **{name: value.get(name) for name in ("metadata", "store", "stream")},
     }
@@ -70,13 +70,6 @@ def _entries(each: Json, where: str) -> list[Entry]:
             raise InvalidRequest(f"{where}.tool_calls", "must be calls of functions")
         said.append(inputs.made(str(call.get("id")), call["function"]))
     return said
-
-
-def _flat(tool: Any) -> Any:
-    """A function tool, which holds in `function` what Responses say beside its type."""
-    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
-        return {**tool["function"], "type": tool.get("type")}
-    return tool
 
 
 class Chunks(EventFold):
@@ -121,6 +114,8 @@ class Chunks(EventFold):
         self._end("tool_calls" if calls else "stop", approval.usage)
 
     def completed(self, outcome: Outcome) -> None:
+        if self._message["refusal"] is None and self._message["content"] is None:
+            self._message["content"] = ""
         reason = outcome.finish_reason
         self._end(reason if reason in ("length", "content_filter") else "stop", outcome.usage)
 

@@ -31,7 +31,7 @@ _DEFAULTS: Json = {
 
 def response(stretch: Stretch, agent: str, **now: object) -> Json:
     """A response; `now` is how it stands."""
-    record, asked = stretch.record, {"instructions": stretch.record.instructions or None}
+    record, asked = stretch.record, {"instructions": stretch.setup.instructions or None}
     if stretch.before is not None:
         asked["previous_response_id"] = made("resp", record.request_id, stretch.number - 1)
     return {
@@ -40,7 +40,7 @@ def response(stretch: Stretch, agent: str, **now: object) -> Json:
         "created_at": int(stretch.created_at.timestamp()),
         "conversation": {"id": made("conv", record.task_id)},
         "model": agent,
-        "tools": list(map(_tool, record.client_tools)),
+        "tools": list(map(_tool, stretch.setup.client_tools)),
         **_DEFAULTS,
         **{name: value for name, value in record.client.items() if name in KEPT},
         **asked,

@@ -10,7 +10,7 @@ from tealagents.api import sse
 from tealagents.api.decisions import asked
 from tealagents.api.folding import EventFold
 from tealagents.api.names import made
-from tealagents.api.openai import documents
+from tealagents.api.openai import documents, errors
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import TealError
 from tealagents.domain.events import Event, Started, ToolReturned
@@ -61,12 +61,12 @@ class ResponseFold(EventFold):
 
     def failed(self, error: TealError) -> bytes:
         """The frame of an error that is no part of what was recorded."""
-        data = {"type": "error", "code": error.code, "message": error.detail, "param": None}
-        return sse.frame(None, "error", {**data, "sequence_number": self._next}) + DONE
+        data = {"type": "error", "sequence_number": self._next, **_raised(Failure(error.code, error.detail))}
+        return sse.frame(None, "error", data) + DONE
 
     def _emit(self, kind: str, **fields: object) -> None:
         if self._next > self._after:
-            kind = f"response.{kind}"
+            kind = kind if kind == "error" else f"response.{kind}"
             self.frames.append(sse.frame(None, kind, {"type": kind, "sequence_number": self._next, **fields}))
         self._next += 1
 
@@ -124,9 +124,9 @@ class ResponseFold(EventFold):
         self._emit("mcp_call.in_progress", **place)
         self._arguments("mcp_call_arguments", place, call)
 
-    def _arguments(self, kind: str, place: Json, call: ToolCall) -> None:
+    def _arguments(self, kind: str, place: Json, call: ToolCall, **named: str) -> None:
         self._emit(f"{kind}.delta", **place, delta=call.arguments)
-        self._emit(f"{kind}.done", **place, arguments=call.arguments)
+        self._emit(f"{kind}.done", **place, arguments=call.arguments, **named)
 
     def returned(self, event: ToolReturned) -> None:
         place = self._calls.pop(event.call_id, None)
@@ -142,19 +142,19 @@ class ResponseFold(EventFold):
         self._done(place)
 
     def paused(self, approval: Approval) -> None:
-        if approval.authorizations:
-            self._link(approval)
+        if not all(call.by_client for call in approval.calls):
+            self._ask(approval)
         for n, call in enumerate(approval.calls):
             item = documents.waiting(approval, n, self._agent)
             place = self._add(item, **({"arguments": "", "status": "in_progress"} if call.by_client else {}))
             if call.by_client:
-                self._arguments("function_call_arguments", place, call)
+                self._arguments("function_call_arguments", place, call, name=call.tool)
             self._done(place)
         gone = approval.status in ("canceled", "expired")
         self._finish("cancelled" if gone else "completed", approval.usage, approval.created_at)
 
-    def _link(self, approval: Approval) -> None:
-        """The user's own consent is needed: where it is given stands in the text, and as its citations."""
+    def _ask(self, approval: Approval) -> None:
+        """Many clients show text alone. Where consent is given stands in it, and as its citations."""
         text, end = asked(approval), len(approval.message)
         self.text(text)
         for each in approval.authorizations:
@@ -166,6 +166,8 @@ class ResponseFold(EventFold):
         self.text_ended()
 
     def completed(self, outcome: Outcome) -> None:
+        if not self.said:  # clients take an answer without a message for none, and ask again
+            self.text("")
         reason = _CUT_SHORT.get(outcome.finish_reason or "")
         status = "incomplete" if reason else "completed"
         details = reason and {"reason": reason}
@@ -173,6 +175,8 @@ class ResponseFold(EventFold):
 
     def ended(self, failure: Failure, *, canceled: bool) -> None:
         error = {"code": "server_error", "message": failure.detail, "type": failure.code}
+        if not canceled:
+            self._emit("error", **_raised(failure))
         self._finish("cancelled" if canceled else "failed", None, None, error=None if canceled else error)
 
     def _finish(self, status: str, total: TokenUsage | None, at: datetime | None, **outcome: object) -> None:
@@ -188,3 +192,9 @@ class ResponseFold(EventFold):
         # there is no event for a response that was cancelled: its status says it
         self._show("failed" if status == "cancelled" else status, status, **outcome)
         self.frames.append(DONE)
+
+
+def _raised(failure: Failure) -> Json:
+    """The fields of an event that clients raise: for what it holds as `error`, which OpenAI sends as well."""
+    error = errors.of_failure(failure)["error"]
+    return {**{name: error[name] for name in ("code", "message", "param")}, "error": error}

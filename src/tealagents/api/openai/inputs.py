@@ -33,8 +33,9 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 #: parameters that a response repeats and the agent does not need
 KEPT = ("background", "metadata", "previous_response_id", "store")
-#: an entry of `tools` that names the agent's own, as clients must that ask a human for approval
-_OWN: Json = {"type": "mcp", "server_label": "", "require_approval": "never"}
+#: what an entry of `tools` may say that names one of the agent's own, without effect; why no others are taken
+_OWN = ("type", "server_label", "server_description", "require_approval", "defer_loading")
+_CONFIGURED = "is not possible: the agent's tools and servers are those of its config, and your own functions"
 #: within OpenAI's own bounds
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -84,16 +85,27 @@ def create(value: Any) -> CreateResponse:
     value = {name: each for name, each in value.items() if name not in _IGNORED and name not in ONLY}
     if isinstance(named := value.get("conversation"), dict):
         value["conversation"] = named.get("id", named)
-    tools = bodies.objects(value.get("tools") or [], "tools")
-    value["tools"] = [each for each in tools if {**_OWN, "type": "", **each, "server_label": ""} != _OWN]
+    value["tools"] = tools(value.get("tools"))
     body = bodies.validated(CreateResponse, value)
     if body.text is not None and body.text.get("format") not in (None, {"type": "text"}):
         raise InvalidRequest("text.format", "is not supported by this service")
-    if body.store is False and body.background:
-        raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if body.conversation is not None and body.previous_response_id is not None:
         raise InvalidRequest("previous_response_id", "cannot be combined with `conversation`")
     return body
+
+
+def tools(given: Any) -> list[Json] | None:
+    """The tools that the client runs, in either API's form. `InvalidRequest` for all that it does not."""
+    if given is None:
+        return None
+    own = [each.get("function") for each in bodies.objects(given, "tools")]
+    flat = [{**(it if isinstance(it, dict) else {}), **each} for it, each in zip(own, given, strict=True)]
+    for n, each in enumerate(flat):
+        possible = {"function": each, "mcp": _OWN}.get(str(each.get("type")), ())
+        for name in ("type", *each):
+            if name not in possible and each.get(name) is not None:
+                raise InvalidRequest(f"tools.{n}.{name}", _CONFIGURED)
+    return [each for each in flat if each.get("type") != "mcp"]
 
 
 def read(given: Any) -> Resent:
@@ -163,10 +175,8 @@ def returned(each: Json, where: str, call: str, output: str) -> AnsweredCall:
 
 def _part(each: Any, where: str) -> Item:
     match each.get("type") if isinstance(each, dict) else None:
-        case "input_text" | "output_text" | "text":
-            return Item("text", bodies.string(each, "text", where))
-        case "refusal":
-            return Item("text", bodies.string(each, "refusal", where))
+        case "input_text" | "output_text" | "text" | "refusal" as kind:
+            return Item("text", bodies.string(each, "refusal" if kind == "refusal" else "text", where))
         case "input_image" | "image_url":
             given = each.get("image_url")
             return items.image(given.get("url") if isinstance(given, dict) else given, f"{where}.image_url")

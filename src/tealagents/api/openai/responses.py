@@ -10,17 +10,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, names, query, requests, stretches
+from tealagents.api import bodies, names, query, requests, sending, stretches
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
 from tealagents.api.openai.fold import UNSEEN, ResponseFold
 from tealagents.api.openai.inputs import CreateResponse
-from tealagents.api.resent import Resent, in_words
+from tealagents.api.resent import Resent
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Caller, Head, Json
-from tealagents.state import keys
 from tealagents.state.new_message import MOST_EARLIER, NewMessage
 
 #: the names of calls that clients answer
@@ -63,35 +61,23 @@ async def send(
 ) -> Stretch:
     """Stores what was sent and begins to answer it. `value` is what an idempotency key stands for."""
     streamed, unstored = bool(body.stream or body.background), body.store is False
-    named = body.previous_response_id
-    previous = await find(exchange, caller, named) if named is not None else None
-    task_id = previous.record.task_id if previous is not None else None
-    if body.conversation is not None:
-        if unstored:
-            raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
-        partition, head = await conversation(exchange, caller, body.conversation)
-        task_id = head.task_id
-    if given.answers:
-        wanted = {"unstored": unstored, "background": bool(body.background), "streamed": streamed}
-        return await stretches.answered(exchange, caller, given.answers, *_CALLS, task_id=task_id, **wanted)
+    behind: sending.Place = None
+    if body.previous_response_id is not None:
+        behind = await find(exchange, caller, body.previous_response_id)
+    elif body.conversation is not None:
+        behind = await conversation(exchange, caller, body.conversation)
     message = NewMessage(
         items=given.items,
-        earlier=tuple(in_words(given.before)[-MOST_EARLIER:]),
         instructions="\n\n".join(filter(None, (body.instructions, given.instructions))),
         client_tools=tuple(requests.client_tools(body.tools or ())),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=requests.unstored_until(exchange) if unstored else None,
     )
-    key = key_in(request, value)
-    if previous is not None:
-        field = "previous_response_id"
-        view = await stretches.continued(exchange, previous, message, key, field=field, streamed=streamed)
-    else:
-        if task_id is not None:
-            message = await requests.added(exchange, partition, head, message, "conversation")
-        view = await exchange.submit(caller, message, key, streamed=streamed)
-    return await stretches.cut(exchange, view, 1)
+    key, declares = key_in(request, value), body.tools is not None
+    return await sending.send(
+        exchange, caller, given, _CALLS, message, key, behind, declares=declares, streamed=streamed
+    )
 
 
 async def find(exchange: Exchange, caller: Caller, name: str) -> Stretch:
@@ -105,8 +91,7 @@ async def conversation(exchange: Exchange, caller: Caller, name: str) -> tuple[s
     """A conversation that the caller may change, and its partition. `NotFound`, also for another user's."""
     with names.unknown_as("conversation", name):
         task_id, _ = names.read("conversation", name, "conv", numbered=False)
-        partition = await exchange.locate(caller, keys.task, task_id)
-        return partition, (await exchange.tasks.head(partition, task_id)).value
+        return await requests.task(exchange, caller, task_id)
 
 
 async def retrieve(exchange: Exchange, caller: Caller, request: Request, response_id: str) -> Response:
@@ -155,7 +140,7 @@ async def inputs_of(exchange: Exchange, stretch: Stretch) -> list[Json]:
     """What a response was made upon: a message, or what was decided of a pause."""
     before = stretch.before
     if before is None:
-        asked = await stretches.asked(exchange, stretch)
+        asked = await stretches.asked(exchange, stretch.view)
         return [documents.said(asked)] if asked is not None else []
     places = {call.id: n for n, call in enumerate(before.calls)}
     return [documents.answer(before, places[each.id], each) for each in before.decisions]

@@ -1,0 +1,169 @@
+"""What a client sends where a pause ends a response: a message, or answers to the calls of a pause.
+
+The client may keep the history itself, and resend it; it may answer again, and change between two answers
+what it tells the model and which tools it runs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from tealagents.api import names, requests, stretches
+from tealagents.api.decisions import CallAnswer
+from tealagents.api.exchange import Exchange, RequestView, key_of
+from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
+from tealagents.api.stretches import Stretch
+from tealagents.domain.errors import InvalidRequest, NotFound
+from tealagents.domain.models import Approval, Caller, Head, RequestSetup
+from tealagents.state import keys
+from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
+
+#: what a message continues: a stretch, or a task at its end, as its partition and its head
+Place = Stretch | tuple[str, Head] | None
+
+
+async def send(
+    exchange: Exchange,
+    caller: Caller,
+    given: Resent,
+    kinds: Sequence[str],
+    message: NewMessage,
+    key: Key | None,
+    behind: Place,
+    *,
+    declares: bool,
+    streamed: bool,
+) -> Stretch:
+    """Begins a request with a message, or continues one with answers to calls that have names of these kinds.
+
+    `message` is what a client sends, `given` the history that it is of, `behind` what it continues;
+    `declares`: it says which tools the client has. Raises what `stretches.decided` and `continued` do;
+    `InvalidRequest` where the answers are not those to the calls of one request.
+    """
+    if message.expires_at is not None and message.client.get("background"):
+        raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
+    if given.answers:
+        # a client that resends its history, or sets anything anew, says all that is to hold
+        resets = given.holds_calls or bool(message.instructions) or declares
+        setup = RequestSetup(message.instructions, message.client_tools) if resets else None
+        return await _answered(
+            exchange, caller, given.answers, kinds, message, setup, behind, streamed=streamed
+        )
+    message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
+    if isinstance(behind, Stretch):
+        field = "previous_response_id"
+        view = await stretches.continued(exchange, behind, message, key, field=field, streamed=streamed)
+        return await stretches.cut(exchange, view, 1)
+    if behind is not None:
+        if message.expires_at is not None:
+            raise InvalidRequest("store", "cannot be false in a conversation, which keeps what is said")
+        message = await requests.added(exchange, *behind, message, "conversation")
+    return await stretches.cut(exchange, await exchange.submit(caller, message, key, streamed=streamed), 1)
+
+
+async def _answered(
+    exchange: Exchange,
+    caller: Caller,
+    given: Sequence[AnsweredCall],
+    kinds: Sequence[str],
+    message: NewMessage,
+    setup: RequestSetup | None,
+    behind: Place,
+    *,
+    streamed: bool,
+) -> Stretch:
+    """Decides a pause with answers to its calls; those to earlier pauses of its request are history.
+
+    What the user says in `message` is what the request began with. Where the request failed behind the same
+    answers before, it is tried again.
+
+    `InvalidRequest` where they are not the answers to one request, add a message, are not to be stored though
+    its request is, or are to be in the background though it is not. `NotFound` where nothing of that name
+    waits, in the task that is named.
+    """
+    answers, approval_id, earlier = _by_place(given, kinds)
+    named = behind.record if isinstance(behind, Stretch) else behind[1] if behind else None
+    with names.unknown_as("call", given[-1].call_id):
+        partition = await exchange.locate(caller, keys.approval, approval_id)
+        waiting = await requests.find_pause(exchange, partition, approval_id)
+        if waiting is None or max(answers) >= len(waiting.calls):
+            raise NotFound("It has fewer calls.")
+        if named is not None and named.task_id != waiting.task_id:
+            raise NotFound("It is another task's.")
+    view = await exchange.request(caller, waiting.request_id)
+    for before, where in earlier.items():
+        if before not in view.record.approvals:
+            raise InvalidRequest(where, "answers a call of another response")
+    await _check_message(exchange, view, message)
+    _check_answers(waiting, answers)
+    stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
+    while stretch.view.replayed and stretch.status == "Failed":
+        stretch = await _retried(exchange, stretch, message, setup, streamed=streamed)
+    return stretch
+
+
+def _by_place(
+    given: Sequence[AnsweredCall], kinds: Sequence[str]
+) -> tuple[dict[int, CallAnswer], str, dict[str, str]]:
+    """The answers to the last pause, by the places of its calls; its id; where others are answered."""
+    answers, named, earlier = dict[int, CallAnswer](), "", dict[str, str]()
+    for each in reversed(given):
+        try:
+            approval_id, place = names.read("call", each.call_id, *kinds)
+        except NotFound as none:
+            raise InvalidRequest(each.where, none.detail) from None
+        named = named or approval_id
+        if approval_id != named:
+            earlier[approval_id] = each.where
+        elif place in answers:
+            raise InvalidRequest(each.where, "answers a call twice")
+        else:
+            answers[place] = each.answer
+    return answers, named, earlier
+
+
+async def _check_message(exchange: Exchange, view: RequestView, message: NewMessage) -> None:
+    """`InvalidRequest` where a message does not go with answers to calls of this request."""
+    unstored = requests.is_unstored(view.record)
+    if message.expires_at is not None and not unstored:
+        raise InvalidRequest("store", "cannot be false: what the calls belong to is stored")
+    if message.client.get("background") and unstored:
+        raise InvalidRequest("background", "is not possible: what the calls belong to is not stored")
+    if message.items:
+        said = await stretches.asked(exchange, view)
+        if said is None or said.items != message.items:
+            raise InvalidRequest("input", ADDS_A_MESSAGE)
+
+
+async def _retried(
+    exchange: Exchange, failed: Stretch, sent: NewMessage, setup: RequestSetup | None, *, streamed: bool
+) -> Stretch:
+    """The request in the place of one that failed: it continues from the results of its tools.
+
+    There is one for each failure, so that answers that come again later get its outcome.
+    """
+    record, said = failed.record, await stretches.asked(exchange, failed.view)
+    held = setup or record.setup
+    message = replace(
+        sent,
+        items=said.items if said is not None else (),
+        instructions=held.instructions,
+        client_tools=held.client_tools,
+        user_context=record.user_context,
+        retries=record.request_id,
+    )
+    key = key_of(f"retry\0{record.request_id}", None)  # no header can hold it
+    view = await stretches.continued(exchange, failed, message, key, field="input", streamed=streamed)
+    return await stretches.cut(exchange, view, 1)
+
+
+def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None:
+    """`InvalidRequest` unless each call of a pause has an answer of its kind."""
+    for n, call in enumerate(waiting.calls):
+        if n not in answers:
+            raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
+        if call.by_client is not (answers[n].output is not None):
+            wanted = (
+                "say what {} returned, which the client runs" if call.by_client else "approve or reject {}"
+            )
+            raise InvalidRequest("input", f"must {wanted.format(call.tool)}")

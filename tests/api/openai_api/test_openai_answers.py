@@ -1,0 +1,212 @@
+"""What comes with an answer to a call, and answers that are sent again, as agents of other frameworks do."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai_talk import WEATHER, call, create, kinds, retrieved, said, serving, stream
+
+from tealagents.llm.offline import OfflineModel
+from tealagents.testing.service import ServiceThread
+
+ASK = call("get_weather", place="Rome")
+TIME: dict[str, Any] = {**WEATHER, "name": "get_time"}
+#: behind the client's first tool the model calls its second one; behind another tool, it fails once
+SCRIPT: Any = {
+    "rules": [
+        {
+            "when": {"tool_result": True, "result_of": "get_weather", "text": "then the time"},
+            "reply": {"tool_calls": [{"name": "get_time", "arguments": {"place": "Rome"}}]},
+        },
+        {
+            "when": {"tool_result": True, "text": "then fail"},
+            "reply": {"error": {"status": 400, "message": "no such luck"}},
+            "times": 1,
+        },
+        {
+            "when": {"tool_result": True, "text": "always fail"},
+            "reply": {"error": {"status": 400, "message": "no such luck"}},
+        },
+    ]
+}
+
+
+@pytest.fixture
+def running() -> Iterator[tuple[ServiceThread, OfflineModel]]:
+    with serving(SCRIPT) as pair:
+        yield pair
+
+
+def output(item: Any, text: str = "sunny") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": item["call_id"], "output": text}
+
+
+def sent(model: OfflineModel) -> tuple[list[str], list[str]]:
+    """What the last call of the model was told in the system's role, and the client's tools that it had."""
+    body = model.requests[-1]["body"]
+    told = [each["content"] for each in body["messages"] if each["role"] == "system"]
+    names = [each["function"]["name"] for each in body["tools"]]
+    return told[1:], [name for name in names if not name.startswith("Work-")]
+
+
+def prompt(wire: httpx.Client, response: Any) -> Any:
+    """What the last call of the model in the request of a response was sent, put together again."""
+    base = str(wire.base_url).removesuffix("/openai/v1/")
+    request_id = response["id"].split("_")[1]
+    url = f"{base}/requests/{request_id}/prompt"
+    found = httpx.get(url, headers={"Authorization": "Bearer ada"}).raise_for_status().json()
+    assert found["gaps"] == []
+    return found["items"]
+
+
+# --- what comes with an answer -------------------------------------------------------------------
+
+
+def test_instructions_and_tools_that_come_with_an_output_hold_from_then_on(
+    wire: httpx.Client, model: OfflineModel
+) -> None:
+    """As when one agent hands over to another; each response keeps those that it was made with."""
+    words = f"{ASK} then the time"
+    first = create(wire, input=words, instructions="You are Front.", tools=[WEATHER])
+    assert sent(model) == (["You are Front."], ["get_weather"])
+    answer = {"input": [output(first["output"][0])], "previous_response_id": first["id"]}
+    second = create(wire, **answer, instructions="You are Bee.", tools=[TIME])
+    assert sent(model) == (["You are Bee."], ["get_time"])
+    assert second["output"][-1]["name"] == "get_time"
+    notes = [each for each in prompt(wire, second) if each["origin"] == "note"]
+    assert [note["items"][0]["content"] for note in notes] == ["You are Bee."]
+    assert (second["instructions"], second["tools"][0]["name"]) == ("You are Bee.", "get_time")
+    assert retrieved(wire, first["id"]) == first
+    third = create(wire, input=[output(second["output"][-1], "noon")])
+    assert sent(model) == (["You are Bee."], ["get_time"])
+    assert third["instructions"] == "You are Bee."
+    assert [retrieved(wire, each["id"]) for each in (first, second)] == [first, second]
+
+
+def test_a_resent_history_is_all_that_holds(wire: httpx.Client, model: OfflineModel) -> None:
+    """Instructions and tools that it leaves out are gone, as for an agent without any."""
+    history: list[Any] = [
+        {"role": "developer", "content": "You are Front."},
+        {"role": "user", "content": ASK},
+    ]
+    first = create(wire, input=history, tools=[WEATHER])
+    create(wire, input=[*history[1:], *first["output"], output(first["output"][0])])
+    assert sent(model) == ([], [])
+
+
+def test_tools_that_are_taken_are_refused_with_an_output(wire: httpx.Client) -> None:
+    """The pause is as it was."""
+    first = create(wire, input=ASK, tools=[WEATHER])
+    answer = [output(first["output"][0])]
+    refused = wire.post("/responses", json={"input": answer, "tools": [{**WEATHER, "name": "Work-note"}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools.0.name")
+    assert "sunny" in said(create(wire, input=answer))
+
+
+def test_a_chat_may_change_its_instructions_and_tools(ada: OpenAI, model: OfflineModel) -> None:
+    """The system's message and the tools of each call hold for it."""
+
+    def declared(tool: dict[str, Any]) -> Any:
+        return [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}]
+
+    history: Any = [{"role": "system", "content": "Level one."}, {"role": "user", "content": ASK}]
+    made = ada.chat.completions.create(model="Tester", messages=history, tools=declared(WEATHER))
+    message = made.choices[0].message
+    assert message.tool_calls
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    history = [{"role": "system", "content": "Level two."}, history[1], message.to_dict(), result]
+    ada.chat.completions.create(model="Tester", messages=history, tools=declared(TIME))
+    assert sent(model) == (["Level two."], ["get_time"])
+
+
+def test_the_message_may_come_again_before_the_outputs(wire: httpx.Client) -> None:
+    """Some clients send it, and all outputs so far, but no calls; any other message is refused."""
+    conversation = wire.post("/conversations", json={}).json()["id"]
+    asked = {"role": "user", "content": f"{ASK} then the time"}
+    tools = [WEATHER, TIME]
+    first = create(wire, input=[asked], conversation=conversation, tools=tools)
+    outputs = [output(first["output"][0])]
+    other = [{**asked, "content": "What is new?"}, *outputs]
+    for given in (other, [*outputs, asked]):
+        refused = wire.post("/responses", json={"input": given, "conversation": conversation})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    second = create(wire, input=[asked, *outputs], conversation=conversation, tools=tools)
+    outputs += [output(second["output"][0], "noon")]
+    third = create(wire, input=[asked, *outputs], conversation=conversation, tools=tools)
+    assert kinds(third) == ["message"]
+    elsewhere = create(wire, input=ASK, tools=tools)
+    mixed = [output(elsewhere["output"][0]), outputs[1]]
+    assert wire.post("/responses", json={"input": mixed}).status_code == 400
+
+
+# --- answers that are sent again -----------------------------------------------------------------
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_chat_is_tried_again_behind_the_result_of_a_tool(ada: OpenAI, model: OfflineModel) -> None:
+    """The same history gets a new attempt after a failure of the model, in which no call is made again."""
+    tools: Any = [{"type": "function", "function": {k: v for k, v in WEATHER.items() if k != "type"}}]
+    history: Any = [{"role": "user", "content": f"{ASK} then fail"}]
+    made = ada.chat.completions.create(model="Tester", messages=history, tools=tools)
+    message = made.choices[0].message
+    assert message.tool_calls
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+    history += [message.to_dict(), result]
+    with pytest.raises(openai.InternalServerError):
+        ada.chat.completions.create(model="Tester", messages=history, tools=tools)
+    again = ada.chat.completions.create(model="Tester", messages=history, tools=tools)
+    assert "sunny" in (again.choices[0].message.content or "")
+    roles = [each["role"] for each in model.requests[-1]["body"]["messages"]]
+    assert roles[-3:] == ["user", "assistant", "tool"]
+    calls = len(model.requests)
+    repeated = ada.chat.completions.create(model="Tester", messages=history, tools=tools)
+    assert repeated.choices == again.choices
+    assert len(model.requests) == calls
+
+
+def test_a_response_is_tried_again_behind_an_output(wire: httpx.Client) -> None:
+    """In the conversation, which continues from it; each is read and streamed as it was."""
+    asked = create(wire, input=f"{ASK} then fail", tools=[WEATHER])
+    answer: Any = {"input": [output(asked["output"][0])], "previous_response_id": asked["id"]}
+    assert wire.post("/responses", json=answer).status_code == 502
+    events = stream(wire, **answer)
+    again = events[-1]["response"]
+    assert (kinds(again), again["status"]) == (["message"], "completed")
+    assert again["conversation"] == asked["conversation"]
+    assert retrieved(wire, again["id"]) == again
+    shown = [each["role"] for each in prompt(wire, again) if each["origin"] == "request"]
+    assert shown == ["user", "assistant", "tool"]
+    following = create(wire, input="hello", previous_response_id=again["id"])
+    assert following["conversation"] == asked["conversation"]
+    failed = retrieved(wire, f"{asked['id'][:-1]}2")
+    assert failed["status"] == "failed"
+
+
+def test_a_tool_of_the_service_runs_once_however_often_it_is_tried(
+    wire: httpx.Client, model: OfflineModel, file: Path
+) -> None:
+    """What it returned before the failure is what each attempt continues from."""
+    words = f"{call('Work-write', file=str(file), line='one')} always fail"
+    paused = create(wire, input=words)
+    answer = {
+        "input": [
+            {
+                "type": "mcp_approval_response",
+                "approval_request_id": paused["output"][-1]["id"],
+                "approve": True,
+            }
+        ]
+    }
+    before = len(model.requests)
+    for _ in range(3):
+        assert wire.post("/responses", json=answer).status_code == 502
+    tried = [each["body"]["messages"] for each in model.requests[before:]]
+    assert [messages[-1]["content"] for messages in tried] == ["wrote one"] * 3
+    assert lines(file) == ["one"]
