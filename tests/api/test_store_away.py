@@ -5,11 +5,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from refusing_store import refusing
+from refusing_store import refusing, unreadable
 from wire import Json, events, text
 
 from tealagents.domain.ports import Commit
 from tealagents.testing.service import offline_service
+from tealagents.testing.waits import until
 
 #: what the store says of itself, in its log only
 PLACES = ("postgres.internal", "5432", "/var/lib", "read-only")
@@ -64,3 +65,13 @@ def problem_of(answer: httpx.Response) -> Json:
         return last.data
     found: Json = answer.json()
     return found
+
+
+def test_a_request_is_canceled_though_the_store_cannot_be_read(ada: httpx.Client) -> None:
+    """The caller is told that the store is away; the request stops, and ends so. covers: STATE-4"""
+    background = {"prefer": "respond-async"}
+    begun = ada.post("", json=text("pieces-9000@50ms"), headers=background).raise_for_status().json()
+    with unreadable():
+        refused = ada.post(f"/requests/{begun['request_id']}/cancel")
+        assert (refused.status_code, refused.json()["code"]) == (503, "persistence_unavailable")
+    until(lambda: ada.get(f"/requests/{begun['request_id']}").json()["status"] == "Canceled")

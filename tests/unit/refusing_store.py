@@ -5,11 +5,11 @@
     persistence: refusing_store:RefusingStore
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
-from tealagents.domain.ports import Commit
+from tealagents.domain.ports import Commit, Record
 from tealagents.stores.memory import MemoryStore
 
 Refuses = Callable[[str, Commit], bool]
@@ -20,6 +20,14 @@ class RefusingStore(MemoryStore):
 
     where = "postgres.internal:5432/agents"
     refuses: ClassVar[Refuses] = staticmethod(lambda partition, commit: False)
+
+    #: nothing can be read
+    unreadable: ClassVar[bool] = False
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        if type(self).unreadable:
+            raise self.unavailable("it does not answer (/var/lib/agents)")
+        return await super().read(partition, keys)
 
     async def commit(self, partition: str, commit: Commit) -> None:
         if type(self).refuses(partition, commit):
@@ -36,3 +44,13 @@ def refusing(refuses: Refuses) -> Iterator[None]:
         yield
     finally:
         RefusingStore.refuses = before
+
+
+@contextmanager
+def unreadable() -> Iterator[None]:
+    """Within it nothing is read."""
+    RefusingStore.unreadable = True
+    try:
+        yield
+    finally:
+        RefusingStore.unreadable = False

@@ -1,5 +1,6 @@
 """Forks and imports: what they hold, and what a crash in the middle leaves."""
 
+import asyncio
 import json
 from uuid import uuid4
 
@@ -213,6 +214,56 @@ async def test_a_refused_import_leaves_no_trace(refused: str) -> None:
         }
         assert locators == set()
         assert await names(store, here.partition(), "importing/") == []
+
+
+async def test_an_import_of_requests_that_another_has_imported_leaves_those_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two documents name one request: the task that was quicker keeps it, and its locator. covers: TASK-5"""
+    store = MemoryStore()
+    async with process(store) as here:
+        request, document, _ = await exported_and_deleted(here)
+        request_id, one, two = str(uuid4()), str(uuid4()), str(uuid4())
+
+        def moved(task_id: str) -> Json:
+            text = json.dumps(document).replace(request.task_id, task_id)
+            renamed: Json = json.loads(text.replace(request.request_id, request_id))
+            return renamed
+
+        guarded = here.importer._guarded
+
+        async def late(partition: str, exported: ExportedTask) -> dict[str, str | None]:
+            monkeypatch.undo()
+            await here.importer.import_(ADA, moved(one))
+            return await guarded(partition, exported)
+
+        monkeypatch.setattr(here.importer, "_guarded", late)
+        with pytest.raises(AlreadyExists):
+            await here.importer.import_(ADA, moved(two))
+        assert (await here.request(request_id)).task_id == one
+        locators = keys.locators(here.records.agent, request_id)
+        assert f"locator/{request_id}" in await names(store, locators)
+
+
+async def test_an_import_of_another_service_that_was_cut_off_can_be_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it left behind is the user's own, whoever made its ids. covers: TASK-5"""
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        text = json.dumps(document).replace(request.task_id, str(uuid4()))
+        moved = json.loads(text.replace(request.request_id, str(uuid4())))
+
+        async def cut_off(copy: Copy, *_: object) -> Head:
+            await copy.flush()
+            await copy._flush_requests()
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(Copy, "finish", cut_off)
+        with pytest.raises(asyncio.CancelledError):
+            await here.importer.import_(ADA, moved)
+        monkeypatch.undo()
+        assert (await here.importer.import_(ADA, moved)).task_id == moved["task"]["task_id"]
 
 
 async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

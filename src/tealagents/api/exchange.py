@@ -22,7 +22,7 @@ from tealagents.api import bodies, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import InvalidRequest, TealError
+from tealagents.domain.errors import InvalidRequest, PersistenceUnavailable, TealError
 from tealagents.domain.events import Event, Paused, Recorded, redacted
 from tealagents.domain.models import (
     Approval,
@@ -380,7 +380,10 @@ class Exchange:
 
     async def cancel(self, caller: Caller, request_id: str) -> RequestRecord:
         """Ends a running, paused or waiting request `Canceled`; one that has ended stays as it is."""
-        partition = await self.locate(caller, keys.request, request_id)
+        try:
+            partition = await self.locate(caller, keys.request, request_id)
+        except PersistenceUnavailable:  # the caller's own is stopped here without the store
+            partition = self.service.records.partition(caller.user)
         return await self.service.cancel(partition, request_id, caller.user.key)
 
     async def _cancel(self, view: RequestView) -> RequestRecord:

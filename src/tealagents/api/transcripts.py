@@ -125,7 +125,7 @@ def as_kept(
         if missed:
             found = range(0)
         elif (place := places.get(ours)) is not None:
-            found = range(place, place + 1)
+            found = range(place, place + 1) if place >= start or message.role == "tool" else range(0)
         else:
             found = _alike(message, kept, start)
         missed, start = not found, max(start, found.stop)
@@ -140,12 +140,12 @@ def as_kept(
 def _alike(message: Message, kept: Sequence[Kept], start: int) -> range:
     """The places of the next messages that say together what one says; none where there are no such."""
     for n in range(start, len(kept)):
-        items: tuple[Item, ...] = ()
+        found = 0
         for end in range(n, len(kept)):
-            items += kept[end].items
-            same = kept[end].role == message.role and items == message.items[: len(items)]
-            if not kept[end].items or not same:
+            more = kept[end].items
+            if not more or kept[end].role != message.role or message.items[found : found + len(more)] != more:
                 break
-            if items == message.items:
+            found += len(more)
+            if found == len(message.items):
                 return range(n, end + 1)
     return range(0)

@@ -242,7 +242,8 @@ class Service:
             try:
                 found = (await self.tasks.request(partition, request_id)).value
             except PersistenceUnavailable:
-                if (run := self._runs.get(request_id)) is not None:  # it stops by itself, store or no store
+                run = self._runs.get(request_id)
+                if run is not None and run.partition == partition:  # it stops by itself, store or no store
                     run.stop(Stop(CANCELED, actor))
                 raise
             run = self._runs.get(request_id) if found.status not in ENDED else None

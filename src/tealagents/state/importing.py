@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -77,7 +78,7 @@ class TaskImporter:
         await self._check_new(caller, partition, document)
         guard = await self._guarded(partition, document)
         try:
-            if await self._is_there(partition, document):
+            if await self._is_there(partition, keys.task(document.task.task_id)):
                 raise _exists(document.task.task_id)
             for kind, identifier in _made_elsewhere(caller, document):
                 await self._tasks.directory.claim(kind, identifier, caller.user)
@@ -86,10 +87,10 @@ class TaskImporter:
             await self._give_up(caller, partition, document, guard)
             raise
 
-    async def _is_there(self, partition: str, document: ExportedTask) -> bool:
-        """Whether another import of the document has ended before this one took the right to write it."""
-        (head,) = await self._records.store.read(partition, [keys.task(document.task.task_id)])
-        return head is not None
+    async def _is_there(self, partition: str, key: str) -> bool:
+        """Whether there is a record: another import may have ended before this one could begin."""
+        (record,) = await self._records.store.read(partition, [key])
+        return record is not None
 
     async def _give_up(
         self, caller: Caller, partition: str, document: ExportedTask, guard: Mapping[str, str | None]
@@ -103,10 +104,11 @@ class TaskImporter:
             version = await self._records.commit(
                 partition, marker=key, expect=guard, put={key: Importing(self._tasks.lease.worker_id)}
             )
-            if not await self._is_there(partition, document):
+            if not await self._is_there(partition, keys.task(document.task.task_id)):
                 await self._clear(partition, document, {key: version})
-                for _, identifier in _made_elsewhere(caller, document):
-                    await self._tasks.directory.release(identifier, caller.user)
+                for kind, identifier in _made_elsewhere(caller, document):
+                    there = partial(self._is_there, partition, kind(identifier))
+                    await self._tasks.directory.release(identifier, caller.user, unless=there)
             await self._records.commit(partition, marker=key, expect={key: version}, delete=[key])
         except (Conflict, PersistenceUnavailable) as error:
             # another process has continued it, or will, once this worker is gone
@@ -114,9 +116,13 @@ class TaskImporter:
 
     async def _clear(self, partition: str, document: ExportedTask, guard: Mapping[str, str]) -> None:
         """Removes what is there of a task that no one can see; `Conflict` where the guard is another's."""
-        await self._records.erase_log(partition, document.task.task_id, expect=guard)
+        task_id = document.task.task_id
+        await self._records.erase_log(partition, task_id, expect=guard)
         for request in document.requests:
-            await self._records.delete(partition, [keys.request(request.request_id)], expect=guard)
+            key = keys.request(request.request_id)
+            left = await self._records.get(partition, key, RequestRecord)
+            if left is not None and left.value.task_id == task_id:
+                await self._records.delete(partition, [key], expect=guard)
 
     async def _written(
         self,
@@ -180,7 +186,8 @@ class TaskImporter:
                     task_id=task_id,
                 )
         for kind, identifier in _made_elsewhere(caller, document):
-            if await self._tasks.directory.owner_of(identifier, kind(identifier)) is not None:
+            owner = await self._tasks.directory.owner_of(identifier, kind(identifier))
+            if owner not in (None, caller.user):  # the caller's own is what a broken import has left
                 raise NotOwner(f"The {_word(kind(identifier))} belongs to another user.", task_id=task_id)
 
     async def _taken(self, partition: str, key: str, task_id: str) -> bool:

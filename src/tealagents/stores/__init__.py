@@ -3,6 +3,7 @@
 =============  =====================================================================================
 `memory`       in this process; lost at exit                                  ``memory://``
 `files`        JSON documents in folders, for a person to read                ``file:///dir``
+               (`file_folder`: a partition; `file_documents`: a record)
 `sqlite`       one file, one machine                                          ``sqlite:///state.db``
 `postgres`     any number of machines                                         ``postgresql://…``
 `redis`        any number of machines                                         ``redis://…``

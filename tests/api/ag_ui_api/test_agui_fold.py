@@ -5,15 +5,18 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import pytest
 from agui_talk import Json, Page, call, events, run_input, streamed_text, user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tealagents.api.ag_ui import inputs
 from tealagents.api.ag_ui.fold import RunFold, started
+from tealagents.api.transcripts import Kept, as_kept
 from tealagents.domain.events import (
     Canceled,
     Completed,
@@ -129,9 +132,12 @@ HISTORY = [
 ]
 
 
-def snapshot(*page: Json) -> list[Json]:
+_PAIR: tuple[Role, Role] = ("user", "assistant")
+
+
+def snapshot(*page: Json, history: Sequence[Message] = HISTORY) -> list[Json]:
     """The messages that a page is set back to."""
-    begun = started(inputs.read(run_input("thread", *page)), IDS, HISTORY).decode()
+    begun = started(inputs.read(run_input("thread", *page)), IDS, list(history)).decode()
     shown: list[Json] = json.loads(begun.split("\n\n")[1].removeprefix("data: "))["messages"]
     return shown
 
@@ -147,6 +153,47 @@ def test_a_page_shows_a_snapshot_in_order(has: list[int]) -> None:
     kept = next((n for n in range(5) if n not in has), 5)
     assert page.messages[:kept] == there[:kept]
     assert not {m["id"] for m in page.messages[kept:]} & {there[n]["id"] for n in has}
+
+
+def test_a_text_that_was_said_twice_does_not_change_the_order() -> None:
+    """Of two equal messages a page has kept the later one, behind an answer to the first."""
+    requests = [IDS["request_id"], str(uuid4())]
+    history = [
+        Message(
+            message_id=str(uuid4()),
+            request_id=request_id,
+            role=role,
+            created_at=NOW,
+            items=(Item("text", "yes" if role == "user" else f"answer {n}"),),
+        )
+        for n, request_id in enumerate(requests)
+        for role in _PAIR
+    ]
+    there = snapshot(history=history)
+    page = Page(httpx.Client())
+    page.messages = [there[1], {"id": "the page's own", "role": "user", "content": "yes"}, there[3]]
+    again = snapshot(*page.messages, history=history)
+    page._apply({"type": "MESSAGES_SNAPSHOT", "messages": again})
+    assert [m["content"] for m in page.messages] == [m["content"] for m in there]
+
+
+def test_a_message_of_many_parts_is_compared_once_with_each_of_a_pages() -> None:
+    """However many of those say what it begins with: comparing takes no time that a user can multiply."""
+    compared = 0
+
+    class Counted(Item, frozen=True):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return isinstance(other, Item) and self.content == other.content
+
+        __hash__ = Item.__hash__
+
+    parts = tuple(Counted("text", "a") for _ in range(50))
+    said = replace(HISTORY[0], items=(*parts, Counted("text", "b")))
+    kept = [Kept(f"m{n}", "user", (Item("text", "a"),)) for n in range(500)]
+    assert [name for name, _ in as_kept([said], kept, lambda message, n: "ours")] == ["ours"]
+    assert compared <= 500 * 52
 
 
 def test_results_keep_their_ids_in_the_order_in_which_they_came() -> None:
