@@ -3,11 +3,11 @@
     async with Agent.from_config("config.yaml") as agent:
         thread = agent.new_thread()
         answer = await agent.run("hi", thread)
-        async for piece in agent.run_stream("and now?", thread):
-            print(piece.text, end="")
+        async for delta in agent.run_stream("and now?", thread):
+            print(delta.text, end="")
 
 ============  ====================================================================================
-`answers`     what an agent answers: whole, or piece by piece
+`answers`     what an agent answers: whole, or as it is made
 `answering`   one message and its answer: the turn on a thread, driving `engine.loop`
 `opening`     what an agent works with while it is open
 ============  ====================================================================================
@@ -271,7 +271,7 @@ class Agent:
         store: bool | None = None,
         user_context: Mapping[str, str] | None = None,
     ) -> AnswerStream:
-        """As `run`, piece by piece; a caller that leaves before the end has not asked."""
+        """As `run`, while the answer is made; a caller that leaves before the end has not asked."""
         return AnswerStream(self._answering(message, thread, store, user_context, streamed=True))
 
     async def _answering(

@@ -1,4 +1,4 @@
-"""What an agent answers: whole, or piece by piece."""
+"""What an agent answers: whole, or as it is made."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Self
@@ -31,7 +31,7 @@ class Update(Struct, frozen=True, kw_only=True):
 
 
 class AnswerStream:
-    """The pieces of an answer, and the answer itself once they have ended."""
+    """The deltas of an answer, and the answer itself once they have ended."""
 
     def __init__(self, updates: AsyncGenerator[Update | AgentAnswer, None]) -> None:
         self._updates = updates

@@ -1,7 +1,7 @@
 """Server-sent events: frames, and the response that sends them.
 
-A frame is made of text that was encoded once; nothing of a piece is parsed or validated again. All
-events that are there are sent in one write, so a burst costs one write and no piece is held back.
+A frame is made of text that was encoded once; nothing of a delta is parsed or validated again. All
+events that are there are sent in one write, so a burst costs one write and no delta is held back.
 """
 
 import asyncio

@@ -270,7 +270,7 @@ async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:
 
 
 async def folded(exchange: Exchange, stretch: Stretch, fold: F) -> F:
-    """The fold of a stretch as far as the history holds it: text comes in one piece."""
+    """The fold of a stretch as far as the history holds it: text comes in one delta."""
     for event in await _events(exchange, stretch):
         fold.take(event)
     return fold

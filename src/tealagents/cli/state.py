@@ -262,8 +262,8 @@ def _seekable(file: Path) -> Iterator[IO[bytes]]:
             yield lines
         return
     with tempfile.TemporaryFile() as spooled:
-        while piece := sys.stdin.buffer.read(1 << 20):
-            spooled.write(piece)
+        while chunk := sys.stdin.buffer.read(1 << 20):
+            spooled.write(chunk)
         spooled.seek(0)
         yield spooled
 

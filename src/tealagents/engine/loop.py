@@ -29,9 +29,9 @@ LONGEST_NAME = 200
 
 
 class Speaking(Struct, frozen=True):
-    """The model answers: some text, in the pieces that came at once."""
+    """The model answers: some text, in the deltas that came at once."""
 
-    pieces: tuple[TextDelta, ...]
+    deltas: tuple[TextDelta, ...]
 
 
 class Answered(Struct, frozen=True, kw_only=True):
@@ -204,12 +204,12 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         async with aclosing(state.model.stream(call)) as batches:
             async for batch in batches:
                 begun = bool(reply.text)
-                pieces = reply.take(batch)
-                if pieces:
+                deltas = reply.take(batch)
+                if deltas:
                     if not begun:
                         reply.first = time.perf_counter() - reply.started
                         watch.first_piece()
-                    yield Speaking(tuple(pieces))
+                    yield Speaking(tuple(deltas))
         done = reply.ended()
     except BaseException as error:
         watch.failed(error)
@@ -236,17 +236,17 @@ class _Reply(Struct):
     done: ModelDone | None = None
 
     def take(self, batch: Sequence[ModelEvent]) -> list[TextDelta]:
-        """What has come at once; the pieces of text in it, as they can be stored."""
-        pieces = []
+        """What has come at once; the deltas of text in it, as they can be stored."""
+        deltas = []
         for event in batch:
             if isinstance(event, TextDelta):  # most are
                 kept = storable(event.text)
-                pieces.append(event if kept is event.text else TextDelta(kept, event.refusal))
+                deltas.append(event if kept is event.text else TextDelta(kept, event.refusal))
                 self.text.append(kept)
                 self.refusal = self.refusal or event.refusal
             else:
                 self.done = event
-        return pieces
+        return deltas
 
     def ended(self) -> ModelDone:
         """How it has ended; `ModelFailed` where that is no answer."""

@@ -1,6 +1,6 @@
 """The events of a run: shown to its followers on this process at once, written to the log behind them.
 
-The log is written in small batches, so that a piece never waits for the store on its way to who is connected.
+The log is written in small batches, so that a delta never waits for the store on its way to who is connected.
 """
 
 import asyncio

@@ -283,9 +283,9 @@ class TurnLoop:
             async for event in events:
                 match event:
                     case Speaking():
-                        for piece in event.pieces:
-                            recorder.output.append(piece.text)
-                        yield event.pieces
+                        for delta in event.deltas:
+                            recorder.output.append(delta.text)
+                        yield event.deltas
                     case Noted():
                         recorder.noted(event.reports)
                     case Answered():

@@ -19,13 +19,13 @@ class DeadlineOptions(Protocol):
 
 
 class Deadlines:
-    """How long one call is waited for: in all, for its first piece, and then for each next one."""
+    """How long one call is waited for: in all, for its first delta, and then for each next one."""
 
     def __init__(self, timeouts: DeadlineOptions, now: float) -> None:
         self._timeouts = timeouts
         self._total_at = now + timeouts.model_timeout_seconds
         self._first_at = now + timeouts.first_piece_timeout_seconds
-        #: a piece has come: nothing is tried again, and the wait is for the next one
+        #: a delta has come: nothing is tried again, and the wait is for the next one
         self.begun = False
 
     def due(self, waiting_since: float) -> float:

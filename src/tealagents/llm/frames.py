@@ -15,7 +15,7 @@ class FrameTooLong(Exception):
 
 
 class EventFrames:
-    """Takes the bytes in whatever pieces they come and gives the data of each event that is complete."""
+    """Takes the bytes in whatever chunks they come and gives the data of each event that is complete."""
 
     def __init__(self) -> None:
         #: what has come of the event that is not yet complete; never holds an empty line

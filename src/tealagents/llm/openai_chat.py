@@ -243,13 +243,13 @@ class ChatReading:
         self._model = self._model or chunk.model or ""
         if chunk.usage is not None:
             self._usage = _usage(chunk.usage)
-        pieces: list[TextDelta] = []
+        deltas: list[TextDelta] = []
         for choice in chunk.choices or ():
             if not choice.index:
-                self._take_choice(choice, pieces)
-        return pieces
+                self._take_choice(choice, deltas)
+        return deltas
 
-    def _take_choice(self, choice: _Choice, pieces: list[TextDelta]) -> None:
+    def _take_choice(self, choice: _Choice, deltas: list[TextDelta]) -> None:
         said = choice.delta or choice.message
         if choice.finish_reason:
             self.begun = True
@@ -259,10 +259,10 @@ class ChatReading:
         content = said.content
         if text := content if isinstance(content, str) else _text(content):
             self.begun = True
-            pieces.append(TextDelta(text))
+            deltas.append(TextDelta(text))
         if said.refusal:
             self.begun = self._refused = True
-            pieces.append(TextDelta(said.refusal, refusal=True))
+            deltas.append(TextDelta(said.refusal, refusal=True))
         if said.tool_calls:
             self.begun = True
             for place, fragment in enumerate(said.tool_calls):

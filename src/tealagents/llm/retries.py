@@ -1,6 +1,6 @@
 """When a call of the model is tried again. No I/O.
 
-Only before the first piece, only where it can help, at most a few times for one call, and never so
+Only before the first delta, only where it can help, at most a few times for one call, and never so
 often by all calls together that a service in trouble is hit harder for it: the budget of the process
 grows by a fraction of a retry with each call.
 """

@@ -55,11 +55,11 @@ class Reading(Protocol):
         ...
 
     def take(self, data: bytes) -> Iterable[TextDelta]:
-        """The pieces in one event of a stream."""
+        """The deltas in one event of a stream."""
         ...
 
     def whole(self, body: bytes) -> Iterable[TextDelta]:
-        """The pieces in an answer that came in one."""
+        """The deltas in an answer that came in one."""
         ...
 
     def done(self) -> ModelDone:
@@ -106,7 +106,7 @@ class ModelService:
     async def events(
         self, question: Question, *, reading: Callable[[], Reading], meaning: Meaning
     ) -> AsyncGenerator[Sequence[ModelEvent], None]:
-        """The events of one call, as `Model.stream` promises; tried again only before the first piece."""
+        """The events of one call, as `Model.stream` promises; tried again only before the first delta."""
         connection = await self.connection()
         deadlines = self.deadlines()
         self._retries.begin()
@@ -144,13 +144,13 @@ class ModelService:
                     if not frames:
                         break
                     ended = frames[-1] == _END
-                    pieces: list[TextDelta] = []
+                    deltas: list[TextDelta] = []
                     try:
-                        _take(frames, reading, pieces)
+                        _take(frames, reading, deltas)
                     finally:  # what came before an event that cannot be read was said, too
-                        if pieces:
-                            yield pieces
-                    text += sum(len(piece.text) for piece in pieces)
+                        if deltas:
+                            yield deltas
+                    text += sum(len(delta.text) for delta in deltas)
                     if text > MAX_TEXT:
                         raise too_much(f"it is longer than {MAX_TEXT:,} characters")
                     deadlines.begun = reading.begun
@@ -211,9 +211,9 @@ class ModelService:
         return connection
 
 
-def _take(frames: list[bytes], reading: Reading, pieces: list[TextDelta]) -> None:
-    """Adds the pieces of text in events to `pieces`; the events are let go of."""
+def _take(frames: list[bytes], reading: Reading, deltas: list[TextDelta]) -> None:
+    """Adds the deltas of text in events to `deltas`; the events are let go of."""
     for data in frames:
         if data != _END:
-            pieces += reading.take(data)
+            deltas += reading.take(data)
     frames.clear()

@@ -172,8 +172,8 @@ async def fetch(
     body = bytearray()
     async with client.stream(method, url, **content) as response:
         try:
-            async for piece in response.aiter_raw():
-                body += piece
+            async for chunk in response.aiter_raw():
+                body += chunk
         except AnswerTooLarge:
             if not cut:
                 raise
@@ -226,18 +226,18 @@ class _CountedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
-        pieces = aiter(self._body)
+        chunks = aiter(self._body)
         while True:
             try:
                 async with asyncio.timeout_at(self._due):
-                    piece = await anext(pieces)
+                    chunk = await anext(chunks)
             except StopAsyncIteration:
                 return
             except TimeoutError:
                 raise _too_slow(self._seconds) from None
-            size += len(piece)
+            size += len(chunk)
             _counted(size, self._limit)
-            yield piece
+            yield chunk
 
     async def aclose(self) -> None:
         await self._body.aclose()

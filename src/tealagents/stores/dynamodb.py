@@ -17,7 +17,7 @@ attribute  of a record                   of a chunk
 ``t``      the same in seconds, late     the same: when DynamoDB may delete the item
 =========  ============================  =======================================================
 
-A commit of one record is a conditional write, of several a transaction. Pieces are written, and those of a
+A commit of one record is a conditional write, of several a transaction. Chunks are written, and those of a
 replaced or deleted record deleted, in the same transaction, so that none is ever missing or left over.
 """
 
@@ -54,7 +54,7 @@ from tealagents.stores.dynamodb_service import (
 __all__ = ["DynamoOptions", "DynamoStore"]
 
 #: bytes of a value that one item holds; the service allows 400 KB with names and keys
-PIECE: Final = 350_000
+CHUNK: Final = 350_000
 #: items that one call reads
 BATCH: Final = 100
 #: seconds after which the service's clock is looked at again
@@ -208,7 +208,7 @@ class DynamoStore(BaseStore):
                 version = item["v"]["S"]
                 if "n" not in item:
                     return Record(item["d"]["B"], version)
-                names = _piece_names(key, version, int(item["n"]["N"]))
+                names = _chunk_names(key, version, int(item["n"]["N"]))
             except (KeyError, ValueError) as error:
                 raise CorruptState(key, f"is not a record: {error} is missing or wrong") from None
             chunks = await self._items(partition + "#", names)
@@ -274,7 +274,7 @@ class DynamoStore(BaseStore):
             else:
                 actions.append(_Action(key, "ConditionCheck", {"Key": name, **condition.request}))
             if (old := in_chunks.get(key)) and old.version != commit.operation:
-                names = ({"p": {"S": partition + "#"}, "k": {"S": k}} for k in _piece_names(key, *old))
+                names = ({"p": {"S": partition + "#"}, "k": {"S": k}} for k in _chunk_names(key, *old))
                 actions += [_Action("", "Delete", {"Key": chunk}) for chunk in names]
         return actions
 
@@ -366,10 +366,10 @@ def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: in
     # whole seconds, and later than any clock of ours: what DynamoDB deletes is then long forgotten
     later = {} if ttl is None else {"t": {"N": str(now // 1000 + math.ceil(ttl) + 60)}}
     item = {**name, "v": {"S": version}, **expiry, **later}
-    if len(value) <= PIECE:
+    if len(value) <= CHUNK:
         return [{**item, "d": {"B": value}}]
-    parts = [value[start : start + PIECE] for start in range(0, len(value), PIECE)]
-    names = _piece_names(name["k"]["S"], version, len(parts))
+    parts = [value[start : start + CHUNK] for start in range(0, len(value), CHUNK)]
+    names = _chunk_names(name["k"]["S"], version, len(parts))
     chunks = [
         {"p": {"S": name["p"]["S"] + "#"}, "k": {"S": k}, "d": {"B": part}, **later}
         for k, part in zip(names, parts, strict=True)
@@ -377,5 +377,5 @@ def _items_of(name: Item, version: str, value: bytes, ttl: float | None, now: in
     return [{**item, "n": {"N": str(len(parts))}}, *chunks]
 
 
-def _piece_names(key: str, version: str, count: int) -> list[str]:
+def _chunk_names(key: str, version: str, count: int) -> list[str]:
     return [f"{key}#{version}#{number}" for number in range(count)]

@@ -198,8 +198,8 @@ def _read(path: Path) -> str | None:
         reader.settimeout(SILENCE_SECONDS)
         try:
             reader.connect(str(path))
-            while piece := reader.recv(65536):
-                received += piece
+            while chunk := reader.recv(65536):
+                received += chunk
         except ConnectionRefusedError:
             with suppress(FileNotFoundError):
                 path.unlink()

@@ -122,13 +122,13 @@ class _Sparse(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         marks = 0
-        async for piece in self._body:
+        async for chunk in self._body:
             # an event ends in an empty line; one that ends elsewhere is counted together with the next
-            ended, _, rest = piece.replace(b"\r\n", b"\n").rpartition(b"\n\n")
+            ended, _, rest = chunk.replace(b"\r\n", b"\n").rpartition(b"\n\n")
             _check_marks(marks + _marks(ended))
             marks = _marks(rest) if ended else marks + _marks(rest)
             _check_marks(marks)
-            yield piece
+            yield chunk
 
     async def aclose(self) -> None:
         await self._body.aclose()

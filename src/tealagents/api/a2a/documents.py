@@ -50,7 +50,7 @@ def paused(pause: Approval) -> Json:
 
 
 def artifact(text: str) -> Json:
-    """The one artifact of a task: its answer, or a piece of it."""
+    """The one artifact of a task: its answer, or a delta of it."""
     return {"artifactId": "answer", "parts": [{"text": text}]}
 
 
