@@ -13,11 +13,15 @@ from tealagents.api.decisions import CallAnswer
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
 from tealagents.api.stretches import Stretch
-from tealagents.domain.errors import InvalidRequest, NotFound
-from tealagents.domain.models import Approval, Caller, Head, RequestSetup
+from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
+from tealagents.domain.models import ENDED, Approval, Caller, Head, RequestSetup
 from tealagents.state import keys
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
+#: how often a request that failed behind answers is tried again with them; then its last failure stays
+MOST_ATTEMPTS = 20
+#: what a request that is tried again keeps of what its client has set
+KEPT = ("background", "metadata")
 #: what a message continues: a stretch, or a task at its end, as its partition and its head
 Place = Stretch | tuple[str, Head] | None
 
@@ -91,13 +95,13 @@ async def _answered(
         if named is not None and named.task_id != waiting.task_id:
             raise NotFound("It is another task's.")
     view = await exchange.request(caller, waiting.request_id)
-    for before, where in earlier.items():
-        if before not in view.record.approvals:
-            raise InvalidRequest(where, "answers a call of another response")
+    await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
     _check_answers(waiting, answers)
     stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
-    while stretch.view.replayed and stretch.status == "Failed":
+    for _ in range(MOST_ATTEMPTS):
+        if not stretch.view.replayed or stretch.status != "Failed":
+            break
         stretch = await _retried(exchange, stretch, message, setup, streamed=streamed)
     return stretch
 
@@ -122,6 +126,20 @@ def _by_place(
     return answers, named, earlier
 
 
+async def _check_earlier(exchange: Exchange, view: RequestView, answered: Mapping[str, str]) -> None:
+    """`InvalidRequest` unless pauses are of this request, or of those that failed and that it stands for."""
+    record, known = view.record, set(view.record.approvals)
+    while record.retries is not None and not known.issuperset(answered):
+        try:
+            record = (await exchange.request(view.caller, record.retries)).record
+        except NotFound:
+            break
+        known.update(record.approvals)
+    for approval_id, where in answered.items():
+        if approval_id not in known:
+            raise InvalidRequest(where, "answers a call of another response")
+
+
 async def _check_message(exchange: Exchange, view: RequestView, message: NewMessage) -> None:
     """`InvalidRequest` where a message does not go with answers to calls of this request."""
     unstored = requests.is_unstored(view.record)
@@ -140,20 +158,28 @@ async def _retried(
 ) -> Stretch:
     """The request in the place of one that failed: it continues from the results of its tools.
 
-    There is one for each failure, so that answers that come again later get its outcome.
+    There is one for each failure, so that answers that come again, then or later, get its outcome.
     """
-    record, said = failed.record, await stretches.asked(exchange, failed.view)
-    held = setup or record.setup
+    record, caller = failed.record, failed.view.caller
+    key = key_of(f"retry\0{record.request_id}", None)  # no header can hold it
+    view = await requests.under(exchange, caller, key)
+    if view is not None:
+        view = replace(view, replayed=view.record.status in ENDED)
+        return await stretches.cut(exchange, view, 1)
+    said, held = await stretches.asked(exchange, failed.view), setup or record.setup
     message = replace(
         sent,
         items=said.items if said is not None else (),
         instructions=held.instructions,
         client_tools=held.client_tools,
         user_context=record.user_context,
+        client={**sent.client, **{name: record.client[name] for name in KEPT if name in record.client}},
         retries=record.request_id,
     )
-    key = key_of(f"retry\0{record.request_id}", None)  # no header can hold it
-    view = await stretches.continued(exchange, failed, message, key, field="input", streamed=streamed)
+    try:
+        view = await stretches.continued(exchange, failed, message, key, field="input", streamed=streamed)
+    except RequestInProgress as quicker:  # the same answers, sent at the same time
+        view = await requests.own(exchange, caller, quicker.ids["request_id"])
     return await stretches.cut(exchange, view, 1)
 
 

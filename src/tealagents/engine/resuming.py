@@ -39,8 +39,8 @@ def rejection(reason: str | None) -> str:
 async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder) -> Resumption | None:
     """Repeats the rounds of tools of a request that failed, so that none of their calls is made again.
 
-    `recorder` is that of the request in its place, which continues from the last results; None where there
-    are none. A last round that lacks some is left out: a note tells the model what its calls may have done.
+    `recorder` is that of the request in its place, which continues from the last round; None where there is
+    none. A last round that lacks some is left out: a note tells the model what its calls may have done.
     """
     rounds: list[list[Message]] = []
     before: str | None = failed
@@ -54,10 +54,9 @@ async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder)
         for each in rounds
         for message in each
     ]
-    results = len(rounds[-1]) - 1
-    for message in again[:-results]:
+    for message in again:  # all of them before anything can fail: another attempt continues from these
         recorder.add(message)
-    return Resumption((), tuple(again[-results:]))
+    return Resumption((), ())
 
 
 async def _rounds(tasks: Tasks, partition: str, of: RequestRecord) -> list[list[Message]]:

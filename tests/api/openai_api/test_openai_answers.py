@@ -8,16 +8,24 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai_talk import WEATHER, call, create, kinds, retrieved, said, serving, stream
+from openai_talk import WEATHER, call, create, kinds, raw, retrieved, said, serving, stream
 
+from tealagents.api.sending import MOST_ATTEMPTS
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.waits import until
+from tealagents.threads import ContextProvider, Invocation
 
 ASK = call("get_weather", place="Rome")
 TIME: dict[str, Any] = {**WEATHER, "name": "get_time"}
 #: behind the client's first tool the model calls its second one; behind another tool, it fails once
 SCRIPT: Any = {
     "rules": [
+        {
+            "when": {"tool_result": True, "text": "fail before"},
+            "reply": {"error": {"status": 400, "message": "no such luck"}},
+            "times": 1,
+        },
         {
             "when": {"tool_result": True, "result_of": "get_weather", "text": "then the time"},
             "reply": {"tool_calls": [{"name": "get_time", "arguments": {"place": "Rome"}}]},
@@ -30,6 +38,10 @@ SCRIPT: Any = {
         {
             "when": {"tool_result": True, "text": "always fail"},
             "reply": {"error": {"status": 400, "message": "no such luck"}},
+        },
+        {
+            "when": {"tool_result": True, "text": "and wait"},
+            "reply": {"text": "!", "headers_delay_ms": 600_000},
         },
     ]
 }
@@ -173,13 +185,13 @@ def test_a_chat_is_tried_again_behind_the_result_of_a_tool(ada: OpenAI, model: O
 
 def test_a_response_is_tried_again_behind_an_output(wire: httpx.Client) -> None:
     """In the conversation, which continues from it; each is read and streamed as it was."""
-    asked = create(wire, input=f"{ASK} then fail", tools=[WEATHER])
+    asked = create(wire, input=f"{ASK} then fail", tools=[WEATHER], metadata={"a": "b"})
     answer: Any = {"input": [output(asked["output"][0])], "previous_response_id": asked["id"]}
     assert wire.post("/responses", json=answer).status_code == 502
     events = stream(wire, **answer)
     again = events[-1]["response"]
     assert (kinds(again), again["status"]) == (["message"], "completed")
-    assert again["conversation"] == asked["conversation"]
+    assert (again["conversation"], again["metadata"]) == (asked["conversation"], {"a": "b"})
     assert retrieved(wire, again["id"]) == again
     shown = [each["role"] for each in prompt(wire, again) if each["origin"] == "request"]
     assert shown == ["user", "assistant", "tool"]
@@ -210,3 +222,77 @@ def test_a_tool_of_the_service_runs_once_however_often_it_is_tried(
     tried = [each["body"]["messages"] for each in model.requests[before:]]
     assert [messages[-1]["content"] for messages in tried] == ["wrote one"] * 3
     assert lines(file) == ["one"]
+
+
+def test_a_request_that_always_fails_is_tried_again_so_many_times(
+    wire: httpx.Client, model: OfflineModel
+) -> None:
+    """Then its last failure stays, and nothing is asked of the model any more."""
+    asked = create(wire, input=f"{ASK} always fail", tools=[WEATHER])
+    before, answer = len(model.requests), {"input": [output(asked["output"][0])]}
+    for _ in range(MOST_ATTEMPTS + 3):
+        assert wire.post("/responses", json=answer).status_code == 502
+    assert len(model.requests) - before == 1 + MOST_ATTEMPTS
+
+
+def test_answers_that_come_again_while_they_are_tried_again_join_that_attempt(wire: httpx.Client) -> None:
+    """As they do while they are carried out for the first time."""
+    asked = create(wire, input=f"{ASK} then fail and wait", tools=[WEATHER], background=True)
+    asked = settled(wire, asked["id"])
+    answer = {"input": [output(asked["output"][0])], "background": True}
+    failed = settled(wire, create(wire, **answer)["id"])
+    assert failed["status"] == "failed"
+    trying = create(wire, **answer)
+    assert (trying["status"], create(wire, **answer)["id"]) == ("in_progress", trying["id"])
+    wire.post(f"/responses/{trying['id']}/cancel").raise_for_status()
+
+
+def test_outputs_of_a_request_that_was_tried_again_may_all_come_again(wire: httpx.Client) -> None:
+    """Without the calls: to the client it is one request."""
+    conversation = wire.post("/conversations", json={}).json()["id"]
+    asked = {"role": "user", "content": f"{ASK} fail before the time, then the time"}
+    sent: Any = {"conversation": conversation, "tools": [WEATHER, TIME]}
+    outputs = [output(create(wire, input=[asked], **sent)["output"][0])]
+    assert wire.post("/responses", json={"input": [asked, *outputs], **sent}).status_code == 502
+    outputs.append(output(create(wire, input=[asked, *outputs], **sent)["output"][-1], "noon"))
+    assert kinds(create(wire, input=[asked, *outputs], **sent)) == ["message"]
+
+
+class Clerk(ContextProvider):
+    """Fails as often as a test says."""
+
+    name = "clerk"
+    failures = 0
+
+    async def invoking(self, invocation: Invocation) -> None:
+        if Clerk.failures:
+            Clerk.failures -= 1
+            raise RuntimeError("It is away.")
+
+
+def test_what_tools_returned_outlives_an_attempt_that_does_not_reach_the_model(file: Path) -> None:
+    """The next attempt continues from all of it: no call is made again."""
+    arguments = {"file": str(file), "line": "noted"}
+    note = {
+        "when": {"tool_result": True, "result_of": "get_weather", "text": "then note"},
+        "reply": {"tool_calls": [{"name": "Work-note", "arguments": arguments}]},
+    }
+    script = {"rules": [note, *SCRIPT["rules"]]}
+    thread = {"context_providers": [{"name": f"{__name__}:Clerk", "required": True}]}
+    with serving(script, thread=thread) as (service, model), raw(service) as wire:
+        asked = create(wire, input=f"{ASK} then note, then fail", tools=[WEATHER])
+        answer = {"input": [output(asked["output"][0])]}
+        assert wire.post("/responses", json=answer).status_code == 502
+        Clerk.failures = 1
+        assert wire.post("/responses", json=answer).status_code == 502
+        assert Clerk.failures == 0
+        assert kinds(create(wire, **answer)) == ["message"]
+        roles = [each["role"] for each in model.requests[-1]["body"]["messages"]]
+    assert roles[-5:] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert lines(file) == ["noted"]
+
+
+def settled(wire: httpx.Client, response_id: str) -> Any:
+    """A response in the background, once it has ended."""
+    until(lambda: retrieved(wire, response_id)["status"] not in ("queued", "in_progress"))
+    return retrieved(wire, response_id)

@@ -103,7 +103,7 @@ def tools(given: Any) -> list[Json] | None:
     for n, each in enumerate(flat):
         possible = {"function": each, "mcp": _OWN}.get(str(each.get("type")), ())
         for name in ("type", *each):
-            if name not in possible and each.get(name) is not None:
+            if name not in possible and (name == "type" or each.get(name) is not None):
                 raise InvalidRequest(f"tools.{n}.{name}", _CONFIGURED)
     return [each for each in flat if each.get("type") != "mcp"]
 
