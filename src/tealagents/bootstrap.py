@@ -252,7 +252,7 @@ async def background(work: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIter
         yield
     finally:
         task.cancel()
-        await asyncio.wait([task])
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -261,6 +261,9 @@ async def _kept_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await work()
         except Exception:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it failed while it was ended
+                raise
             log.exception("work of the service in the background failed, and begins again")
         await asyncio.sleep(AGAIN_SECONDS)
 

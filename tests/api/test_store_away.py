@@ -68,7 +68,7 @@ def problem_of(answer: httpx.Response) -> Json:
 
 
 def test_a_request_is_canceled_though_the_store_cannot_be_read(ada: httpx.Client) -> None:
-    """The caller is told that the store is away; the request stops, and ends so. covers: STATE-4"""
+    """The answer says that the store is away; the request stops, and ends so. covers: STATE-4"""
     background = {"prefer": "respond-async"}
     begun = ada.post("", json=text("pieces-9000@50ms"), headers=background).raise_for_status().json()
     with unreadable():

@@ -568,7 +568,7 @@ async def test_who_stops_a_request_whose_time_is_up_waits_for_its_end(way: str) 
 
 
 async def test_a_request_is_canceled_where_it_runs_though_the_store_is_away() -> None:
-    """The caller is told that the store is away; the end is stored when it is back. covers: STATE-4"""
+    """The answer says that the store is away; the end is stored when it is back. covers: STATE-4"""
     store = Faulty(MemoryStore())
     async with process(store, Scripted(waits(asyncio.Event()))) as here:
         sent = await here.send(streamed=True)
@@ -661,6 +661,23 @@ async def test_a_write_is_seen_to_its_end_although_canceled_twice() -> None:
         tail = (await here.tasks.head(here.partition(), ended.task_id)).value.tail_seq
         steps, _ = await here.tasks.history.steps(here.partition(), ended.task_id, tail, limit=50)
         assert [step.kind for step in steps] == ["model", "error"]
+
+
+async def test_work_in_the_background_that_fails_while_it_is_ended_does_not_begin_again() -> None:
+    """The process would wait for its end for ever."""
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("a mistake")
+
+    async with asyncio.timeout(60), background(work):
+        await eventually(lambda: begun)
+    assert begun == 1
 
 
 async def test_tasks_without_an_answer_take_room_in_the_memory_of_histories(

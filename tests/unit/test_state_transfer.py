@@ -248,7 +248,7 @@ async def test_an_import_of_requests_that_another_has_imported_leaves_those_alon
 async def test_an_import_of_another_service_that_was_cut_off_can_be_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it left behind is the user's own, whoever made its ids. covers: TASK-5"""
+    """What it left behind is the user's own, wherever its ids were made. covers: TASK-5"""
     async with process() as here:
         request, document, _ = await exported_and_deleted(here)
         text = json.dumps(document).replace(request.task_id, str(uuid4()))

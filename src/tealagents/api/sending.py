@@ -20,8 +20,8 @@ from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
 #: how often a request that failed behind answers is tried again with them; then its last failure stays
 MOST_ATTEMPTS = 20
-#: what a request that is tried again keeps of what its client has set
-KEPT = ("background", "metadata")
+#: what remains as the first response had it, in a request that is tried again too
+SET_FIRST = ("background", "metadata")
 #: what a message continues: a stretch, or a task at its end, as its partition and its head
 Place = Stretch | tuple[str, Head] | None
 
@@ -173,7 +173,7 @@ async def _retried(
         instructions=held.instructions,
         client_tools=held.client_tools,
         user_context=record.user_context,
-        client={**sent.client, **{name: record.client[name] for name in KEPT if name in record.client}},
+        client={**sent.client, **{name: record.client[name] for name in SET_FIRST if name in record.client}},
         retries=record.request_id,
     )
     try:

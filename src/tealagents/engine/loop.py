@@ -94,12 +94,11 @@ CallTool = Callable[[ToolCall], Awaitable[ToolOutput | Deferred]]
 
 
 class Resumption(Struct, frozen=True):
-    """What became of the calls of a round: what was decided of a pause, or what they returned before."""
+    """What was decided of a pause; empty where the prompt already ends in results."""
 
     #: to be made now; their intents are stored with the decision
     approved: tuple[ToolCall, ...]
-    #: what the model is sent of the others: that they were rejected, or what the client that ran them says;
-    #: where a request that failed is tried again, what they returned then
+    #: what the model is sent of the others: that they were rejected, or what the client that ran them says
     rejected: tuple[Message, ...]
 
 

@@ -58,7 +58,7 @@ def output(item: Any, text: str = "sunny") -> dict[str, Any]:
 
 
 def sent(model: OfflineModel) -> tuple[list[str], list[str]]:
-    """What the last call of the model was told in the system's role, and the client's tools that it had."""
+    """The system messages of the last model call behind the agent's own, and the client's tools in it."""
     body = model.requests[-1]["body"]
     told = [each["content"] for each in body["messages"] if each["role"] == "system"]
     names = [each["function"]["name"] for each in body["tools"]]
