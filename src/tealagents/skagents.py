@@ -27,8 +27,8 @@ from tealagents.bootstrap import credential_of, identity_problems, is_open, mode
 from tealagents.config.problems import KeyPath
 from tealagents.config.service import GATEWAY
 from tealagents.config.skagents import EarlierConfig, EarlierTask
-from tealagents.domain.models import Json
-from tealagents.domain.ports import Clock, Model, ResponseFormat, ToolSpec
+from tealagents.domain.models import Json, ResponseFormat
+from tealagents.domain.ports import Clock, Model, ToolSpec
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox

@@ -10,7 +10,16 @@ from tealagents.domain.errors import (
     InvalidRequest,
     NotOwner,
 )
-from tealagents.domain.models import Caller, ClientTool, Item, Json, RequestRecord, ToolCall, User
+from tealagents.domain.models import (
+    Caller,
+    ClientTool,
+    Item,
+    Json,
+    RequestRecord,
+    RequestSetup,
+    ToolCall,
+    User,
+)
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Earlier, NewMessage
@@ -61,7 +70,9 @@ async def test_instructions_hold_for_one_request() -> None:
     """The next request does not contain them. covers: FLOW-2"""
     model = Scripted(says("oui"), says("yes"))
     async with process(None, model) as here:
-        first = await asked(here, NewMessage(items=text("hi"), instructions="Answer in French."))
+        first = await asked(
+            here, NewMessage(items=text("hi"), setup=RequestSetup(instructions="Answer in French."))
+        )
         assert ("system", "Answer in French.") in prompt(model)
         await asked(here, NewMessage(items=text("hi"), task_id=first.task_id))
         assert "French" not in str(prompt(model))
@@ -97,7 +108,7 @@ async def test_a_message_may_ask_for_a_checkpoint() -> None:
 
 
 async def paused_for(here: Process) -> RequestRecord:
-    request = await asked(here, NewMessage(items=text("go"), client_tools=(WEATHER,)))
+    request = await asked(here, NewMessage(items=text("go"), setup=RequestSetup(client_tools=(WEATHER,))))
     assert request.status == "Paused"
     return request
 

@@ -7,8 +7,8 @@ import orjson
 import pytest
 from llm_setup import call, called, client, message, result, tool
 
-from tealagents.domain.models import Message, ToolCall
-from tealagents.domain.ports import Model, ModelCall, ResponseFormat
+from tealagents.domain.models import Message, ResponseFormat, ToolCall
+from tealagents.domain.ports import Model, ModelCall
 
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 URL = "http://127.0.0.1:9/v1"

@@ -263,6 +263,12 @@ def _check_object(value: Any) -> None:
         raise InvalidRequest("body", f"must be a JSON object, not {_kind_of(value)}")
 
 
+def flat(given: Any, name: str) -> Any:
+    """An object together with the object that it holds under a name; anything else as it is."""
+    held = given.get(name) if isinstance(given, dict) else None
+    return {**held, **given} if isinstance(held, dict) else given
+
+
 def refuse_unless(value: Any, possible: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses fields that ask for what this service does not do, by name; `possible` is what they may say."""
     _check_object(value)
@@ -273,11 +279,12 @@ def refuse_unless(value: Any, possible: Mapping[str, tuple[Any, ...]]) -> None:
 
 @contextlib.asynccontextmanager
 async def fields_as(**names: str) -> AsyncIterator[None]:
-    """Reports what is wrong with a field by the name that it has in the protocol that answers."""
+    """Reports what is wrong with a field, or within it, by the name it has in the protocol that answers."""
     try:
         yield
     except InvalidRequest as error:
-        field = names.get(error.field, error.field)
+        of = next((name for name in names if f"{error.field}.".startswith(f"{name}.")), "")
+        field = names.get(of, "") + error.field.removeprefix(of)
         raise InvalidRequest(field, error.reason, malformed=error.malformed, **error.ids) from None
 
 

@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import bodies, sse
+from tealagents.api import bodies, setups, sse
 from tealagents.api.bearer import Bearer, ProtectedResource
 from tealagents.api.http import status_of
 from tealagents.api.settings import ApiSettings
@@ -27,7 +27,6 @@ from tealagents.domain.events import Event, Paused, Recorded, redacted
 from tealagents.domain.models import (
     Approval,
     Caller,
-    ClientTool,
     Failure,
     Head,
     Json,
@@ -55,10 +54,6 @@ from tealagents.state.tasks import Tasks
 from tealagents.state.tenants import TenantTasks
 
 log = logging.getLogger(__name__)
-
-#: tools that a client may declare with one message
-MOST_CLIENT_TOOLS = 128
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 #: characters of the longest idempotency key
 LONGEST_KEY = 255
@@ -188,22 +183,9 @@ class Exchange:
         if len(message.items) > most:
             raise InvalidRequest("items", f"has {len(message.items)} items; at most {most} are taken")
         check_metadata(message.metadata)
-        self._check_client_tools(message.client_tools)
+        setups.check(message.setup, self.agent.toolbox)
         if message.user_context and len(encode_json(message.user_context)) > MOST_METADATA:
             raise InvalidRequest("user_context", f"is larger than {MOST_METADATA} bytes of JSON")
-
-    def _check_client_tools(self, tools: Sequence[ClientTool]) -> None:
-        if len(tools) > MOST_CLIENT_TOOLS:
-            raise InvalidRequest("tools", f"has {len(tools)} tools; at most {MOST_CLIENT_TOOLS} are taken")
-        taken = {tool.spec.name for tool in self.agent.toolbox.tools} if tools else set()
-        for n, tool in enumerate(tools):
-            if not _TOOL_NAME.fullmatch(tool.name):
-                raise InvalidRequest(f"tools.{n}.name", "must be 1 to 64 letters, digits, - or _")
-            if tool.name in taken:
-                raise InvalidRequest(f"tools.{n}.name", f"{tool.name} is the name of another tool")
-            taken.add(tool.name)
-        if tools and len(encode_json(tools)) > MOST_METADATA:
-            raise InvalidRequest("tools", f"are larger than {MOST_METADATA} bytes of JSON")
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -266,7 +248,7 @@ class Exchange:
     ) -> RequestView:
         """Carries a decision on a pause out, once; see `Approvals.resume` for what it raises."""
         if command.setup is not None:
-            self._check_client_tools(command.setup.client_tools)
+            setups.check(command.setup, self.agent.toolbox)
         sent = await self._approvals.resume(caller, request_id, command, streamed=streamed)
         self.agent.observer.named(**sent.request.ids)
         own = self._owns(caller, sent.partition)

@@ -7,7 +7,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -15,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,7 +35,6 @@ from tealagents.domain.models import (
     ENDED,
     Approval,
     Caller,
-    ClientTool,
     Head,
     IdempotencyRecord,
     Item,
@@ -193,26 +191,6 @@ async def find_pause(exchange: Exchange, partition: str, approval_id: str) -> Ap
     """A pause of any request of the partition."""
     found = await exchange.service.records.get(partition, keys.approval(approval_id), Approval)
     return found.value if found is not None else None
-
-
-class Declared(Protocol):
-    """A tool, as a client declares it that runs it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def description(self) -> str | None: ...
-    @property
-    def parameters(self) -> Any: ...
-
-
-def client_tools(declared: Iterable[Declared]) -> Iterator[ClientTool]:
-    """Tools that their client runs; without `parameters`, one takes no arguments. `InvalidRequest`."""
-    for n, tool in enumerate(declared):
-        schema = tool.parameters or {"type": "object", "properties": {}}
-        if not isinstance(schema, dict):
-            raise InvalidRequest(f"tools.{n}.parameters", "must be a JSON Schema, an object")
-        yield ClientTool(tool.name, tool.description or "", schema)
 
 
 async def submitted(

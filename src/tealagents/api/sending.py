@@ -14,7 +14,7 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
-from tealagents.domain.models import ENDED, Approval, Caller, Head, RequestSetup
+from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
 from tealagents.state import keys
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
@@ -48,8 +48,8 @@ async def send(
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if given.answers:
         # a client that resends its history, or sets anything anew, says all that is to hold
-        resets = given.holds_calls or bool(message.instructions) or declares
-        setup = RequestSetup(message.instructions, message.client_tools) if resets else None
+        resets = given.holds_calls or declares or message.setup != AS_CONFIGURED
+        setup = message.setup if resets else None
         return await _answered(
             exchange, caller, given.answers, kinds, message, setup, behind, streamed=streamed
         )
@@ -170,8 +170,7 @@ async def _retried(
     message = replace(
         sent,
         items=said.items if said is not None else (),
-        instructions=held.instructions,
-        client_tools=held.client_tools,
+        setup=held,
         user_context=record.user_context,
         client={**sent.client, **{name: record.client[name] for name in SET_FIRST if name in record.client}},
         retries=record.request_id,

@@ -341,12 +341,41 @@ class Failure(Struct, frozen=True):
     detail: str
 
 
-class RequestSetup(Struct, frozen=True, omit_defaults=True):
+class ResponseFormat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The shape that an answer is to have: structured output."""
+
+    #: 1 to 64 of ``A-Za-z0-9_-``
+    name: str = ""
+    #: JSON Schema (an object) of the answer; empty: any JSON object
+    schema: Json = {}
+    description: str = ""
+    #: the service may hold the model to the schema: its objects are closed and all their keys required
+    strict: bool = True
+
+
+class ToolChoice(Struct, frozen=True, omit_defaults=True):
+    """What the model is to call, where that is not left to it."""
+
+    mode: Literal["none", "required"]
+    #: `required`: the tool that it has to call; empty: any
+    name: str = ""
+
+
+class RequestSetup(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a client sets for its request alone."""
 
     #: added to what the model is sent
     instructions: str = ""
+    #: tools that the client runs by itself
     client_tools: tuple[ClientTool, ...] = ()
+    #: None: as the agent's config wants it
+    response_format: ResponseFormat | None = None
+    #: None: the model chooses
+    tool_choice: ToolChoice | None = None
+
+
+#: where a client has set nothing
+AS_CONFIGURED = RequestSetup()
 
 
 class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -381,9 +410,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the id of its last event, once it has ended or paused
     last_event: int = 0
     user_context: dict[str, str] = {}
-    #: as in `RequestSetup`: what holds now; what held before a pause was decided is kept with the pause
-    instructions: str = ""
-    client_tools: tuple[ClientTool, ...] = ()
+    #: what holds now; what held before a pause was decided is kept with the pause
+    setup: RequestSetup = AS_CONFIGURED
     #: the request that failed, whose rounds of tools this one continues from
     retries: str | None = None
     #: what the protocol that it came over keeps with it
@@ -406,11 +434,6 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def ids(self) -> dict[str, str]:
         """The ids of the session, the task and the request, by name."""
         return {"session_id": self.session_id, "task_id": self.task_id, "request_id": self.request_id}
-
-    @property
-    def setup(self) -> RequestSetup:
-        """What its client has set for it."""
-        return RequestSetup(self.instructions, self.client_tools)
 
     @property
     def outcome(self) -> "Outcome":

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct
 
 from tealagents.domain.events import ModelEvent
-from tealagents.domain.models import Caller, Json, Message, User
+from tealagents.domain.models import Caller, Json, Message, ResponseFormat, ToolChoice, User
 
 # --- clock ---------------------------------------------------------------------------------------
 
@@ -225,17 +225,6 @@ class Governance(Struct, frozen=True, kw_only=True):
     data_sensitivity: Literal["public", "proprietary", "confidential", "sensitive"] = "public"
 
 
-class ResponseFormat(Struct, frozen=True, kw_only=True):
-    """The shape that an answer is to have: structured output."""
-
-    #: 1 to 64 of ``A-Za-z0-9_-``
-    name: str
-    #: JSON Schema (an object) of the answer
-    schema: Json
-    #: the service may hold the model to the schema: its objects are closed and all their keys required
-    strict: bool = True
-
-
 class ModelCall(Struct, frozen=True, kw_only=True):
     """One call of the model: what it is sent, in the model client's own encoding."""
 
@@ -249,6 +238,8 @@ class ModelCall(Struct, frozen=True, kw_only=True):
     remote_id: str | None = None
     #: None where the answer is free text
     response_format: ResponseFormat | None = None
+    #: None where the model chooses by itself
+    tool_choice: ToolChoice | None = None
     #: sent to the model service: `x-request-id` and W3C trace context
     headers: Mapping[str, str] = {}
 

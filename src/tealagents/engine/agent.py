@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tealagents.domain.ports import Delegation, Model, ResponseFormat
+from tealagents.domain.models import ResponseFormat
+from tealagents.domain.ports import Delegation, Model
 from tealagents.engine.observer import Observer
 from tealagents.engine.toolbox import Toolbox
 from tealagents.limits import Limits

@@ -89,8 +89,7 @@ class TaskConversations:
             said=before_open_round(recorder.messages),
             resumed=writer.message is None,
             user_context=request.user_context,
-            instructions=request.instructions,
-            client_tools=request.client_tools,
+            setup=request.setup,
             notes=[effects] if effects else [],
         )
 

@@ -15,8 +15,16 @@ from msgspec import Struct
 from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import FinishReason, Item, Json, Message, ToolCall
-from tealagents.domain.ports import Clock, Model, ModelCall, ResponseFormat
+from tealagents.domain.models import (
+    FinishReason,
+    Item,
+    Json,
+    Message,
+    ResponseFormat,
+    ToolCall,
+    ToolChoice,
+)
+from tealagents.domain.ports import Clock, Model, ModelCall
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
 from tealagents.engine.texts import storable
@@ -115,6 +123,7 @@ class LoopState(Struct, kw_only=True):
     max_rounds: int
     headers: Mapping[str, str] = {}
     response_format: ResponseFormat | None = None
+    tool_choice: ToolChoice | None = None
     observer: Observer
     remote: bool = False
     remote_id: str | None = None
@@ -197,6 +206,7 @@ async def _ask(state: LoopState) -> AsyncGenerator[Speaking | Noted | Answered, 
         stream=state.stream,
         remote_id=state.remote_id,
         response_format=state.response_format,
+        tool_choice=state.tool_choice if state.toolbox.encoded else None,
         headers=watch.headers(state.headers),
     )
     try:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from tealagents.domain import ids
 from tealagents.domain.events import Event, ToolCalled, ToolReturned
-from tealagents.domain.models import ClientTool, Item, Json, Message, ToolCall, User
+from tealagents.domain.models import AS_CONFIGURED, Item, Json, Message, RequestSetup, ToolCall, User
 from tealagents.domain.ports import Clock
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import (
@@ -54,8 +54,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     said: Sequence[Message]
     resumed: bool = False
     user_context: dict[str, str] = {}
-    instructions: str = ""
-    client_tools: Sequence[ClientTool] = ()
+    setup: RequestSetup = AS_CONFIGURED
     #: sent to the model with every call, such as what tools did that were never answered for
     notes: Sequence[str] = ()
 
@@ -91,11 +90,18 @@ class Turn:
     """One request's part of a conversation, from its message to its end or its pause."""
 
     def __init__(
-        self, prompt: Prompt, toolbox: Toolbox, providers: Providers, gathered: Gathered, context: Json | None
+        self,
+        prompt: Prompt,
+        toolbox: Toolbox,
+        setup: RequestSetup,
+        providers: Providers,
+        gathered: Gathered,
+        context: Json | None,
     ) -> None:
         """`context` is what the conversation remembers, to be kept with the checkpoint; None: nothing."""
         self.prompt = prompt
         self.toolbox = toolbox
+        self.setup = setup
         self._providers = providers
         self._gathered = gathered
         self._context = context
@@ -137,15 +143,15 @@ async def open_turn(agent: AgentSpec, conversation: Conversation, asked: Asked) 
     toolbox = agent.toolbox.of(asked.owner)
     if gathered.tools:
         toolbox = toolbox.with_tools(gathered.tools)
-    if asked.client_tools:
-        toolbox = toolbox.with_client_tools(asked.client_tools)
+    if asked.setup.client_tools:
+        toolbox = toolbox.with_client_tools(asked.setup.client_tools)
     context: Json | None = None
     if agent.remembers:
         context = {"turn": remembered.get("turn", 0) + 1, "view": deepcopy(remembered.get("view") or {})}
-    notes = [*gathered.instructions, *filter(None, [asked.instructions]), *asked.notes]
+    notes = [*gathered.instructions, *filter(None, [asked.setup.instructions]), *asked.notes]
     new = [*gathered.messages, *_from_application(asked)]
     prompt = await _prompt(agent, conversation, asked, notes, new, toolbox, context)
-    return Turn(prompt, toolbox, agent.providers, gathered, context)
+    return Turn(prompt, toolbox, asked.setup, agent.providers, gathered, context)
 
 
 async def _gather(agent: AgentSpec, conversation: Conversation, asked: Asked, remembered: Json) -> Gathered:
@@ -265,7 +271,8 @@ class TurnLoop:
             stream=streamed,
             max_rounds=agent.limits.max_tool_rounds,
             headers={"x-request-id": recorder.request_id},
-            response_format=agent.response_format,
+            response_format=turn.setup.response_format or agent.response_format,
+            tool_choice=turn.setup.tool_choice,
             remote=agent.thread_kind == "remote",
             remote_id=remote_id,
             rounds=sum(1 for message in messages if message.tool_calls),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from tealagents.domain.models import Json, Message, ToolCall
+from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall
 
 Shape = TypeVar("Shape")
 
@@ -74,6 +74,14 @@ def user_text(message: Message) -> str | None:
     if any(item.content_type != "text" for item in message.items):
         return None
     return "\n".join(item.content for item in message.items)
+
+
+def format_fields(wanted: ResponseFormat) -> Json | None:
+    """What a service is told of the schema of structured output; None where any JSON object will do."""
+    if not wanted.schema:
+        return None
+    described = {"description": wanted.description} if wanted.description else {}
+    return {"name": wanted.name, **described, "schema": wanted.schema, "strict": wanted.strict}
 
 
 def valid_name(name: str) -> str:

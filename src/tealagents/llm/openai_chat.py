@@ -8,9 +8,27 @@ from typing import Any, ClassVar, Literal
 from msgspec import Struct
 
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
-from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import Shape, arguments, compact, parsed, reader, to_json, user_text, valid_name
+from tealagents.domain.models import (
+    FinishReason,
+    Json,
+    Message,
+    ResponseFormat,
+    TokenUsage,
+    ToolCall,
+    ToolChoice,
+)
+from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.llm.encoding import (
+    Shape,
+    arguments,
+    compact,
+    format_fields,
+    parsed,
+    reader,
+    to_json,
+    user_text,
+    valid_name,
+)
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
@@ -68,8 +86,8 @@ class OpenAIChat:
     def _body(self, call: ModelCall) -> bytes:
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true,"stream_options":{"include_usage":true}' if call.stream else b""
-        shape = _response_format(call.response_format)
-        return b"".join((self._head, b",".join(call.prompt), b"]", tools, shape, self._tail, follow, b"}"))
+        wanted = _response_format(call.response_format) + _tool_choice(call.tool_choice)
+        return b"".join((self._head, b",".join(call.prompt), b"]", tools, wanted, self._tail, follow, b"}"))
 
     def _reading(self) -> "ChatReading":
         return ChatReading(self._secrets)
@@ -98,8 +116,16 @@ def _settings(options: OpenAIChatOptions) -> bytes:
 def _response_format(wanted: ResponseFormat | None) -> bytes:
     if wanted is None:
         return b""
-    shape = {"name": wanted.name, "schema": wanted.schema, "strict": wanted.strict}
-    return b',"response_format":' + to_json({"type": "json_schema", "json_schema": shape})
+    shape = format_fields(wanted)
+    kind = {"type": "json_schema", "json_schema": shape} if shape else {"type": "json_object"}
+    return b',"response_format":' + to_json(kind)
+
+
+def _tool_choice(wanted: ToolChoice | None) -> bytes:
+    if wanted is None:
+        return b""
+    named = {"type": "function", "function": {"name": wanted.name}}
+    return b',"tool_choice":' + to_json(named if wanted.name else wanted.mode)
 
 
 def _max_tokens_field(options: OpenAIChatOptions) -> str:

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
-from tealagents.domain.models import Json, Message, ToolCall
-from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import arguments, compact, to_json, user_text, valid_name
+from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall, ToolChoice
+from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.llm.encoding import arguments, compact, format_fields, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
@@ -95,7 +95,8 @@ class OpenAIResponses:
         continued = _continued(call.remote_id)
         items = b",".join(filter(None, prompt))
         asked = (instructions, continued, b',"input":[', items, b"]", tools)
-        return b"".join((self._head, *asked, _text_format(call.response_format), self._tail, follow, b"}"))
+        wanted = _text_format(call.response_format) + _tool_choice(call.tool_choice)
+        return b"".join((self._head, *asked, wanted, self._tail, follow, b"}"))
 
     def _meaning(self, said: Complaint, remote_id: str | None) -> ModelDone | RunFailure | None:
         if said.code == "content_filter":
@@ -232,8 +233,16 @@ def _settings(options: OpenAIResponsesOptions) -> bytes:
 def _text_format(wanted: ResponseFormat | None) -> bytes:
     if wanted is None:
         return b""
-    shape = {"type": "json_schema", "name": wanted.name, "schema": wanted.schema, "strict": wanted.strict}
-    return b',"text":' + to_json({"format": shape})
+    shape = format_fields(wanted)
+    kind = {"type": "json_schema", **shape} if shape else {"type": "json_object"}
+    return b',"text":' + to_json({"format": kind})
+
+
+def _tool_choice(wanted: ToolChoice | None) -> bytes:
+    if wanted is None:
+        return b""
+    named = {"type": "function", "name": wanted.name}
+    return b',"tool_choice":' + to_json(named if wanted.name else wanted.mode)
 
 
 def _continued(remote_id: str | None) -> bytes:

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import ClientTool, Item, Json
+from tealagents.domain.models import AS_CONFIGURED, Item, Json, RequestSetup
 
 #: earlier messages that a new task can begin with
 MOST_EARLIER = 500
@@ -31,10 +31,7 @@ class NewMessage(Struct, frozen=True, kw_only=True):
     user_context: dict[str, str] = {}
     #: ends a pause that the task waits in
     supersede: bool = False
-    #: added to what the model is sent, in this request only
-    instructions: str = ""
-    #: tools that the client runs by itself, in this request only
-    client_tools: tuple[ClientTool, ...] = ()
+    setup: RequestSetup = AS_CONFIGURED
     #: kept with the request for the protocol that the message came over, which alone understands it
     client: Json = {}
     #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not

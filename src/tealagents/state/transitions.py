@@ -92,8 +92,13 @@ def resumed(
     worker_id: str,
     now: datetime,
 ) -> Transition:
-    """The decided request takes the task again; `setup`, if given, is what holds for it from here on."""
+    """The decided request takes the task again; `setup`, if given, is what holds for it from here on.
+
+    Without, what held still does, but for what the model had to call: it would have to for ever.
+    """
     held = request.setup if setup is None else setup
+    if setup is None and held.tool_choice is not None:
+        held = replace(held, tool_choice=None)
     return Transition(
         head=lifecycle.resume(head, worker_id, now),
         entries=entries,
@@ -102,8 +107,7 @@ def resumed(
             status="Running",
             worker_id=worker_id,
             pause=None,
-            instructions=held.instructions,
-            client_tools=held.client_tools,
+            setup=held,
         ),
         takes=True,
     )

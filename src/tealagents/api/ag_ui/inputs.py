@@ -7,10 +7,9 @@ from typing import Any
 from ag_ui import core
 from msgspec import Struct
 
-from tealagents.api import bodies, items
+from tealagents.api import bodies, items, setups
 from tealagents.api.decisions import CallAnswer, answer
 from tealagents.api.names import parsed
-from tealagents.api.requests import client_tools
 from tealagents.api.transcripts import Kept
 from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Item
@@ -77,9 +76,8 @@ def read(value: Any) -> Given:
     message = NewMessage(
         items=(),
         earlier=tuple(said[-MOST_EARLIER:]),
-        instructions="\n\n".join(m.content for m in instructions if m.content),
+        setup=setups.setup((m.content for m in instructions), body.tools or ()),
         user_context=context,
-        client_tools=tuple(client_tools(body.tools or ())),
         client={"messages": list(last)},
     )
     return Given(

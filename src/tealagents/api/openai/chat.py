@@ -25,9 +25,10 @@ from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Approval, Caller, Failure, Json, Outcome, TokenUsage
 
 HEADER = "x-conversation-id"
+_FORMAT = {"text.format.type": "response_format.type", "text.format": "response_format.json_schema"}
 
 
-@bodies.fields_as(items="messages", input="messages", conversation="X-Conversation-Id")
+@bodies.fields_as(items="messages", input="messages", conversation="X-Conversation-Id", **_FORMAT)
 async def create(exchange: Exchange, caller: Caller, request: Request) -> Response:
     value = await exchange.body(request)
     body, given = read(value, request.headers.get(HEADER))
@@ -53,8 +54,9 @@ def read(value: Any, conversation: str | None) -> tuple[CreateResponse, Resent]:
     given = resent.taken_apart(entries, "messages")
     wanted = {
         "tools": inputs.tools(value.get("tools")),
+        "text": {"format": bodies.flat(value.get("response_format"), "json_schema")},
         "conversation": conversation,
-        **{name: value.get(name) for name in ("metadata", "store", "stream")},
+        **{name: value.get(name) for name in ("metadata", "store", "stream", "tool_choice")},
     }
     body = bodies.validated(CreateResponse, wanted)
     return body, replace(given, before=()) if conversation is not None else given

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from tealagents.api import query
+from tealagents.api import query, setups
 from tealagents.api.names import made
 from tealagents.api.openai.inputs import KEPT
 from tealagents.api.stretches import Stretch
@@ -23,15 +23,14 @@ _DEFAULTS: Json = {
     "parallel_tool_calls": True,
     "service_tier": "default",
     "store": True,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
     "truncation": "disabled",
 }
 
 
 def response(stretch: Stretch, agent: str, **now: object) -> Json:
     """A response; `now` is how it stands."""
-    record, asked = stretch.record, {"instructions": stretch.setup.instructions or None}
+    record, setup = stretch.record, stretch.setup
+    asked = {"instructions": setup.instructions or None}
     if stretch.before is not None:
         asked["previous_response_id"] = made("resp", record.request_id, stretch.number - 1)
     return {
@@ -40,7 +39,9 @@ def response(stretch: Stretch, agent: str, **now: object) -> Json:
         "created_at": int(stretch.created_at.timestamp()),
         "conversation": {"id": made("conv", record.task_id)},
         "model": agent,
-        "tools": list(map(_tool, stretch.setup.client_tools)),
+        "tools": list(map(_tool, setup.client_tools)),
+        "text": {"format": setups.shown_format(setup.response_format)},
+        "tool_choice": setups.shown_choice(setup.tool_choice),
         **_DEFAULTS,
         **{name: value for name, value in record.client.items() if name in KEPT},
         **asked,

@@ -23,12 +23,11 @@ _IGNORED = (
 ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("audio", "background_options", "max_tool_calls", "moderation", "prompt"), (None,)),
     **dict.fromkeys(("context_management", "functions", "stop"), (None, [])),
-    **dict.fromkeys(("function_call", "tool_choice"), (None, "auto")),
     **dict.fromkeys(("logprobs", "top_logprobs"), (None, False)),
+    "function_call": (None, "auto"),
     "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "n": (None, 1),
-    "response_format": (None, {"type": "text"}),
     "web_search_options": (None,),
 }
 #: parameters that a response repeats and the agent does not need
@@ -61,6 +60,7 @@ class CreateResponse(StrictDocument):
     conversation: str | None = None
     tools: list[FunctionTool] | None = None
     text: dict[str, Any] | None = None
+    tool_choice: Any = None
     stream: bool | None = None
     background: bool | None = None
     store: bool | None = None
@@ -87,8 +87,6 @@ def create(value: Any) -> CreateResponse:
         value["conversation"] = named.get("id", named)
     value["tools"] = tools(value.get("tools"))
     body = bodies.validated(CreateResponse, value)
-    if body.text is not None and body.text.get("format") not in (None, {"type": "text"}):
-        raise InvalidRequest("text.format", "is not supported by this service")
     if body.conversation is not None and body.previous_response_id is not None:
         raise InvalidRequest("previous_response_id", "cannot be combined with `conversation`")
     return body
@@ -98,14 +96,13 @@ def tools(given: Any) -> list[Json] | None:
     """The tools that the client runs, in either API's form. `InvalidRequest` for all that it does not."""
     if given is None:
         return None
-    own = [each.get("function") for each in bodies.objects(given, "tools")]
-    flat = [{**(it if isinstance(it, dict) else {}), **each} for it, each in zip(own, given, strict=True)]
-    for n, each in enumerate(flat):
+    listed = [bodies.flat(each, "function") for each in bodies.objects(given, "tools")]
+    for n, each in enumerate(listed):
         possible = {"function": each, "mcp": _OWN}.get(str(each.get("type")), ())
         for name in ("type", *each):
             if name not in possible and (name == "type" or each.get(name) is not None):
                 raise InvalidRequest(f"tools.{n}.{name}", _CONFIGURED)
-    return [each for each in flat if each.get("type") != "mcp"]
+    return [each for each in listed if each.get("type") != "mcp"]
 
 
 def read(given: Any) -> Resent:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tealagents.api import bodies, names, query, requests, sending, stretches
+from tealagents.api import bodies, names, query, requests, sending, setups, stretches
 from tealagents.api.exchange import Exchange, key_in
 from tealagents.api.http import json_response
 from tealagents.api.openai import documents, errors, inputs
@@ -66,10 +66,10 @@ async def send(
         behind = await find(exchange, caller, body.previous_response_id)
     elif body.conversation is not None:
         behind = await conversation(exchange, caller, body.conversation)
+    instructions, shape = (body.instructions, given.instructions), (body.text or {}).get("format")
     message = NewMessage(
         items=given.items,
-        instructions="\n\n".join(filter(None, (body.instructions, given.instructions))),
-        client_tools=tuple(requests.client_tools(body.tools or ())),
+        setup=setups.setup(instructions, body.tools or (), shape, body.tool_choice),
         metadata=dict(body.metadata or {}),
         client={name: each for name in inputs.KEPT if (each := getattr(body, name)) is not None},
         expires_at=requests.unstored_until(exchange) if unstored else None,
