@@ -1,4 +1,4 @@
-# Everything is set up in .venv; nothing outside this folder is touched.
+# Everything is set up in .venv; nothing outside this folder is touched but the caches of pip, uv and npm.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from tealagents.cli.new import new_command
+from tealagents.config import load
 from tealagents.testing.servers import free_port
 
 BIN = Path(sys.executable).parent
@@ -39,6 +41,15 @@ def test_it_says_what_comes_next(created: Created) -> None:
     """Three commands: go there, test, serve."""
     assert [command[0] for command in created.commands] == ["cd", "python", "tealagents"]
     assert created.commands[0][1] == "Summer"
+
+
+@pytest.mark.parametrize("name", ["on", "null", "Yes"])
+def test_a_name_that_yaml_has_a_meaning_for_is_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    new_command(name)
+    assert load(tmp_path / name / "config.yaml", env={"TA_API_KEY": "k"}).name == name
 
 
 def test_its_test_passes(created: Created) -> None:

@@ -82,6 +82,20 @@ def test_an_answer_that_cannot_be_printed_ends_the_chat() -> None:
     """Piped, as a script does it."""
     with offline_service() as (service, _):
         assert full("chat", service.url, "--token", "ada", input="hello") == (1, [SENTENCE])
+        closed = ["sh", "-c", 'exec "$@" <&-', "sh", PROGRAM, "chat", service.url]
+        ended = subprocess.run(closed, capture_output=True, text=True, timeout=60)
+        assert (ended.returncode, ended.stderr) == (2, "There is nothing to send: standard input is empty.\n")
+
+
+def test_what_the_terminals_encoding_lacks_is_replaced() -> None:
+    """Of a finding all else is shown."""
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(
+        [PROGRAM, "doctor", "http://127.0.0.1:9"], capture_output=True, env=env, text=True, timeout=60
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.startswith("? ")
+    assert "127.0.0.1:9" in ended.stdout
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -20,6 +20,14 @@ DEMO = Path(__file__).parents[2] / "demos" / "approval"
 PROGRAM = str(Path(sys.executable).with_name("tealagents"))
 
 
+PROVIDER = """
+from tealagents.threads import ContextProvider
+
+class Slow(ContextProvider):
+    async def invoking(self, invocation): ...
+"""
+
+
 def serve(folder: Path, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
     """`tealagents serve` of the config in a folder, until it ends by itself."""
     return subprocess.run(
@@ -54,6 +62,17 @@ def test_a_start_that_fails_serves_nothing(tmp_path: Path, source: str, reported
     assert served.returncode == 3, served
     assert reported in served.stderr
     assert served.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_service_is_built_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    """However long the modules take that the config names: it serves nothing, and exits with 0."""
+    (tmp_path / "slow.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n" + PROVIDER)
+    shutil.copy(DEMO / "custom_plugins.py", tmp_path)
+    text = (DEMO / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(f"{text}\n  thread:\n    context_providers: ['slow:Slow']\n")
+    served = serve(tmp_path)
+    assert (served.returncode, served.stdout) == (0, ""), served
 
 
 def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tealagents.domain.errors import (
 )
 from tealagents.domain.models import Item, Message, ToolCall
 from tealagents.llm.offline import OfflineModel
+from tealagents.stores import open_store
 from tealagents.testing.service import agent_config
 from tealagents.testing.waits import eventually
 from tealagents.threads import (
@@ -41,6 +42,7 @@ from tealagents.threads import (
     RemoteUnsupported,
     ThreadDeleted,
     ThreadMismatch,
+    ThreadStore,
     WorkflowThread,
 )
 
@@ -603,6 +605,13 @@ async def test_message_stores_of_an_agent_are_sealed_where_a_key_is_set(
             await agent.run(f"My name is Adalovelace{n}.", thread)
         opened = agent.open_thread(thread.to_json())
         assert (await agent.run("What is my name?", opened)).text == "Your name is Adalovelace1."
+        async with open_store(f"sqlite:///{tmp_path}/threads.db", dotenv=None) as store:
+            threads = ThreadStore(store, "Tester")
+            await threads.save(thread)
+            loaded = await threads.load(thread.thread_id, stores=agent.message_stores)
+            assert (await agent.run("What is my name?", loaded)).text == "Your name is Adalovelace1."
+            with pytest.raises(InvalidRequest, match="its agent's `message_stores`"):
+                await threads.load(thread.thread_id, stores=lambda: FileMessages(folder))
         assert (await agent.run("What is my name?", opened.copy())).text == "Your name is Adalovelace1."
         written = b"".join(path.read_bytes() for path in folder.iterdir())
         # neither as it is nor in Base64, at whatever place of a group it begins

@@ -388,7 +388,17 @@ def test_a_key_that_can_be_written_can_be_read(tmp_path: Path) -> None:
 def test_a_key_is_no_path(tmp_path: Path) -> None:
     """What a document says of a store cannot name files elsewhere."""
     with pytest.raises(CorruptState):
-        FileMessages(tmp_path).update_from_state({"folder": "/", "key": "../etc/passwd"})
+        FileMessages(tmp_path).update_from_state({"key": "../etc/passwd"})
+
+
+def test_a_document_does_not_choose_the_folder(tmp_path: Path) -> None:
+    """The factory names it, also where it is another one than when the thread was saved."""
+    written = LocalThread(stores=lambda: FileMessages(tmp_path / "old")).to_json()
+    opened = LocalThread.from_json(written, stores=lambda: FileMessages(tmp_path / "new"))
+    assert opened._kept is not None
+    assert isinstance(opened._kept.store, FileMessages)
+    assert opened._kept.store.path.parent == tmp_path / "new"
+    assert str(tmp_path) not in str(written)
 
 
 # --- redis ----------------------------------------------------------------------------------------
@@ -549,6 +559,8 @@ async def test_a_sealed_message_opens_only_in_its_own_thread(stores: MessageStor
     await made[1].add_messages(await made[0].list_messages())
     with pytest.raises(CorruptState, match="moved from another record"):
         await other.create()
+    with pytest.raises(InvalidRequest, match="its agent's `message_stores`"):
+        LocalThread.from_json(one.to_json(), stores=stores)
 
 
 @pytest.mark.parametrize("named", ["environment", "dotenv"])

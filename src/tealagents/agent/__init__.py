@@ -70,7 +70,8 @@ class Agent:
         self.config = config
         #: of its configuration: its threads are not continued with another one
         self.fingerprint = fingerprint_of(config)
-        self._stores = message_stores and message_stores_of(config, message_stores)
+        #: makes the message store of each local thread, sealed where a key is set; None: they have none
+        self.message_stores = message_stores and message_stores_of(config, message_stores)
         self._clock = clock or SystemClock()
         view = view_of(config) if reducers is None else (View(reducers) if reducers else None)
         self._user = User("local", user)
@@ -154,7 +155,7 @@ class Agent:
 
     def get_local_thread(self, messages: Sequence[Message] | None = None) -> LocalThread:
         """A local thread, with what was said before. Always works."""
-        thread = LocalThread(messages or (), stores=self._stores)
+        thread = LocalThread(messages or (), stores=self.message_stores)
         thread.fingerprint = self.fingerprint
         return thread
 
@@ -171,7 +172,7 @@ class Agent:
     def open_thread(self, text: str | bytes, *, adopt: bool = False) -> AgentThread:
         """The thread that `to_json` wrote. `ThreadMismatch` where this agent has used it with another
         configuration, or another agent has; `adopt=True` opens it all the same."""
-        thread = thread_of(decoded(text), stores=self._stores)
+        thread = thread_of(decoded(text), stores=self.message_stores)
         if adopt:
             self.adopt(thread)
         for each in self._own(thread):

@@ -1,5 +1,6 @@
 """The commands, and what they share."""
 
+import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -68,5 +69,8 @@ def common(
 def main() -> None:
     """The entry point."""
     called = [name for name in sys.argv[1:2] if name in COMMANDS]
-    with checked_output():
-        command_line(*(called or COMMANDS))()
+    try:
+        with checked_output():
+            command_line(*(called or COMMANDS))()
+    except KeyboardInterrupt:  # while what the command needs is imported
+        raise SystemExit(128 + signal.SIGINT) from None

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any, TextIO, cast
 
 
@@ -53,6 +54,8 @@ def checked_output() -> Iterator[None]:
     if sys.stdout is None:  # closed before the start: nothing is printed
         yield
         return
+    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown as a question mark
+        sys.stdout.reconfigure(errors="replace")
     output = sys.stdout = cast(TextIO, _Output(sys.stdout))
     try:
         try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tealagents.cli.loading import fail, load_or_exit, unusable
 from tealagents.cli.output import OutputLost
@@ -141,21 +142,21 @@ def _say_where(config: ServiceConfig, host: str, port: int, *, offline: bool) ->
     from tealagents.api.protocols import path_of
 
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
-    url = f"http://{shown}:{port}{config.prefix}"
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}{config.prefix}"
     out = Console(highlight=False, soft_wrap=True)
-    out.print(f"[bold]{config.name}[/] {config.version}  {url}")
+    out.print(f"[bold]{config.name}[/] {config.version}  {escape(url)}")
     if config.console.enabled:
-        out.print(f"[bold]console[/]  {url}/console/")
+        out.print(f"[bold]console[/]  {escape(url)}/console/")
     for name in config.protocols:
-        out.print(f"[bold]{name}[/]  {url}{path_of(name)}")
-    out.print(f"[bold]docs[/]  {url}/docs\n")
+        out.print(f"[bold]{name}[/]  {escape(url)}{path_of(name)}")
+    out.print(f"[bold]docs[/]  {escape(url)}/docs\n")
     if config.auth.provider == "mock" and not config.stateless:
         out.print("Paste a first message:\n")
         out.print(_curl(url, "My name is Ada."), markup=False)
         out.print("\nand one that follows up on the newest task, to see that it remembers:\n")
         out.print(_newest_task(url), markup=False)
         out.print(_curl(url, "What is my name?", task="$TASK"), markup=False)
-        out.print(f"\nor talk to it: tealagents chat {url}\n")
+        out.print(f"\nor talk to it: tealagents chat {url}\n", markup=False)
     if offline:
         out.print("[dim]The built-in offline model answers. Ctrl-C stops.[/]\n")
 
@@ -180,8 +181,9 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
     from tealagents.cli.protocol import server_options
 
     # The server raises the signal again that stopped it; having drained, we exit with 0.
+    stopped = list[int]()
     for number in _STOPPING:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda number, _: stopped.append(number))
     options: dict[str, Any] = {
         **server_options(config.limits),
         "timeout_graceful_shutdown": GRACE_SECONDS,
@@ -194,6 +196,10 @@ def _run(config: ServiceConfig, listener: socket.socket, workers: int, *, reload
             _run_workers(workers, listener, options)
     else:
         server = Server(Config(build_or_exit(config), **options))
+        for number in _STOPPING:  # the server itself listens a moment later
+            signal.signal(number, server.handle_exit)
+        if stopped:
+            return
         server.run(sockets=[listener])
         if not server.started:
             raise SystemExit(STARTUP_FAILURE)

@@ -15,7 +15,7 @@ from tealagents.domain.errors import InvalidRequest, NotFound
 from tealagents.domain.models import Item, Json, Message, Origin
 from tealagents.state.history import up_to
 from tealagents.threads.base import AgentThread, ThreadCheckpoint
-from tealagents.threads.message_stores import MessageStore, MessageStoreFactory
+from tealagents.threads.message_stores import MessageStore, MessageStoreFactory, SealedMessages
 from tealagents.threads.views import Part, parts_of
 
 
@@ -288,6 +288,8 @@ class LocalThread(AgentThread):
         thread = cls(parts.messages, stores=stores)
         thread._pending, thread._edits = list(parts.pending), parts.edits
         if thread._kept is not None and parts.store is not None:
+            if parts.store.pop("sealed", False) and not isinstance(thread._kept.store, SealedMessages):
+                raise InvalidRequest("store", "is sealed: give its agent's `message_stores` as `stores`")
             thread._kept.store.update_from_state(parts.store)
             thread._kept.dropped = set(parts.dropped)
             thread._kept.read = False

@@ -44,7 +44,8 @@ class MessageStore(Protocol):
         ...
 
     def serialize(self) -> Json:
-        """The part of a thread's JSON that finds the messages again, or holds them."""
+        """The part of a thread's JSON that finds the messages again in a store of the same factory, or holds
+        them. A user may have written that JSON: it must not choose where is read or written."""
         ...
 
     def update_from_state(self, state: Json) -> None:
@@ -108,10 +109,11 @@ class FileMessages:
         return await self._in_thread(self._read)
 
     def serialize(self) -> Json:
-        return {"folder": str(self._folder), "key": self.key}
+        """The key alone: the folder is the factory's to name, not that of a thread's JSON."""
+        return {"key": self.key}
 
     def update_from_state(self, state: Json) -> None:
-        self._folder, self.key = Path(state["folder"]), _plain(state["key"])
+        self.key = _plain(state["key"])
 
     async def clear(self) -> None:
         await self._in_thread(lambda: self.path.unlink(missing_ok=True))
@@ -204,7 +206,6 @@ class SealedMessages:
     def __init__(self, store: MessageStore, cipher: Sealer) -> None:
         self._store = store
         self._cipher = cipher
-        self.serialize = store.serialize
         self.update_from_state = store.update_from_state
         self.clear = store.clear
 
@@ -215,6 +216,9 @@ class SealedMessages:
     @property
     def _partition(self) -> str:
         return f"messages/{self.key}"
+
+    def serialize(self) -> Json:
+        return {**self._store.serialize(), "sealed": True}
 
     async def add_messages(self, messages: Sequence[Message]) -> None:
         await self._store.add_messages([self._sealed(each) for each in messages])
@@ -299,17 +303,11 @@ class RedisMessages:
             raise CorruptState(self._list, f"holds what is not a message ({error})") from error
 
     def serialize(self) -> Json:
-        """Key and limits; not the URL, which may hold a password: the factory gives it again."""
-        return {
-            "key": self.key,
-            "prefix": self._prefix,
-            "max_messages": self._most,
-            "ttl_seconds": self._ttl,
-        }
+        """The key alone: all else is the factory's to say, and the URL may hold a password."""
+        return {"key": self.key}
 
     def update_from_state(self, state: Json) -> None:
-        self.key, self._prefix = _plain(state["key"]), state["prefix"]
-        self._most, self._ttl = state["max_messages"], state["ttl_seconds"]
+        self.key = _plain(state["key"])
 
     async def clear(self) -> None:
         await self._ask("DEL", self._list)

@@ -43,13 +43,14 @@ def chat(
         there is no terminal to decide it, 130 when it was interrupted.
     """
     console = console or Console(highlight=False)
-    errors = Console(stderr=True, highlight=False) if input is None else console
+    errors = Console(stderr=True, highlight=False, soft_wrap=True) if input is None else console
     try:
         with Client(find_agent(url), token or login_name_for(url)) as client:
             here = Chat(client, console, input or _line_of_terminal, session, task)
-            if input is not None or sys.stdin.isatty():
+            if input is not None or (sys.stdin is not None and sys.stdin.isatty()):
                 return here.converse()
-            return here.answer_once(sys.stdin.read(), errors)
+            # None where it was closed before the start
+            return here.answer_once(sys.stdin.read() if sys.stdin is not None else "", errors)
     except (NoAgent, ClientError, ValueError) as error:
         complain(errors, error)
         return FAILED
