@@ -86,6 +86,7 @@ class Item(Struct, frozen=True):
 class ToolCall(Struct, frozen=True, omit_defaults=True):
     """A call as the model asked for it. `arguments` is the JSON text the model wrote, perhaps broken."""
 
+    #: unique within its request
     id: str
     tool: str
     arguments: str
@@ -95,6 +96,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     by_client: bool = False
     #: in a pause: digest of the tool as it stood when the call was shown; empty where it was not listed
     pinned: str = ""
+    #: the id that the model service gave it and is sent back, where that is another
+    native_id: str = ""
 
     @property
     def plugin_name(self) -> str:
@@ -125,7 +128,8 @@ class Origin(Struct, frozen=True):
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation.
 
-    A `tool` message answers the call `tool_call_id` of the assistant message before it.
+    A `tool` message answers the call `tool_call_id` of the assistant message before it; the model service
+    knows that call as `native_call_id`, where that is set.
     """
 
     message_id: str
@@ -135,6 +139,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     items: tuple[Item, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    native_call_id: str = ""
     tool: str | None = None
     is_error: bool = False
     origin: Origin | None = None

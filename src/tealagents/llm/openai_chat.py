@@ -10,7 +10,17 @@ from msgspec import Struct
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import Shape, arguments, compact, parsed, reader, to_json, user_text, valid_name
+from tealagents.llm.encoding import (
+    Shape,
+    arguments,
+    call_id,
+    compact,
+    parsed,
+    reader,
+    to_json,
+    user_text,
+    valid_name,
+)
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
@@ -120,7 +130,7 @@ def _message(message: Message) -> Json:
         case "assistant":
             return {"role": "assistant", "content": message.text}
         case "tool":
-            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+            return {"role": "tool", "tool_call_id": call_id(message), "content": message.text}
 
 
 def _parts(message: Message) -> list[Json]:
@@ -134,7 +144,7 @@ def _parts(message: Message) -> list[Json]:
 
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
-    return {"id": call.id, "type": "function", "function": function}
+    return {"id": call.native_id or call.id, "type": "function", "function": function}
 
 
 def _tool(tool: ToolSpec) -> Json:

@@ -17,7 +17,7 @@ from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import arguments, compact, to_json, user_text, valid_name
+from tealagents.llm.encoding import arguments, call_id, compact, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
@@ -253,7 +253,7 @@ def _sent_items(message: Message) -> Iterator[Json]:
                 yield _said_by("assistant", message.text)
             yield from map(_call, message.tool_calls)
         case "tool":
-            yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}
+            yield {"type": "function_call_output", "call_id": call_id(message), "output": message.text}
 
 
 def _said_by(role: str, content: Any) -> Json:
@@ -271,7 +271,7 @@ def _parts(message: Message) -> list[Json]:
 
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
-    return {"type": "function_call", "call_id": call.id, **function}
+    return {"type": "function_call", "call_id": call.native_id or call.id, **function}
 
 
 def _tool(tool: ToolSpec) -> Json:
