@@ -17,6 +17,9 @@ Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
+#: characters of `Message.native`; what is longer is not kept
+LONGEST_NATIVE = 512 * 1024
+
 #: any JSON object
 Json = dict[str, Any]
 
@@ -143,6 +146,9 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool: str | None = None
     is_error: bool = False
     origin: Origin | None = None
+    #: of an assistant that calls tools: what the model service wants back with the calls, for a client of its
+    #: kind to read; neither shown nor exported
+    native: str = ""
 
     @property
     def text(self) -> str:

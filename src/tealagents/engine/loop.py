@@ -16,7 +16,7 @@ from msgspec import Struct
 from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
-from tealagents.domain.models import FinishReason, Item, Json, Message, ToolCall
+from tealagents.domain.models import LONGEST_NATIVE, FinishReason, Item, Json, Message, ToolCall
 from tealagents.domain.ports import Clock, Model, ModelCall, ResponseFormat
 from tealagents.engine.observer import Observer
 from tealagents.engine.prompt import Prompt
@@ -270,6 +270,7 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
         created_at=state.clock.now(),
         items=(Item("text", said),) if said or not done.tool_calls else (),
         tool_calls=_told_apart(done.tool_calls, state),
+        native=storable(done.native) if done.tool_calls and len(done.native) <= LONGEST_NATIVE else "",
     )
     return Answered(
         message=message,
