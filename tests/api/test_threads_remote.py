@@ -58,6 +58,37 @@ def test_only_what_is_new_is_sent(ada: httpx.Client, model: OfflineModel) -> Non
     assert texts(ada, task)[0::2] == ["My name is Ada.", "What is my name?"]
 
 
+def test_an_id_that_the_model_uses_again_is_its_own_to_the_service() -> None:
+    """The second call is decided by another id; the service knows it by its own. covers: HITL-1"""
+    delete = {"id": "call_0", "name": "Shell-delete", "arguments": {"path": "/b"}}
+    look = {"id": "call_0", "name": "Shell-look", "arguments": {"path": "/a"}}
+    script = {
+        "rules": [
+            {
+                "when": {"text": "tidy", "tool_result": True, "result_text": "/a"},
+                "reply": {"tool_calls": [delete]},
+            },
+            {"when": {"text": "tidy", "tool_result": True}, "reply": {"text": "done"}},
+            {"when": {"text": "tidy"}, "reply": {"tool_calls": [look]}},
+        ]
+    }
+    agent, thread = {"plugins": ["Shell"]}, {"kind": "remote"}
+    with (
+        offline_service(script, ENV, agent=agent, thread=thread) as (service, model),
+        service.client() as ada,
+    ):
+        paused = say(ada, "tidy")
+        (shown,) = paused["content"]["tool_calls"]
+        assert shown["id"] != "call_0"
+        decision = {"decisions": [{"id": shown["id"], "action": "approve"}]}
+        resumed = (
+            ada.post(f"/requests/{paused['request_id']}/resume", json=decision).raise_for_status().json()
+        )
+        assert output(resumed) == "done"
+        answered = [item for body in bodies(model)[1:] for item in body["input"]]
+        assert [item["call_id"] for item in answered] == ["call_0", "call_0"]
+
+
 def test_it_can_be_streamed(ada: httpx.Client) -> None:
     """As any other task."""
     task = say(ada, "My name is Ada.")["task_id"]

@@ -13,8 +13,18 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
-SCRIPT = """
+#: some gateways keep what the model wants back in the id
+LONG_ID = "call_abc__thought__" + "Sig/+=" * 200
+
+SCRIPT = f"""
 rules:
+  - when: {{text: long id}}
+    reply:
+      tool_calls:
+        - {{id: {LONG_ID}, name: Work-repeat, arguments: {{text: a, times: 1}}}}
+        - {{id: {LONG_ID}2, name: Work-repeat, arguments: {{text: b, times: 2}}}}
+"""
+SCRIPT += """
   - when: {text: for ever}
     reply: {tool_calls: [{name: Work-repeat, arguments: '{"text": "a", "times": 1}'}]}
   - when: {text: for ever, tool_result: true}
@@ -162,6 +172,30 @@ def test_a_model_that_uses_an_id_twice_gets_distinct_calls(ada: httpx.Client, mo
         (asked[1], "bb"),
         (asked[2], "ccc"),
     ]
+
+
+def test_a_long_id_goes_back_as_it_came_and_is_shown_short(ada: httpx.Client, model: OfflineModel) -> None:
+    """What a service keeps in an id reaches it whole; clients get ids that they can send with decisions."""
+    answer = send(ada, "long id")
+    for sent in (model.requests[-1]["body"]["messages"], _sent_next(ada, model, answer["task_id"])):
+        asked = [each["id"] for message in sent for each in message.get("tool_calls", [])]
+        assert asked == [LONG_ID, f"{LONG_ID}2"]
+        answered = [(m["tool_call_id"], m["content"]) for m in sent if m["role"] == "tool"]
+        assert answered == [(LONG_ID, "a"), (f"{LONG_ID}2", "bb")]
+    messages = items(ada, f"/tasks/{answer['task_id']}/messages")
+    shown = [call["id"] for message in messages for call in message["tool_calls"]]
+    assert len(set(shown)) == 2
+    assert all(len(each) < 100 for each in shown)
+    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == shown
+    trace = items(ada, f"/tasks/{answer['task_id']}/trace")
+    assert {step["input"]["call_id"] for step in trace if step["kind"] == "tool"} == set(shown)
+
+
+def _sent_next(ada: httpx.Client, model: OfflineModel, task: str) -> list[Json]:
+    """What the model is sent with the next message of a task."""
+    send(ada, "and?", task_id=task)
+    sent: list[Json] = model.requests[-1]["body"]["messages"]
+    return sent
 
 
 def test_a_slow_tool_is_given_up_and_what_became_of_it_is_unknown(

@@ -8,10 +8,12 @@ from engine_setup import ADA, Process, Scripted, calls, noting, process, says
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent
-from tealagents.domain.models import Json, Message, RequestRecord, ToolCall
+from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.engine.approvals import Command
 from tealagents.state.exporting import export
+from tealagents.stores.encrypted import EncryptedStore
+from tealagents.stores.memory import MemoryStore
 
 DELETE, LOOK, AGAIN = (
     ToolCall("c1", "Shell-delete", "{}"),
@@ -53,6 +55,31 @@ async def test_the_results_of_a_paused_round_are_in_the_order_of_its_calls() -> 
             if limit >= 4:  # a round that is larger than a page comes as it is stored
                 results = [each.tool_call_id for each in found if each.role == "tool"]
                 assert results == ["c1", "c2", "c3"]
+
+
+class Keeping(Scripted):
+    """Shows what it is sent back with a call."""
+
+    def encode(self, message: Message) -> bytes:
+        return super().encode(message) + message.native.encode()
+
+
+@pytest.mark.parametrize(
+    ("native", "sent_back"), [("thoughts", b"thoughts"), ("t" * (LONGEST_NATIVE + 1), b"")], ids=len
+)
+async def test_what_a_model_wants_back_with_its_calls_survives_a_pause(native: str, sent_back: bytes) -> None:
+    """Another replica sends it, from a sealed log; what is too large to keep is dropped. covers: HITL-1"""
+
+    async def asks(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield ModelDone(finish_reason="tool_calls", tool_calls=(DELETE,), native=native)
+
+    sealed = EncryptedStore(MemoryStore(), "a passphrase that is long enough to be random, 43+")
+    async with process(sealed, Keeping(asks), noting([], governed=True)) as one:
+        paused = await one.ask()
+        assert paused.status == "Paused"
+    async with process(sealed, Keeping(says("done")), noting([], governed=True)) as other:
+        assert (await approved(other, paused)).status == "Completed"
+        assert other.model.calls[0].prompt[1] == b"assistant: <Shell-delete {}>" + sent_back
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -36,6 +36,8 @@ class ModelDone(Struct, frozen=True, kw_only=True):
     model: str = ""
     #: the id of the response (remote threads continue it), or of the completion
     response_id: str | None = None
+    #: what the service wants back with the tool calls, as `Message.native`
+    native: str = ""
 
 
 ModelEvent = TextDelta | ModelDone

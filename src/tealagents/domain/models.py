@@ -17,6 +17,9 @@ Role = Literal["user", "assistant", "tool"]
 Status = Literal["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"]
 ENDED: frozenset[Status] = frozenset({"Completed", "Failed", "Canceled"})
 
+#: characters of `Message.native`; what is longer is not kept
+LONGEST_NATIVE = 512 * 1024
+
 #: any JSON object
 Json = dict[str, Any]
 
@@ -86,6 +89,7 @@ class Item(Struct, frozen=True):
 class ToolCall(Struct, frozen=True, omit_defaults=True):
     """A call as the model asked for it. `arguments` is the JSON text the model wrote, perhaps broken."""
 
+    #: unique within its request
     id: str
     tool: str
     arguments: str
@@ -95,6 +99,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     by_client: bool = False
     #: in a pause: digest of the tool as it stood when the call was shown; empty where it was not listed
     pinned: str = ""
+    #: the id that the model service gave it and is sent back, where that is another
+    native_id: str = ""
 
     @property
     def plugin_name(self) -> str:
@@ -125,7 +131,8 @@ class Origin(Struct, frozen=True):
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation.
 
-    A `tool` message answers the call `tool_call_id` of the assistant message before it.
+    A `tool` message answers the call `tool_call_id` of the assistant message before it; the model service
+    knows that call as `native_call_id`, where that is set.
     """
 
     message_id: str
@@ -135,9 +142,13 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     items: tuple[Item, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    native_call_id: str = ""
     tool: str | None = None
     is_error: bool = False
     origin: Origin | None = None
+    #: of an assistant that calls tools: what the model service wants back with the calls, for a client of its
+    #: kind to read; neither shown nor exported
+    native: str = ""
 
     @property
     def text(self) -> str:

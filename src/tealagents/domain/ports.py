@@ -261,7 +261,10 @@ class Model(Protocol):
     def encode_system(self, text: str) -> bytes: ...
 
     def encode(self, message: Message) -> bytes:
-        """One message, its tool calls or its result included, as one JSON value."""
+        """One message, its tool calls or its result included, as one JSON value.
+
+        `Message.native` is what a `ModelDone` had with the calls, perhaps that of another client or model.
+        """
         ...
 
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:

@@ -5,6 +5,7 @@ One generator. It persists nothing and publishes nothing: its driver stores what
 """
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -16,6 +17,7 @@ from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import (
+    LONGEST_NATIVE,
     FinishReason,
     Item,
     Json,
@@ -32,8 +34,11 @@ from tealagents.engine.toolbox import Deferred, Toolbox, ToolOutput
 from tealagents.threads.views import Report
 from tealagents.unwinding import unwound
 
-#: characters of a call's id and of a tool's name that are kept, whatever a model makes up
+#: characters of a tool's name that are kept, whatever a model makes up, and of a call's id that is shown
 LONGEST_NAME = 200
+#: characters of an id that a model service is sent back as it came; in the place of a longer one goes that
+#: which is shown. Some services keep what they want back in it
+LONGEST_NATIVE_ID = 16 * 1024
 
 
 class Speaking(Struct, frozen=True):
@@ -276,6 +281,7 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
         created_at=state.clock.now(),
         items=(Item("text", said),) if said or not done.tool_calls else (),
         tool_calls=_told_apart(done.tool_calls, state),
+        native=storable(done.native) if done.tool_calls and len(done.native) <= LONGEST_NATIVE else "",
     )
     return Answered(
         message=message,
@@ -289,13 +295,14 @@ def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone)
 
 
 def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, ...]:
-    """The calls with ids unique within the request, whatever the model did, and with their plugins."""
+    """The calls with ids that are short, and unique within the request, and with their plugins."""
     if not calls:
         return ()
     known = state.call_ids = state.call_ids or set()
     unique = []
     for call in calls:
-        given = storable(call.id[:LONGEST_NAME]) or "call"
+        native = storable(call.id)
+        given = _short(native)
         name, n = given, 1
         while name in known:
             n += 1
@@ -303,10 +310,26 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
         known.add(name)
         tool = storable(call.tool[:LONGEST_NAME])
         box = state.toolbox
+        # of those that it repeats, only a service that keeps the conversation must be sent its own
+        is_sent = name != native and (state.remote or len(native) > LONGEST_NAME)
         unique.append(
-            ToolCall(name, tool, storable(call.arguments), box.plugin_of(tool), box.by_client(tool))
+            ToolCall(
+                name,
+                tool,
+                storable(call.arguments),
+                box.plugin_of(tool),
+                box.by_client(tool),
+                native_id=native if is_sent and len(native) <= LONGEST_NATIVE_ID else "",
+            )
         )
     return tuple(unique)
+
+
+def _short(native_id: str) -> str:
+    """The id of a call that is shown and decisions name: the service's own, unless that is too long."""
+    if len(native_id) > LONGEST_NAME:
+        return "call_" + hashlib.sha256(native_id.encode()).hexdigest()[:24]
+    return native_id or "call"
 
 
 async def _make_calls(
@@ -362,6 +385,7 @@ def tool_message(
         created_at=at,
         items=(Item("text", output),),
         tool_call_id=call.id,
+        native_call_id=call.native_id,
         tool=call.tool,
         is_error=is_error,
     )

@@ -93,6 +93,11 @@ def valid_name(name: str) -> str:
     return _FORBIDDEN_IN_NAME.sub("_", name)[:MAX_NAME] or "_"
 
 
+def call_id(result: Message) -> str | None:
+    """The id of the call that a `tool` message answers, as the service gave it."""
+    return result.native_call_id or result.tool_call_id
+
+
 def arguments(call: ToolCall) -> str:
     """A call's arguments as services take them back: a JSON object.
 

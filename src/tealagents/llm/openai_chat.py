@@ -21,6 +21,7 @@ from tealagents.domain.ports import ModelCall, ToolSpec
 from tealagents.llm.encoding import (
     Shape,
     arguments,
+    call_id,
     compact,
     format_fields,
     parsed,
@@ -30,6 +31,7 @@ from tealagents.llm.encoding import (
     valid_name,
 )
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
+from tealagents.llm.native import ChatReasoning, kept, returned
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
 
@@ -55,6 +57,7 @@ class OpenAIChat:
     def __init__(self, options: OpenAIChatOptions) -> None:
         self.name = options.model
         self.provider: str = options.provider
+        self._source = f"openai-chat {options.model}"
         self._secrets = options.secrets()
         self._service = ModelService(options, deployment=options.azure_deployment or options.model)
         self._head = b'{"model":' + to_json(options.model) + b',"messages":['
@@ -64,7 +67,7 @@ class OpenAIChat:
         return compact(to_json({"role": "system", "content": text}))
 
     def encode(self, message: Message) -> bytes:
-        return compact(to_json(_message(message)))
+        return compact(to_json(_message(message, self._source)))
 
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
         return compact(to_json([_tool(tool) for tool in tools])) if tools else b""
@@ -90,7 +93,7 @@ class OpenAIChat:
         return b"".join((self._head, b",".join(call.prompt), b"]", tools, wanted, self._tail, follow, b"}"))
 
     def _reading(self) -> "ChatReading":
-        return ChatReading(self._secrets)
+        return ChatReading(self._secrets, self._source)
 
     def _meaning(self, said: Complaint) -> ModelDone | None:
         """Azure refuses a message that its filter catches with 400; to us that is a way to end."""
@@ -135,18 +138,22 @@ def _max_tokens_field(options: OpenAIChatOptions) -> str:
     return "max_completion_tokens" if reasons else "max_tokens"
 
 
-def _message(message: Message) -> Json:
+def _message(message: Message, source: str) -> Json:
     match message.role:
         case "user":
             text = user_text(message)
             return {"role": "user", "content": text if text is not None else _parts(message)}
         case "assistant" if message.tool_calls:
+            native = returned(message, source)
             calls = [_call(call) for call in message.tool_calls]
-            return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+            for call, fields in zip(calls, native.get("of_calls", ()), strict=False):
+                call.update(fields)
+            said = {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+            return {**said, **native.get("of_message", {})}
         case "assistant":
             return {"role": "assistant", "content": message.text}
         case "tool":
-            return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
+            return {"role": "tool", "tool_call_id": call_id(message), "content": message.text}
 
 
 def _parts(message: Message) -> list[Json]:
@@ -160,7 +167,7 @@ def _parts(message: Message) -> list[Json]:
 
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
-    return {"id": call.id, "type": "function", "function": function}
+    return {"id": call.native_id or call.id, "type": "function", "function": function}
 
 
 def _tool(tool: ToolSpec) -> Json:
@@ -181,6 +188,8 @@ class _CallFragment(Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
+    #: what Gemini wants back with the call
+    extra_content: Any = None
 
 
 class _ContentPart(Struct, gc=False):
@@ -198,6 +207,8 @@ class _Said(Struct, gc=False):
     #: thoughts, by the two names that services give them
     reasoning_content: Any = None
     reasoning: Any = None
+    #: what OpenRouter wants back with calls
+    reasoning_details: Any = None
 
 
 class _Choice(Struct, gc=False):
@@ -231,21 +242,25 @@ _read = reader(_Completion)
 class _Assembled:
     """A tool call whose fragments are still coming."""
 
-    __slots__ = ("arguments", "id", "index", "name")
+    __slots__ = ("arguments", "extra", "id", "index", "name")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.id = ""
         self.name = ""
         self.arguments: list[str] = []
+        self.extra: Any = None
 
 
 class ChatReading:
     """Reads one answer, whole or in chunks."""
 
-    def __init__(self, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, secrets: Sequence[str] = (), source: str = "") -> None:
+        """`source` is what the model's native reasoning is marked with."""
         self.begun = False
         self._secrets = secrets
+        self._source = source
+        self._reasoning = ChatReasoning()
         self._finish: str | None = None
         self._refused = False
         self._calls: list[_Assembled] = []
@@ -297,10 +312,14 @@ class ChatReading:
                 self._assemble(fragment)
         if said.reasoning_content or said.reasoning:
             self.begun = True
+        if said.reasoning_content is not None or said.reasoning_details:
+            streamed = choice.delta is not None
+            self._reasoning.take(said.reasoning_content, said.reasoning_details, streamed=streamed)
 
     def _assemble(self, fragment: _CallFragment) -> None:
         call = self._call_of(fragment)
         call.id = call.id or fragment.id or ""
+        call.extra = fragment.extra_content or call.extra
         function = fragment.function
         if function is not None:
             call.name = call.name or function.name or ""
@@ -353,7 +372,13 @@ class ChatReading:
             usage=self._usage,
             model=self._model,
             response_id=self._id,
+            native=self._native() if reason == "tool_calls" else "",
         )
+
+    def _native(self) -> str:
+        of_calls = [{"extra_content": call.extra} if call.extra else {} for call in self._calls]
+        fields = {"of_message": self._reasoning.fields(), "of_calls": of_calls if any(of_calls) else []}
+        return kept(self._source, len(of_calls), fields) if any(fields.values()) else ""
 
     def _finish_reason(self) -> FinishReason:
         """One of ours. A call that was cut short must not run, however well its arguments parse: an answer

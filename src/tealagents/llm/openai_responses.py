@@ -9,6 +9,7 @@ The system prompt is not part of a conversation there. It is the first element o
 over. System messages further back are sent where they stand.
 """
 
+import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -17,11 +18,14 @@ from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall, ToolChoice
 from tealagents.domain.ports import ModelCall, ToolSpec
-from tealagents.llm.encoding import arguments, compact, format_fields, to_json, user_text, valid_name
+from tealagents.llm.encoding import arguments, call_id, compact, format_fields, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
+from tealagents.llm.native import returned
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
+    CALL,
     CONVERSATION,
+    TEXT,
     ResponsesReading,
     StoredItem,
     messages_of,
@@ -35,6 +39,9 @@ _SYSTEM = b'{"type":"message","role":"system","content":'
 
 #: the service's codes for a conversation that it no longer has
 _LOST_CODES = frozenset({"previous_response_not_found", "conversation_not_found", "response_not_found"})
+
+#: models that reason
+_REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5(?!.*-chat))", re.IGNORECASE)
 
 #: items of one page when a conversation is listed
 _PAGE = 100
@@ -54,6 +61,7 @@ class OpenAIResponses:
         self.name = options.model
         self.provider: str = options.provider
         self.supports_remote_threads = options.store
+        self._source = f"openai-responses {options.model}"
         self._secrets = options.secrets()
         self._service = ModelService(options)
         self._head = b'{"model":' + to_json(options.model)
@@ -64,7 +72,7 @@ class OpenAIResponses:
 
     def encode(self, message: Message) -> bytes:
         """The message's items: one, or for an assistant that calls tools an array of them."""
-        items = list(_sent_items(message))
+        items = list(_sent_items(message, self._source))
         return compact(to_json(items[0] if len(items) == 1 else items))
 
     def encode_tools(self, tools: Sequence[ToolSpec]) -> bytes:
@@ -73,7 +81,7 @@ class OpenAIResponses:
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
             Question("/responses", self._body(call), call.headers, call.stream),
-            reading=lambda: ResponsesReading(self._secrets, call.remote_id),
+            reading=lambda: ResponsesReading(self._secrets, call.remote_id, self._source),
             meaning=lambda said: self._meaning(said, call.remote_id),
         )
 
@@ -221,8 +229,11 @@ def _safe(remote_id: str) -> str:
 def _settings(options: OpenAIResponsesOptions) -> bytes:
     """What every body ends with: the settings that are set."""
     effort = options.reasoning_effort
+    reasons = effort is not None or _REASONING_FAMILY.match(options.model)
     settings = {
         "store": options.store,
+        # what the service does not keep it gets back; refused for models that do not reason
+        "include": ["reasoning.encrypted_content"] if reasons and not options.store else None,
         "temperature": options.temperature,
         "max_output_tokens": options.max_tokens,
         "reasoning": {"effort": effort} if effort is not None else None,
@@ -252,17 +263,30 @@ def _continued(remote_id: str | None) -> bytes:
     return b',"' + name + b'":' + to_json(remote_id)
 
 
-def _sent_items(message: Message) -> Iterator[Json]:
+def _sent_items(message: Message, source: str) -> Iterator[Json]:
     match message.role:
         case "user":
             text = user_text(message)
             yield _said_by("user", text if text is not None else _parts(message))
         case "assistant":
-            if message.text or not message.tool_calls:
-                yield _said_by("assistant", message.text)
-            yield from map(_call, message.tool_calls)
+            yield from _assistant_items(message, returned(message, source).get("order", []))
         case "tool":
-            yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}
+            yield {"type": "function_call_output", "call_id": call_id(message), "output": message.text}
+
+
+def _assistant_items(message: Message, order: Sequence[Any]) -> Iterator[Json]:
+    """Text and calls, and items of reasoning in their places among them, as `ResponsesReading` noted them."""
+    said = [_said_by("assistant", message.text)] if message.text or not message.tool_calls else []
+    calls = map(_call, message.tool_calls)
+    for item in order if TEXT in order else (TEXT, *order):
+        if item == TEXT:
+            yield from said
+            said = []
+        elif item == CALL:
+            yield next(calls)
+        else:
+            yield item
+    yield from calls
 
 
 def _said_by(role: str, content: Any) -> Json:
@@ -280,7 +304,7 @@ def _parts(message: Message) -> list[Json]:
 
 def _call(call: ToolCall) -> Json:
     function = {"name": valid_name(call.tool), "arguments": arguments(call)}
-    return {"type": "function_call", "call_id": call.id, **function}
+    return {"type": "function_call", "call_id": call.native_id or call.id, **function}
 
 
 def _tool(tool: ToolSpec) -> Json:

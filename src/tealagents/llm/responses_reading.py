@@ -11,9 +11,13 @@ from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, Item, Json, Message, Role, TokenUsage, ToolCall
 from tealagents.llm.encoding import Shape, parsed, reader
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable, waiting
+from tealagents.llm.native import kept
 
 #: how the ids of conversations begin
 CONVERSATION = "conv"
+
+#: a message and a call, where the order of an answer's items is kept
+TEXT, CALL = "text", "call"
 
 
 class StoredItem(Struct, gc=False):
@@ -30,6 +34,9 @@ class StoredItem(Struct, gc=False):
     arguments: str | None = None
     #: a function call's output: a string, or parts
     output: Any = None
+    #: reasoning's: what is shown of it, and all of it for the service itself
+    summary: Any = None
+    encrypted_content: Any = None
 
 
 class _ItemPage(Struct, gc=False):
@@ -83,13 +90,17 @@ _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed
 class ResponsesReading:
     """Reads one answer, whole or in events."""
 
-    def __init__(self, secrets: Sequence[str] = (), remote_id: str | None = None) -> None:
+    def __init__(self, secrets: Sequence[str] = (), remote_id: str | None = None, source: str = "") -> None:
+        """`source` is what the model's native reasoning is marked with."""
         self.begun = False
+        self._source = source
         self._secrets = secrets
         self._remote_id = remote_id
         self._response: _StoredResponse | None = None
         self._said = False
         self._refused = False
+        #: that are done
+        self._items: list[StoredItem] = []
         self._calls: list[ToolCall] = []
 
     @property
@@ -107,7 +118,7 @@ class ResponsesReading:
                 yield TextDelta(event.delta, refusal=True)
             case "response.output_item.done" if event.item is not None:
                 self.begun = True
-                self._calls += _calls_of([event.item])
+                self._items.append(event.item)
             case "error":
                 raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
             case kind if kind in _ENDS and event.response is not None:
@@ -129,7 +140,12 @@ class ResponsesReading:
             usage=_usage(response.usage),
             model=response.model or "",
             response_id=self._continued_by(response),
+            native=self._native() if reason == "tool_calls" else "",
         )
+
+    def _native(self) -> str:
+        order = _order_of(self._items)
+        return kept(self._source, len(self._calls), {"order": order}) if order else ""
 
     def _end(self, response: _StoredResponse) -> Iterator[TextDelta]:
         if response.error:
@@ -139,8 +155,9 @@ class ResponsesReading:
         self.begun = True
         self._response = response
         said = self._said
-        # the end of an answer repeats its calls
-        self._calls = _calls_of(response.output) or self._calls
+        if _calls_of(response.output):  # the end of an answer repeats them
+            self._items = response.output
+        self._calls = _calls_of(self._items)
         for item in response.output:
             if item.type == "mcp_approval_request":
                 raise waiting(item.name or "", self._secrets)
@@ -211,6 +228,22 @@ def messages_of(items: Iterable[StoredItem], request_id: str, at: datetime) -> l
                 contents = _contents(item.output)
                 add(item, "tool", items=contents, tool_call_id=item.call_id, tool=tools.get(item.call_id))
     return messages
+
+
+def _order_of(items: Iterable[StoredItem]) -> list[Json | str]:
+    """Items of reasoning that can be sent back, in their places among texts and calls; empty without any."""
+    order: list[Json | str] = []
+    for item in items:
+        match item.type:
+            case "message":
+                order.append(TEXT)
+            case "function_call":
+                order.append(CALL)
+            case "reasoning" if item.encrypted_content:
+                fields = {"summary": item.summary or [], "encrypted_content": item.encrypted_content}
+                content = {"content": item.content} if item.content else {}
+                order.append({"type": "reasoning", "id": item.id, **fields, **content})
+    return order if any(isinstance(each, dict) for each in order) else []
 
 
 def _calls_of(items: Iterable[StoredItem]) -> list[ToolCall]:

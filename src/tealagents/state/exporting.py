@@ -4,7 +4,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tealagents.domain.errors import CorruptState, InvalidRequest
-from tealagents.domain.models import Json, Path, RequestRecord
+from tealagents.domain.models import Json, MessageBody, Path, RequestRecord
 from tealagents.state import keys
 from tealagents.state.history import Logged
 from tealagents.state.task_document import FORMAT, ExportedEntry, ExportedTask
@@ -44,12 +44,14 @@ async def export(tasks: Tasks, partition: str, task_id: str) -> Json:
 
 
 def _exported(logged: Logged) -> ExportedEntry:
-    entry = logged.entry
+    entry, body = logged.entry, logged.body
+    if isinstance(body, MessageBody) and body.message.native:
+        body = MessageBody(replace(body.message, native=""))
     return ExportedEntry(
         seq=entry.seq,
         at=str(entry.details.get("at", entry.at)) if entry.details.get("imported") else entry.at,
         actor=entry.actor,
         action=entry.action,
         request_id=entry.request_id,
-        body=logged.body,
+        body=body,
     )

@@ -226,6 +226,8 @@ def _check_body(where: str, entry: ExportedEntry, known: Collection[str]) -> Non
         _check_owner(message.request_id, entry, f"{where}.message.request_id")
         _check_time(message.created_at, f"{where}.message.created_at")
         _check_id(message.message_id, f"{where}.message.message_id")
+        if message.native:
+            raise InvalidRequest(f"{where}.message.native", "is not a field of this document")
         for item in message.items:
             if item.content_type == "image" and not _IMAGE.fullmatch(item.content):
                 raise InvalidRequest(f"{where}.message.items", "an image must be a data URI")

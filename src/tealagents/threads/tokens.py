@@ -116,6 +116,8 @@ def message_tokens(message: Message, count: Count, image_tokens: int) -> int:
     tokens = MESSAGE_TOKENS
     for item in message.items:
         tokens += image_tokens if item.content_type == "image" else count(item.content)
+    if message.native:
+        tokens += count(message.native)
     for call in message.tool_calls:
         tokens += CALL_TOKENS + count(call.tool) + count(call.arguments)
     return tokens

@@ -268,7 +268,12 @@ def encoded_by(model: Model) -> Callable[[Round], KnownRound[bytes]]:
 
 def _size(message: Message) -> int:
     texts = sum(len(item.content) for item in message.items)
-    return OVERHEAD + 3 * texts + sum(2 * len(call.arguments) for call in message.tool_calls)
+    return (
+        OVERHEAD
+        + 3 * texts
+        + len(message.native)
+        + sum(2 * len(call.arguments) for call in message.tool_calls)
+    )
 
 
 def between(path: Path, above: int, below: int) -> Path:

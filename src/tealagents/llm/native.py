@@ -1,0 +1,94 @@
+"""What a service sends with tool calls and wants back with them, such as reasoning and signatures. No I/O.
+
+It is kept as `Message.native`. Only a client of the kind that made it reads it, for the same model, and only
+while the message has as many calls as it came with.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count, groupby
+from typing import Any
+
+import orjson
+
+from tealagents.domain.models import LONGEST_NATIVE, Json, Message
+from tealagents.llm.encoding import to_json
+
+#: the kinds of `reasoning_details` whose text is streamed in pieces, and the fields it is in
+_STREAMED = frozenset({"reasoning.text", "reasoning.summary"})
+_TEXTS = ("text", "summary")
+
+
+def kept(source: str, calls: int, value: Json) -> str:
+    """A `Message.native` of that client and model, for so many calls. Empty where it cannot be kept."""
+    try:
+        return to_json({"source": source, "calls": calls, **value}).decode()
+    except (TypeError, RecursionError):  # nested more deeply than it could be sent
+        return ""
+
+
+def returned(message: Message, source: str) -> Json:
+    """What was given to `kept`; empty where it is of another client or model, or of other calls."""
+    if not message.native:
+        return {}
+    try:
+        value = orjson.loads(message.native)
+    except orjson.JSONDecodeError:
+        return {}
+    made = isinstance(value, dict) and (value.get("source"), value.get("calls"))
+    return value if made == (source, len(message.tool_calls)) else {}
+
+
+class ChatReasoning:
+    """The fields of a chat completion's message that hold its reasoning, put together from their pieces."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._details: list[Json] = []
+        self._streamed = False
+        self._size = 0
+
+    def take(self, content: Any, details: Any, *, streamed: bool) -> None:
+        """`reasoning_content` and `reasoning_details` of a message, or what is new of them."""
+        self._streamed = streamed
+        if isinstance(content, str):
+            self._size += len(content)
+            self._content.append(content)
+        for detail in details if isinstance(details, list) else ():
+            if isinstance(detail, dict):
+                self._size += sum(len(value) for value in detail.values() if isinstance(value, str))
+                self._details.append(detail)
+        if self._size > LONGEST_NATIVE:
+            self._content, self._details = [], []
+
+    def fields(self) -> Json:
+        """The fields to send back; none where they are too large."""
+        if self._size > LONGEST_NATIVE:
+            return {}
+        found: Json = {"reasoning_content": "".join(self._content)} if self._content else {}
+        if self._details:
+            found["reasoning_details"] = list(_joined(self._details)) if self._streamed else self._details
+        return found
+
+
+def _joined(pieces: Sequence[Json]) -> Iterator[Json]:
+    """Details from the pieces of a stream: those of one text follow each other."""
+    single = count()
+
+    def text_of(piece: Json) -> object:
+        kind = piece.get("type")
+        return (kind, piece.get("index")) if kind in _STREAMED else next(single)
+
+    for _, group in groupby(pieces, text_of):
+        first, *more = group
+        if not more:
+            yield first
+            continue
+        whole: Json = {}
+        for piece in (first, *more):
+            for name, value in piece.items():
+                if whole.get(name) is None:
+                    whole[name] = value
+        for name in _TEXTS:
+            if name in whole:
+                whole[name] = "".join(str(piece.get(name) or "") for piece in (first, *more))
+        yield whole
