@@ -109,10 +109,18 @@ def test_an_answer_is_the_same_however_its_bytes_come() -> None:
         ("content_filter", "content_filter"),
         ("eos", "stop"),
         ("tool_calls", "stop"),
+        ("model_length", "length"),
+        ("MAX_TOKENS", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("SAFETY", "content_filter"),
+        ("content_filter: PROHIBITED_CONTENT", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("refusal", "refusal"),
+        ("of a new kind", "stop"),
     ],
 )
 def test_ways_to_end_are_distinguished(finish: str, reason: str) -> None:
-    """Length and content filter have reasons of their own; what we do not know is a stop."""
+    """Length and content filter have several names and any case; what we do not know is a stop."""
     assert ending(chat(chunk(content="x", finish_reason=finish))).finish_reason == reason
 
 
@@ -125,16 +133,27 @@ def test_a_refusal_is_distinguished_from_an_answer() -> None:
 
 def test_an_answer_that_was_cut_short_calls_no_tool() -> None:
     """A call in an answer that ran out of tokens is not run, however well its arguments parse."""
-    for finish in ("length", "content_filter"):
+    for finish, reason in (
+        ("length", "length"),
+        ("content_filter", "content_filter"),
+        ("model_length", "length"),
+    ):
         done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason=finish)))
-        assert (done.finish_reason, done.tool_calls) == (finish, ())
+        assert (done.finish_reason, done.tool_calls) == (reason, ())
 
 
-def test_calls_end_an_answer_as_calls_whatever_the_service_says() -> None:
-    """Some services finish an answer with calls as `stop`."""
-    done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason="stop")))
+@pytest.mark.parametrize("finish", ["stop", "tool_calls", "function_call", "TOOL_USE", "end_turn", "eos"])
+def test_calls_end_an_answer_as_calls_whatever_the_service_says(finish: str) -> None:
+    """Some services finish an answer with calls as `stop`, or under a name of their own."""
+    done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason=finish)))
     assert done.finish_reason == "tool_calls"
     assert done.tool_calls == (ToolCall("call_1", "A-b", "{}"),)
+
+
+def test_calls_of_an_answer_with_an_unknown_end_are_not_run() -> None:
+    """Whether they are whole cannot be known; an answer without them would be none."""
+    with pytest.raises(AttemptFailed, match=re.escape("unknown finish reason (of a new kind)")):
+        chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason="of a new kind"))
 
 
 def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
@@ -281,7 +300,9 @@ def test_half_a_character_in_an_error_midway_is_no_fault(reading: Callable[[], R
     [
         ([chunk(content="so far")], "without a finish reason"),
         ([], "without a finish reason"),
-        ([chunk(content="so far", finish_reason="error")], "gave it up"),
+        ([chunk(content="so far", finish_reason="error")], "gave it up (error)"),
+        ([chunk(content="so far", finish_reason="abort")], "gave it up (abort)"),
+        ([chunk(finish_reason="function_call_filter: MALFORMED_FUNCTION_CALL")], "MALFORMED_FUNCTION_CALL"),
         ([{"error": {"message": "it broke", "code": "server_error"}}], "(server_error): it broke"),
         ([{"error": "just text"}], "just text"),
         ([{"object": "error", "message": "flat", "code": 503}], "(503): flat"),

@@ -11,15 +11,24 @@ from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import Shape, arguments, compact, parsed, reader, to_json, user_text, valid_name
-from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
+from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, quoted, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
 
 #: models that reason refuse `max_tokens` and want `max_completion_tokens`
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
 
-#: reasons with which a service says that it failed, not that it finished
-_FAILURES = frozenset({"error", "insufficient_system_resource"})
+#: what services call the reasons of an answer's end, in any case; what follows a colon is a remark
+_NAMES: dict[FinishReason | Literal["error"], str] = {
+    "stop": "stop eos eos_token end_turn stop_sequence complete tool_calls tool_call tool_use function_call",
+    "length": "length model_length max_tokens model_context_window_exceeded",
+    "content_filter": "content_filter safety prohibited_content blocklist spii recitation sensitive",
+    "refusal": "refusal",
+    # the service says that it failed, not that it finished
+    "error": "error abort network_error insufficient_system_resource malformed_function_call "
+    "function_call_filter unexpected_tool_call",
+}
+_REASONS = {name: reason for reason, names in _NAMES.items() for name in names.split()}
 
 
 class OpenAIChatOptions(OpenAIOptions):
@@ -318,9 +327,7 @@ class ChatReading:
     def done(self) -> ModelDone:
         if self._finish is None:
             raise cut("it ended without a finish reason")
-        if self._finish in _FAILURES:
-            raise cut(f"the service gave it up ({self._finish})")
-        reason = self._finish_reason()
+        reason = self._finish_reason(self._finish)
         return ModelDone(
             finish_reason=reason,
             tool_calls=tuple(self._tool_calls()) if reason == "tool_calls" else (),
@@ -329,16 +336,17 @@ class ChatReading:
             response_id=self._id,
         )
 
-    def _finish_reason(self) -> FinishReason:
+    def _finish_reason(self, finish: str) -> FinishReason:
         """One of ours. A call that was cut short must not run, however well its arguments parse: an answer
         that did not end by itself has none."""
-        if self._finish == "length":
-            return "length"
-        if self._finish == "content_filter":
-            return "content_filter"
-        if self._calls:
-            return "tool_calls"
-        return "refusal" if self._refused else "stop"
+        reason = _REASONS.get(finish.partition(":")[0].strip().lower())
+        if reason == "error":
+            raise cut(f"the service gave it up ({quoted(finish, self._secrets)})")
+        if reason is None and self._calls:
+            raise cut(f"it calls tools with an unknown finish reason ({quoted(finish, self._secrets)})")
+        if reason is None or reason == "stop":
+            return "tool_calls" if self._calls else "refusal" if self._refused else "stop"
+        return reason
 
     def _tool_calls(self) -> Iterator[ToolCall]:
         for place, call in enumerate(self._calls):
