@@ -169,6 +169,37 @@ def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
         assert done.tool_calls == (ToolCall("a", "A-b", "{}"), ToolCall("b", "A-c", "{}"))
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("A-b", '{"x":1}'), ("A-b", '{"x":2}')],
+        [("A-b", ""), ("A-c", '{"x":2}')],
+    ],
+)
+def test_whole_calls_that_are_all_numbered_zero_stay_distinct(calls: list[tuple[str, str]]) -> None:
+    """Also without ids, streamed as well as whole."""
+    made = [
+        {"index": 0, "id": "", "function": {"name": name, "arguments": written}} for name, written in calls
+    ]
+    whole = {"choices": [{"message": {"tool_calls": made}, "finish_reason": "tool_calls"}]}
+    streamed = [chunk(tool_calls=[each]) for each in made]
+    for said in ([whole], [*streamed, chunk(finish_reason="tool_calls")]):
+        done = ending(chat(*said))
+        assert [(call.tool, call.arguments) for call in done.tool_calls] == calls
+
+
+def test_a_name_that_is_repeated_begins_no_other_call() -> None:
+    """With each fragment, or once more at the end, without an id too."""
+    said = [
+        fragment(0, None, "A-b", ""),
+        fragment(0, None, "A-b", '{"x":'),
+        fragment(0, None, "A-b", "1}"),
+        fragment(0, None, "A-b", ""),
+    ]
+    done = ending(chat(*said, chunk(finish_reason="tool_calls")))
+    assert [(call.tool, call.arguments) for call in done.tool_calls] == [("A-b", '{"x":1}')]
+
+
 def test_fragments_without_an_index_belong_to_the_call_with_their_id() -> None:
     """Also where the fragments of several calls are interleaved, or each repeats the name."""
     interleaved = [

@@ -93,10 +93,15 @@ def arguments(call: ToolCall) -> str:
     """
     if not call.arguments.strip():
         return "{}"
-    try:
-        if isinstance(orjson.loads(call.arguments), dict):
-            return call.arguments
-    except orjson.JSONDecodeError:
-        pass
+    if is_object(call.arguments):
+        return call.arguments
     wrapped: Json = {"invalid_json": call.arguments}
     return to_json(wrapped).decode()
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is a JSON object."""
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False

@@ -10,7 +10,17 @@ from msgspec import Struct
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import Shape, arguments, compact, parsed, reader, to_json, user_text, valid_name
+from tealagents.llm.encoding import (
+    Shape,
+    arguments,
+    compact,
+    is_object,
+    parsed,
+    reader,
+    to_json,
+    user_text,
+    valid_name,
+)
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, quoted, too_much, unusable
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
@@ -275,8 +285,8 @@ class ChatReading:
         if said.tool_calls:
             self.begun = True
             for place, fragment in enumerate(said.tool_calls):
-                if choice.delta is None and fragment.index is None:
-                    fragment.index = place  # a whole message has whole calls, whatever their ids
+                if choice.delta is None:
+                    fragment.index = place  # a whole message has whole calls, whatever their numbers and ids
                 self._assemble(fragment)
         if said.reasoning_content or said.reasoning:
             self.begun = True
@@ -293,13 +303,12 @@ class ChatReading:
     def _call_of(self, fragment: _CallFragment) -> _Assembled:
         """The call a fragment belongs to: the last one with its index, or a new one.
 
-        Some services number no calls, or all of them 0; a name under another id is another call.
+        Some services number no calls, or all of them 0.
         """
         index = fragment.index if fragment.index is not None else self._index_of(fragment)
-        names_another = fragment.function is not None and bool(fragment.function.name)
         for call in reversed(self._calls):
             if call.index == index:
-                if names_another and fragment.id and call.id and fragment.id != call.id:
+                if _begins_another(fragment, call):
                     break
                 return call
         if len(self._calls) > MAX_CALLS:
@@ -367,6 +376,21 @@ def _usage(tokens: _ChatTokens) -> TokenUsage:
 def _text(content: list[_ContentPart] | None) -> str:
     parts = content or ()
     return "".join(part.text for part in parts if part.type == "text" and isinstance(part.text, str))
+
+
+def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
+    """Whether a fragment with the number of `call` is of another one.
+
+    A name under another id is; without ids another name is, or more arguments after a whole object.
+    """
+    function = fragment.function
+    if function is None or not function.name:
+        return False
+    if fragment.id and call.id:
+        return fragment.id != call.id
+    if not call.name or function.name != call.name:
+        return bool(call.name)
+    return bool(function.arguments) and is_object("".join(call.arguments))
 
 
 def _argument_text(written: Any) -> str:
