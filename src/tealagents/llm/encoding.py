@@ -15,6 +15,8 @@ Shape = TypeVar("Shape")
 #: characters of a name, and those that services do not take in one
 MAX_NAME = 64
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
+#: sent in place of an answer without words
+_NO_ANSWER = "(no answer)"
 #: parts of an answer that is read a second time, more slowly and into more memory
 MAX_PARTS = 100_000
 
@@ -74,6 +76,14 @@ def user_text(message: Message) -> str | None:
     if any(item.content_type != "text" for item in message.items):
         return None
     return "\n".join(item.content for item in message.items)
+
+
+def answer_text(message: Message) -> str:
+    """The text of an assistant's message without calls.
+
+    Many a service refuses one without words, and would refuse the conversation for ever.
+    """
+    return message.text if message.text.strip() else _NO_ANSWER
 
 
 def valid_name(name: str) -> str:

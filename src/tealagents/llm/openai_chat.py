@@ -12,6 +12,7 @@ from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, To
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import (
     Shape,
+    answer_text,
     arguments,
     compact,
     is_object,
@@ -137,7 +138,7 @@ def _message(message: Message) -> Json:
             calls = [_call(call) for call in message.tool_calls]
             return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
         case "assistant":
-            return {"role": "assistant", "content": message.text}
+            return {"role": "assistant", "content": answer_text(message)}
         case "tool":
             return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
 

@@ -17,7 +17,7 @@ from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
-from tealagents.llm.encoding import arguments, compact, to_json, user_text, valid_name
+from tealagents.llm.encoding import answer_text, arguments, compact, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
@@ -248,8 +248,10 @@ def _sent_items(message: Message) -> Iterator[Json]:
         case "user":
             text = user_text(message)
             yield _said_by("user", text if text is not None else _parts(message))
+        case "assistant" if not message.tool_calls:
+            yield _said_by("assistant", answer_text(message))
         case "assistant":
-            if message.text or not message.tool_calls:
+            if message.text:
                 yield _said_by("assistant", message.text)
             yield from map(_call, message.tool_calls)
         case "tool":
