@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
@@ -23,11 +24,15 @@ from tealagents.llm.encoding import (
     valid_name,
 )
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, quoted, too_much, unusable
+from tealagents.llm.omissions import NOTHING, Omissions, joined
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
 
 #: models that reason refuse `max_tokens` and want `max_completion_tokens`
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
+
+#: how messages begin that `joined` may have to find
+_SYSTEM, _USER = (b'{"role":"%s","content":' % role for role in (b"system", b"user"))
 
 #: what services call the reasons of an answer's end, in any case; what follows a colon is a remark
 _NAMES: dict[FinishReason | Literal["error"], str] = {
@@ -63,7 +68,7 @@ class OpenAIChat:
         self._tail = _settings(options)
 
     def encode_system(self, text: str) -> bytes:
-        return compact(to_json({"role": "system", "content": text}))
+        return _SYSTEM + to_json(text) + b"}"
 
     def encode(self, message: Message) -> bytes:
         return compact(to_json(_message(message)))
@@ -73,7 +78,7 @@ class OpenAIChat:
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
-            Question("/chat/completions", self._body(call), call.headers, call.stream),
+            Question("/chat/completions", partial(self._body, call), call.headers, call.stream),
             reading=self._reading,
             meaning=self._meaning,
         )
@@ -85,11 +90,16 @@ class OpenAIChat:
     async def __aexit__(self, *exc: object) -> None:
         await self._service.__aexit__(*exc)
 
-    def _body(self, call: ModelCall) -> bytes:
+    def _body(self, call: ModelCall, without: Omissions = NOTHING) -> bytes:
+        prompt = (
+            joined(call.prompt, system=_SYSTEM, user=_USER, text="text") if without.order else call.prompt
+        )
         tools = b',"tools":' + call.tools if call.tools else b""
-        follow = b',"stream":true,"stream_options":{"include_usage":true}' if call.stream else b""
+        follow = b',"stream":true' if call.stream else b""
+        if call.stream and not without.stream_options:
+            follow += b',"stream_options":{"include_usage":true}'
         shape = _response_format(call.response_format)
-        return b"".join((self._head, b",".join(call.prompt), b"]", tools, shape, self._tail, follow, b"}"))
+        return b"".join((self._head, b",".join(prompt), b"]", tools, shape, self._tail, follow, b"}"))
 
     def _reading(self) -> "ChatReading":
         return ChatReading(self._secrets)

@@ -10,6 +10,7 @@ over. System messages further back are sent where they stand.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ from tealagents.domain.models import Json, Message, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import answer_text, arguments, compact, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
+from tealagents.llm.omissions import NOTHING, Omissions, joined
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
     CONVERSATION,
@@ -30,8 +32,9 @@ from tealagents.llm.responses_reading import (
 )
 from tealagents.llm.service import ModelService, Question
 
-#: what `encode_system` writes before the text, by which the text is found again without parsing
-_SYSTEM = b'{"type":"message","role":"system","content":'
+#: what `encode_system` writes before the text, by which the text is found again without parsing; and a user's
+#: message before its content
+_SYSTEM, _USER = (b'{"type":"message","role":"%s","content":' % role for role in (b"system", b"user"))
 
 #: the service's codes for a conversation that it no longer has
 _LOST_CODES = frozenset({"previous_response_not_found", "conversation_not_found", "response_not_found"})
@@ -72,7 +75,7 @@ class OpenAIResponses:
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
-            Question("/responses", self._body(call), call.headers, call.stream),
+            Question("/responses", partial(self._body, call), call.headers, call.stream),
             reading=lambda: ResponsesReading(self._secrets, call.remote_id),
             meaning=lambda said: self._meaning(said, call.remote_id),
         )
@@ -84,8 +87,11 @@ class OpenAIResponses:
     async def __aexit__(self, *exc: object) -> None:
         await self._service.__aexit__(*exc)
 
-    def _body(self, call: ModelCall) -> bytes:
-        prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in call.prompt]
+    def _body(self, call: ModelCall, without: Omissions = NOTHING) -> bytes:
+        prompt: Sequence[bytes] = call.prompt
+        if without.order:
+            prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text")
+        prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
         instructions = b""
         if prompt and prompt[0].startswith(_SYSTEM):
             instructions = b',"instructions":' + prompt[0][len(_SYSTEM) : -1]
