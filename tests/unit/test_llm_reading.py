@@ -282,6 +282,14 @@ def test_thoughts_are_not_shown_but_begin_the_answer() -> None:
     assert chat(chunk(content=parts), chunk(finish_reason="stop"))[:-1] == [TextDelta("so")]
 
 
+def test_thoughts_alone_in_parts_begin_the_answer() -> None:
+    """They count as pieces, as thoughts under a name of their own do."""
+    reading = ChatReading()
+    part = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    assert list(reading.take(orjson.dumps(chunk(content=[part])))) == []
+    assert reading.begun
+
+
 def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
     """One piece, the calls, and the end."""
     call = {"id": "call_1", "type": "function", "function": {"name": "A-b", "arguments": "{}"}}
@@ -336,6 +344,10 @@ def test_half_a_character_in_an_error_midway_is_no_fault(reading: Callable[[], R
         ([chunk(finish_reason="function_call_filter: MALFORMED_FUNCTION_CALL")], "MALFORMED_FUNCTION_CALL"),
         ([{"error": {"message": "it broke", "code": "server_error"}}], "(server_error): it broke"),
         ([{"error": "just text"}], "just text"),
+        (
+            [{"choices": [{"error": {"code": 502, "message": "gone"}, "finish_reason": "error"}]}],
+            "(502): gone",
+        ),
         ([{"object": "error", "message": "flat", "code": 503}], "(503): flat"),
         (["not an object"], "what is not a completion"),
         ([{"choices": "what"}], "what is not a completion"),
@@ -396,6 +408,42 @@ def test_a_response_is_read_from_its_events() -> None:
             response_id="resp_1",
         ),
     ]
+
+
+def test_a_hidden_thought_does_not_begin_a_response() -> None:
+    """The wait is still for the first piece, which may be a thought that is streamed."""
+    for kind, begins in (("reasoning", False), ("message", True), ("function_call", True)):
+        for event in ("added", "done"):
+            reading = ResponsesReading()
+            item = {"type": kind, "id": "item_1"}
+            said = {"type": f"response.output_item.{event}", "item": item}
+            assert list(reading.take(orjson.dumps(said))) == []
+            assert reading.begun is begins
+    reading = ResponsesReading()
+    assert list(reading.take(orjson.dumps(delta("reasoning_summary_text", "hm")))) == []
+    assert reading.begun
+
+
+def test_a_text_that_comes_only_as_a_done_item_is_said() -> None:
+    """At services that stream no deltas, and repeat nothing at the end; but never twice."""
+    item = {"type": "response.output_item.done", "item": SAID}
+    for said in ([item, end()], [item, end(output=[SAID])], [delta("output_text", "so"), item, end()]):
+        assert responses(*said)[:-1] == [TextDelta("so")]
+
+
+def test_a_response_with_nulls_and_objects_is_understood() -> None:
+    """As chat completions are: fields that may be left out are null at some services."""
+    call = {**FUNCTION_CALL, "id": None, "arguments": {"x": 1}}
+    said = [
+        {
+            "type": "response.created",
+            "response": {**response("in_progress"), "output": None, "created_at": None},
+        },
+        {"type": "response.output_item.done", "item": call},
+        {"type": "response.completed", "response": {**response(), "status": None, "output": None}},
+    ]
+    done = ending(responses(*said))
+    assert done.tool_calls == (ToolCall("call_1", "A-b", '{"x":1}'),)
 
 
 @pytest.mark.parametrize("repeated", [True, False])

@@ -109,6 +109,11 @@ def arguments(call: ToolCall) -> str:
     return to_json(wrapped).decode()
 
 
+def argument_text(written: Any) -> str:
+    """A call's arguments as text, from services that send them as an object, too."""
+    return written if isinstance(written, str) else to_json(written).decode()
+
+
 def is_object(text: str) -> bool:
     """Whether the text is a JSON object."""
     try:

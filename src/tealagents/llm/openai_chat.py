@@ -14,6 +14,7 @@ from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
 from tealagents.llm.encoding import (
     Shape,
     answer_text,
+    argument_text,
     arguments,
     compact,
     is_object,
@@ -209,6 +210,7 @@ class _Choice(Struct, gc=False):
     delta: _Said | None = None
     message: _Said | None = None
     finish_reason: str | None = None
+    error: Any = None
 
 
 class _ChatTokens(Struct, gc=False):
@@ -281,14 +283,17 @@ class ChatReading:
 
     def _take_choice(self, choice: _Choice, deltas: list[TextDelta]) -> None:
         said = choice.delta or choice.message
+        if choice.error:
+            raise failed_midway(complaint(choice.error), self._secrets)
         if choice.finish_reason:
             self.begun = True
             self._finish = choice.finish_reason
         if said is None:
             return
         content = said.content
-        if text := content if isinstance(content, str) else _text(content):
+        if content:
             self.begun = True
+        if text := content if isinstance(content, str) else _text(content):
             deltas.append(TextDelta(text))
         if said.refusal:
             self.begun = self._refused = True
@@ -309,7 +314,7 @@ class ChatReading:
         if function is not None:
             call.name = call.name or function.name or ""
             if function.arguments:
-                call.arguments.append(_argument_text(function.arguments))
+                call.arguments.append(argument_text(function.arguments))
 
     def _call_of(self, fragment: _CallFragment) -> _Assembled:
         """The call a fragment belongs to: the last one with its index, or a new one.
@@ -402,7 +407,3 @@ def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
     if not call.name or function.name != call.name:
         return bool(call.name)
     return bool(function.arguments) and is_object("".join(call.arguments))
-
-
-def _argument_text(written: Any) -> str:
-    return written if isinstance(written, str) else to_json(written).decode()

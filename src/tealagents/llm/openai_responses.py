@@ -162,9 +162,10 @@ class OpenAIResponses:
         while following is not None:
             path = f"/responses/{_safe(following)}"
             kept = read_stored(await self._get(path, following))
-            if seen and {item.id for item in kept.output} <= seen:
+            output = kept.output or ()
+            if seen and {item.id for item in output} <= seen:
                 break
-            items = [*await self._items(f"{path}/input_items", following), *kept.output]
+            items = [*await self._items(f"{path}/input_items", following), *output]
             new = [item for item in items if item.id not in seen]
             seen.update(item.id for item in new)
             turns.append(messages_of(new, following, kept.created))
@@ -177,9 +178,10 @@ class OpenAIResponses:
         while True:
             page = read_page(await self._get(f"{path}?order=asc&limit={_PAGE}{after}", remote_id))
             items += page.data
-            if not page.has_more or not page.data:
+            last = page.data[-1].id if page.data else None
+            if not page.has_more or last is None:
                 return items
-            after = f"&after={_safe(page.data[-1].id)}"
+            after = f"&after={_safe(last)}"
 
     async def _get(self, path: str, remote_id: str) -> bytes:
         try:
