@@ -11,6 +11,7 @@ from msgspec import Struct
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import FinishReason, Json, Message, TokenUsage, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
+from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments, joined
 from tealagents.llm.encoding import (
     Shape,
     answer_text,
@@ -25,7 +26,6 @@ from tealagents.llm.encoding import (
     valid_name,
 )
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, quoted, too_much, unusable
-from tealagents.llm.omissions import NOTHING, Omissions, joined
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
 
@@ -91,13 +91,13 @@ class OpenAIChat:
     async def __aexit__(self, *exc: object) -> None:
         await self._service.__aexit__(*exc)
 
-    def _body(self, call: ModelCall, without: Omissions = NOTHING) -> bytes:
+    def _body(self, call: ModelCall, adjusted: Adjustments = NO_ADJUSTMENTS) -> bytes:
         prompt = (
-            joined(call.prompt, system=_SYSTEM, user=_USER, text="text") if without.order else call.prompt
+            joined(call.prompt, system=_SYSTEM, user=_USER, text="text") if adjusted.order else call.prompt
         )
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true' if call.stream else b""
-        if call.stream and not without.stream_options:
+        if call.stream and not adjusted.stream_options:
             follow += b',"stream_options":{"include_usage":true}'
         shape = _response_format(call.response_format)
         return b"".join((self._head, b",".join(prompt), b"]", tools, shape, self._tail, follow, b"}"))

@@ -18,9 +18,9 @@ from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ToolCall
 from tealagents.domain.ports import ModelCall, ResponseFormat, ToolSpec
+from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments, joined
 from tealagents.llm.encoding import answer_text, arguments, compact, to_json, user_text, valid_name
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
-from tealagents.llm.omissions import NOTHING, Omissions, joined
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
     CONVERSATION,
@@ -87,15 +87,17 @@ class OpenAIResponses:
     async def __aexit__(self, *exc: object) -> None:
         await self._service.__aexit__(*exc)
 
-    def _body(self, call: ModelCall, without: Omissions = NOTHING) -> bytes:
+    def _body(self, call: ModelCall, adjusted: Adjustments = NO_ADJUSTMENTS) -> bytes:
         prompt: Sequence[bytes] = call.prompt
-        if without.order:
+        if adjusted.order:
             prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text")
         prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
         instructions = b""
         if prompt and prompt[0].startswith(_SYSTEM):
             instructions = b',"instructions":' + prompt[0][len(_SYSTEM) : -1]
             del prompt[0]
+        if call.remote_id is not None:
+            prompt[:0] = [to_json(_unanswered(call_id)) for call_id in adjusted.unanswered]
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true' if call.stream else b""
         continued = _continued(call.remote_id)
@@ -264,6 +266,12 @@ def _sent_items(message: Message) -> Iterator[Json]:
             yield from map(_call, message.tool_calls)
         case "tool":
             yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}
+
+
+def _unanswered(call_id: str) -> Json:
+    """For a call of a request that ended before it was answered: the service would wait for it for ever."""
+    said = "No result: the request ended before this call was answered. It may have been run or not."
+    return {"type": "function_call_output", "call_id": call_id, "output": said}
 
 
 def _said_by(role: str, content: Any) -> Json:

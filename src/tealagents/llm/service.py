@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
+from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
-from tealagents.llm.omissions import NOTHING, Omissions
 from tealagents.llm.options import OpenAIOptions, has_private_way
 from tealagents.llm.retries import Retries, RetryBudget
 from tealagents.outbound.addresses import proxy_for
@@ -39,23 +39,23 @@ class Question(Struct):
 
     path: str
     #: makes the body
-    write: Callable[[Omissions], bytes]
+    write: Callable[[Adjustments], bytes]
     headers: Mapping[str, str]
     #: a stream is asked for
     stream: bool
     body: bytes = b""
-    #: what the body leaves out
-    without: Omissions = NOTHING
+    #: what the body was made with
+    adjusted: Adjustments = NO_ADJUSTMENTS
 
     def reworded(self, said: Complaint) -> bool:
-        """Leaves out what the service has refused; False where that is nothing, or changes nothing."""
-        without = self.without.learned(said)
-        if without == self.without:
+        """Puts otherwise what the service has refused; False where that is nothing, or changes nothing."""
+        adjusted = self.adjusted.learned(said)
+        if adjusted == self.adjusted:
             return False
-        before, self.body = self.body, self.write(without)
+        before, self.body = self.body, self.write(adjusted)
         if self.body == before:
             return False
-        self.without = without
+        self.adjusted = adjusted
         return True
 
 
@@ -97,7 +97,7 @@ class ModelService:
         self._secrets = options.secrets()
         budget = RetryBudget(ratio=options.retry_ratio, burst=options.retry_burst)
         self._retries = Retries(budget, limit=options.max_retries, delay=options.retry_delay_seconds)
-        self._without = NOTHING
+        self._adjusted = NO_ADJUSTMENTS
         self._connecting: asyncio.Task[ServiceConnection] | None = None
 
     async def __aenter__(self) -> "ModelService":
@@ -127,15 +127,15 @@ class ModelService:
         connection = await self.connection()
         deadlines = self.deadlines()
         self._retries.begin()
-        question.without = self._without
-        question.body = question.write(self._without)
+        question.adjusted = self._adjusted
+        question.body = question.write(self._adjusted)
         retries = count(1)
         while True:
             attempt = self._attempt(connection, question, reading(), deadlines)
             try:
                 async with aclosing(attempt) as events:
                     async for batch in events:
-                        if question.without is not self._without:
+                        if question.adjusted is not self._adjusted:
                             self._remember(question)
                         yield batch
                 return
@@ -153,12 +153,12 @@ class ModelService:
             await asyncio.sleep(following)
 
     def _remember(self, question: Question) -> None:
-        """The service has answered without what it had refused: later calls leave it out from the first."""
-        known = self._without | question.without
-        if known != self._without:
+        """The service has answered what was put otherwise: later calls are put so from the first."""
+        known = self._adjusted | question.adjusted
+        if known != self._adjusted:
             _log.info("The model service refuses %s, and is asked without from now on.", known.named)
-            self._without = known
-        question.without = self._without
+            self._adjusted = known
+        question.adjusted = self._adjusted
 
     async def _attempt(
         self, connection: "ServiceConnection", question: Question, reading: Reading, deadlines: Deadlines

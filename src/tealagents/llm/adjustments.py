@@ -1,7 +1,7 @@
-"""What a service refuses, and is asked again without. No I/O.
+"""How calls are adjusted to what a service refuses. No I/O.
 
-Services that speak the same API differ in what they take of it. What one refuses is seen by its complaint,
-and remembered for the process once it has answered the same call without.
+Services that speak the same API differ in what they take of it. What one refuses is seen by its complaint:
+the same call is put otherwise at once, and later ones are from the first, once the service has answered.
 """
 
 import re
@@ -21,38 +21,49 @@ _ORDER = re.compile(
     r"|\balternat|\bunexpected role\b|\bsuccessive (user|system)\b",
     re.DOTALL,
 )
+#: the id of a call that a conversation at the service waits for
+_UNANSWERED = re.compile(r"No tool output found for function call (\S+)", re.IGNORECASE)
+#: such calls of one conversation; each costs a request to find
+_MOST_UNANSWERED = 20
 
 
-class Omissions(Struct, frozen=True):
-    """What a service is asked without, since it refuses it."""
+class Adjustments(Struct, frozen=True):
+    """What is otherwise in a body, since the service refuses it as it would be."""
 
-    #: `stream_options`
+    #: `stream_options` is left out
     stream_options: bool = False
-    #: system messages behind the first message, or several user messages in a row
+    #: system messages are in the first one, and neighbouring user messages in one
     order: bool = False
+    #: calls that the conversation waits for, of a request that ended without answering them: only here
+    unanswered: tuple[str, ...] = ()
 
-    def learned(self, said: Complaint) -> "Omissions":
-        """This, and what a refusal complains of; itself where that is nothing which can be left out."""
+    def learned(self, said: Complaint) -> "Adjustments":
+        """This, and what a refusal calls for; itself where that is nothing."""
         words = f"{said.param} {said.message}".lower()
         if said.status in (400, 422) and "stream_options" in words:
             return replace(self, stream_options=True)
         # a failing template is an internal error at some services
         if said.status in (400, 422, 500) and _ORDER.search(words):
             return replace(self, order=True)
+        if said.status == 400 and (open_call := _UNANSWERED.search(said.message)):
+            call_id = open_call[1].rstrip(".")
+            if call_id not in self.unanswered and len(self.unanswered) < _MOST_UNANSWERED:
+                return replace(self, unanswered=(*self.unanswered, call_id))
         return self
 
     @property
     def named(self) -> str:
-        """What it is, in words."""
+        """What the service refuses, in words."""
         order = "system messages behind the first message"
         return " and ".join([*["`stream_options`"] * self.stream_options, *[order] * self.order])
 
-    def __or__(self, other: "Omissions") -> "Omissions":
-        return Omissions(self.stream_options or other.stream_options, self.order or other.order)
+    def __or__(self, other: "Adjustments") -> "Adjustments":
+        """What holds for every conversation."""
+        return Adjustments(self.stream_options or other.stream_options, self.order or other.order)
 
 
 #: until a service refuses something
-NOTHING = Omissions()
+NO_ADJUSTMENTS = Adjustments()
 
 
 def joined(prompt: Sequence[bytes], *, system: bytes, user: bytes, text: str) -> list[bytes]:
