@@ -65,6 +65,17 @@ def test_calls_and_results_are_sent_as_the_service_knows_them() -> None:
     }
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_answer_is_sent_back_as_words(text: str) -> None:
+    """Many services refuse an assistant's message without content, and with it the conversation for ever."""
+    said = message("assistant", text)
+    for model in (chat(), responses()):
+        assert encoded(model, said)["content"] == "(no answer)"
+    asked = called(ToolCall("call_1", "Shell-delete", "{}"))
+    assert encoded(chat(), asked)["content"] is None
+    assert encoded(responses(), asked)["type"] == "function_call"
+
+
 @pytest.mark.parametrize(
     ("written", "sent_back"),
     [

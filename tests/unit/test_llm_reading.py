@@ -109,10 +109,18 @@ def test_an_answer_is_the_same_however_its_bytes_come() -> None:
         ("content_filter", "content_filter"),
         ("eos", "stop"),
         ("tool_calls", "stop"),
+        ("model_length", "length"),
+        ("MAX_TOKENS", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("SAFETY", "content_filter"),
+        ("content_filter: PROHIBITED_CONTENT", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("refusal", "refusal"),
+        ("of a new kind", "stop"),
     ],
 )
 def test_ways_to_end_are_distinguished(finish: str, reason: str) -> None:
-    """Length and content filter have reasons of their own; what we do not know is a stop."""
+    """Length and content filter have several names and any case; what we do not know is a stop."""
     assert ending(chat(chunk(content="x", finish_reason=finish))).finish_reason == reason
 
 
@@ -125,16 +133,27 @@ def test_a_refusal_is_distinguished_from_an_answer() -> None:
 
 def test_an_answer_that_was_cut_short_calls_no_tool() -> None:
     """A call in an answer that ran out of tokens is not run, however well its arguments parse."""
-    for finish in ("length", "content_filter"):
+    for finish, reason in (
+        ("length", "length"),
+        ("content_filter", "content_filter"),
+        ("model_length", "length"),
+    ):
         done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason=finish)))
-        assert (done.finish_reason, done.tool_calls) == (finish, ())
+        assert (done.finish_reason, done.tool_calls) == (reason, ())
 
 
-def test_calls_end_an_answer_as_calls_whatever_the_service_says() -> None:
-    """Some services finish an answer with calls as `stop`."""
-    done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason="stop")))
+@pytest.mark.parametrize("finish", ["stop", "tool_calls", "function_call", "TOOL_USE", "end_turn", "eos"])
+def test_calls_end_an_answer_as_calls_whatever_the_service_says(finish: str) -> None:
+    """Some services finish an answer with calls as `stop`, or under a name of their own."""
+    done = ending(chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason=finish)))
     assert done.finish_reason == "tool_calls"
     assert done.tool_calls == (ToolCall("call_1", "A-b", "{}"),)
+
+
+def test_calls_of_an_answer_with_an_unknown_end_are_not_run() -> None:
+    """Whether they are whole cannot be known; an answer without them would be none."""
+    with pytest.raises(AttemptFailed, match=re.escape("unknown finish reason (of a new kind)")):
+        chat(fragment(0, "call_1", "A-b", "{}"), chunk(finish_reason="of a new kind"))
 
 
 def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
@@ -148,6 +167,37 @@ def test_calls_of_services_that_do_not_number_them_stay_distinct() -> None:
     for said in (numbered_zero, unnumbered):
         done = ending(chat(*said, chunk(finish_reason="tool_calls")))
         assert done.tool_calls == (ToolCall("a", "A-b", "{}"), ToolCall("b", "A-c", "{}"))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("A-b", '{"x":1}'), ("A-b", '{"x":2}')],
+        [("A-b", ""), ("A-c", '{"x":2}')],
+    ],
+)
+def test_whole_calls_that_are_all_numbered_zero_stay_distinct(calls: list[tuple[str, str]]) -> None:
+    """Also without ids, streamed as well as whole."""
+    made = [
+        {"index": 0, "id": "", "function": {"name": name, "arguments": written}} for name, written in calls
+    ]
+    whole = {"choices": [{"message": {"tool_calls": made}, "finish_reason": "tool_calls"}]}
+    streamed = [chunk(tool_calls=[each]) for each in made]
+    for said in ([whole], [*streamed, chunk(finish_reason="tool_calls")]):
+        done = ending(chat(*said))
+        assert [(call.tool, call.arguments) for call in done.tool_calls] == calls
+
+
+def test_a_name_that_is_repeated_begins_no_other_call() -> None:
+    """With each fragment, or once more at the end, without an id too."""
+    said = [
+        fragment(0, None, "A-b", ""),
+        fragment(0, None, "A-b", '{"x":'),
+        fragment(0, None, "A-b", "1}"),
+        fragment(0, None, "A-b", ""),
+    ]
+    done = ending(chat(*said, chunk(finish_reason="tool_calls")))
+    assert [(call.tool, call.arguments) for call in done.tool_calls] == [("A-b", '{"x":1}')]
 
 
 def test_fragments_without_an_index_belong_to_the_call_with_their_id() -> None:
@@ -232,6 +282,14 @@ def test_thoughts_are_not_shown_but_begin_the_answer() -> None:
     assert chat(chunk(content=parts), chunk(finish_reason="stop"))[:-1] == [TextDelta("so")]
 
 
+def test_thoughts_alone_in_parts_begin_the_answer() -> None:
+    """They count as pieces, as thoughts under a name of their own do."""
+    reading = ChatReading()
+    part = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    assert list(reading.take(orjson.dumps(chunk(content=[part])))) == []
+    assert reading.begun
+
+
 def test_a_whole_answer_gives_the_events_of_a_streamed_one() -> None:
     """One piece, the calls, and the end."""
     call = {"id": "call_1", "type": "function", "function": {"name": "A-b", "arguments": "{}"}}
@@ -281,9 +339,15 @@ def test_half_a_character_in_an_error_midway_is_no_fault(reading: Callable[[], R
     [
         ([chunk(content="so far")], "without a finish reason"),
         ([], "without a finish reason"),
-        ([chunk(content="so far", finish_reason="error")], "gave it up"),
+        ([chunk(content="so far", finish_reason="error")], "gave it up (error)"),
+        ([chunk(content="so far", finish_reason="abort")], "gave it up (abort)"),
+        ([chunk(finish_reason="function_call_filter: MALFORMED_FUNCTION_CALL")], "MALFORMED_FUNCTION_CALL"),
         ([{"error": {"message": "it broke", "code": "server_error"}}], "(server_error): it broke"),
         ([{"error": "just text"}], "just text"),
+        (
+            [{"choices": [{"error": {"code": 502, "message": "gone"}, "finish_reason": "error"}]}],
+            "(502): gone",
+        ),
         ([{"object": "error", "message": "flat", "code": 503}], "(503): flat"),
         (["not an object"], "what is not a completion"),
         ([{"choices": "what"}], "what is not a completion"),
@@ -344,6 +408,42 @@ def test_a_response_is_read_from_its_events() -> None:
             response_id="resp_1",
         ),
     ]
+
+
+def test_a_hidden_thought_does_not_begin_a_response() -> None:
+    """The wait is still for the first piece, which may be a thought that is streamed."""
+    for kind, begins in (("reasoning", False), ("message", True), ("function_call", True)):
+        for event in ("added", "done"):
+            reading = ResponsesReading()
+            item = {"type": kind, "id": "item_1"}
+            said = {"type": f"response.output_item.{event}", "item": item}
+            assert list(reading.take(orjson.dumps(said))) == []
+            assert reading.begun is begins
+    reading = ResponsesReading()
+    assert list(reading.take(orjson.dumps(delta("reasoning_summary_text", "hm")))) == []
+    assert reading.begun
+
+
+def test_a_text_that_comes_only_as_a_done_item_is_said() -> None:
+    """At services that stream no deltas, and repeat nothing at the end; but never twice."""
+    item = {"type": "response.output_item.done", "item": SAID}
+    for said in ([item, end()], [item, end(output=[SAID])], [delta("output_text", "so"), item, end()]):
+        assert responses(*said)[:-1] == [TextDelta("so")]
+
+
+def test_a_response_with_nulls_and_objects_is_understood() -> None:
+    """As chat completions are: fields that may be left out are null at some services."""
+    call = {**FUNCTION_CALL, "id": None, "arguments": {"x": 1}}
+    said = [
+        {
+            "type": "response.created",
+            "response": {**response("in_progress"), "output": None, "created_at": None},
+        },
+        {"type": "response.output_item.done", "item": call},
+        {"type": "response.completed", "response": {**response(), "status": None, "output": None}},
+    ]
+    done = ending(responses(*said))
+    assert done.tool_calls == (ToolCall("call_1", "A-b", '{"x":1}'),)
 
 
 @pytest.mark.parametrize("repeated", [True, False])

@@ -390,6 +390,32 @@ async def test_a_conversation_is_continued_by_its_id(make: MakeAgent, service: O
             thread.rollback(thread.checkpoints[0].checkpoint_id)
 
 
+async def test_a_conversation_can_be_continued_after_a_request_that_failed_in_a_round(
+    make: MakeAgent, service: OfflineModel
+) -> None:
+    """The call that the service has kept without a result does not stand in the way of the next message."""
+    import httpx
+
+    async with httpx.AsyncClient(verify=False) as http:
+        made = (await http.post(f"{service.base_url}/conversations", json={})).json()["id"]
+    call = {"name": "Shell-look", "arguments": {"path": "/x"}, "id": "call_1"}
+    service.script(
+        {
+            "rules": [
+                {"reply": {"tool_calls": [call]}, "times": 1},
+                {"reply": {"error": {"status": 400, "message": "down"}}, "times": 1},
+            ],
+            "otherwise": {"text": "Here I am."},
+        }
+    )
+    async with make(thread={"kind": "remote"}, agent={"plugins": ["Shell"]}) as agent:
+        thread = agent.get_remote_thread(made)
+        with pytest.raises(ModelFailed, match="down"):
+            await agent.run("look at /x", thread)
+        for _ in range(2):
+            assert (await agent.run("hello?", thread)).text == "Here I am."
+
+
 async def test_a_lost_conversation_is_a_clear_error(make: MakeAgent) -> None:
     """From answering and from listing; deleting what is gone is fine. covers: THREAD-1"""
     async with make(thread={"kind": "remote"}) as agent:

@@ -15,6 +15,8 @@ Shape = TypeVar("Shape")
 #: characters of a name, and those that services do not take in one
 MAX_NAME = 64
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
+#: sent in place of an answer without words
+_NO_ANSWER = "(no answer)"
 #: parts of an answer that is read a second time, more slowly and into more memory
 MAX_PARTS = 100_000
 
@@ -84,6 +86,14 @@ def format_fields(wanted: ResponseFormat) -> Json | None:
     return {"name": wanted.name, **described, "schema": wanted.schema, "strict": wanted.strict}
 
 
+def answer_text(message: Message) -> str:
+    """The text of an assistant's message without calls.
+
+    Many a service refuses one without words, and would refuse the conversation for ever.
+    """
+    return message.text if message.text.strip() else _NO_ANSWER
+
+
 def valid_name(name: str) -> str:
     """The name of a tool or a type as services take it.
 
@@ -106,10 +116,20 @@ def arguments(call: ToolCall) -> str:
     """
     if not call.arguments.strip():
         return "{}"
-    try:
-        if isinstance(orjson.loads(call.arguments), dict):
-            return call.arguments
-    except orjson.JSONDecodeError:
-        pass
+    if is_object(call.arguments):
+        return call.arguments
     wrapped: Json = {"invalid_json": call.arguments}
     return to_json(wrapped).decode()
+
+
+def argument_text(written: Any) -> str:
+    """A call's arguments as text, from services that send them as an object, too."""
+    return written if isinstance(written, str) else to_json(written).decode()
+
+
+def is_object(text: str) -> bool:
+    """Whether the text is a JSON object."""
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
@@ -18,19 +19,23 @@ from tealagents.domain.models import (
     ToolChoice,
 )
 from tealagents.domain.ports import ModelCall, ToolSpec
+from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments, joined
 from tealagents.llm.encoding import (
     Shape,
+    answer_text,
+    argument_text,
     arguments,
     call_id,
     compact,
     format_fields,
+    is_object,
     parsed,
     reader,
     to_json,
     user_text,
     valid_name,
 )
-from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, too_much, unusable
+from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, quoted, too_much, unusable
 from tealagents.llm.native import ChatReasoning, kept, returned
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
@@ -38,8 +43,20 @@ from tealagents.llm.service import MAX_CALLS, ModelService, Question
 #: models that reason refuse `max_tokens` and want `max_completion_tokens`
 _REASONING_FAMILY = re.compile(r"(?:.*/)?(?:o\d|gpt-5)", re.IGNORECASE)
 
-#: reasons with which a service says that it failed, not that it finished
-_FAILURES = frozenset({"error", "insufficient_system_resource"})
+#: how messages begin that `joined` may have to find
+_SYSTEM, _USER = (b'{"role":"%s","content":' % role for role in (b"system", b"user"))
+
+#: what services call the reasons of an answer's end, in any case; what follows a colon is a remark
+_NAMES: dict[FinishReason | Literal["error"], str] = {
+    "stop": "stop eos eos_token end_turn stop_sequence complete tool_calls tool_call tool_use function_call",
+    "length": "length model_length max_tokens model_context_window_exceeded",
+    "content_filter": "content_filter safety prohibited_content blocklist spii recitation sensitive",
+    "refusal": "refusal",
+    # the service says that it failed, not that it finished
+    "error": "error abort network_error insufficient_system_resource malformed_function_call "
+    "function_call_filter unexpected_tool_call",
+}
+_REASONS = {name: reason for reason, names in _NAMES.items() for name in names.split()}
 
 
 class OpenAIChatOptions(OpenAIOptions):
@@ -64,7 +81,7 @@ class OpenAIChat:
         self._tail = _settings(options)
 
     def encode_system(self, text: str) -> bytes:
-        return compact(to_json({"role": "system", "content": text}))
+        return _SYSTEM + to_json(text) + b"}"
 
     def encode(self, message: Message) -> bytes:
         return compact(to_json(_message(message, self._source)))
@@ -74,7 +91,7 @@ class OpenAIChat:
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
-            Question("/chat/completions", self._body(call), call.headers, call.stream),
+            Question("/chat/completions", partial(self._body, call), call.headers, call.stream),
             reading=self._reading,
             meaning=self._meaning,
         )
@@ -86,11 +103,16 @@ class OpenAIChat:
     async def __aexit__(self, *exc: object) -> None:
         await self._service.__aexit__(*exc)
 
-    def _body(self, call: ModelCall) -> bytes:
+    def _body(self, call: ModelCall, adjusted: Adjustments = NO_ADJUSTMENTS) -> bytes:
+        prompt = (
+            joined(call.prompt, system=_SYSTEM, user=_USER, text="text") if adjusted.order else call.prompt
+        )
         tools = b',"tools":' + call.tools if call.tools else b""
-        follow = b',"stream":true,"stream_options":{"include_usage":true}' if call.stream else b""
+        follow = b',"stream":true' if call.stream else b""
+        if call.stream and not adjusted.stream_options:
+            follow += b',"stream_options":{"include_usage":true}'
         wanted = _response_format(call.response_format) + _tool_choice(call.tool_choice)
-        return b"".join((self._head, b",".join(call.prompt), b"]", tools, wanted, self._tail, follow, b"}"))
+        return b"".join((self._head, b",".join(prompt), b"]", tools, wanted, self._tail, follow, b"}"))
 
     def _reading(self) -> "ChatReading":
         return ChatReading(self._secrets, self._source)
@@ -151,7 +173,7 @@ def _message(message: Message, source: str) -> Json:
             said = {"role": "assistant", "content": message.text or None, "tool_calls": calls}
             return {**said, **native.get("of_message", {})}
         case "assistant":
-            return {"role": "assistant", "content": message.text}
+            return {"role": "assistant", "content": answer_text(message)}
         case "tool":
             return {"role": "tool", "tool_call_id": call_id(message), "content": message.text}
 
@@ -216,6 +238,7 @@ class _Choice(Struct, gc=False):
     delta: _Said | None = None
     message: _Said | None = None
     finish_reason: str | None = None
+    error: Any = None
 
 
 class _ChatTokens(Struct, gc=False):
@@ -292,14 +315,17 @@ class ChatReading:
 
     def _take_choice(self, choice: _Choice, deltas: list[TextDelta]) -> None:
         said = choice.delta or choice.message
+        if choice.error:
+            raise failed_midway(complaint(choice.error), self._secrets)
         if choice.finish_reason:
             self.begun = True
             self._finish = choice.finish_reason
         if said is None:
             return
         content = said.content
-        if text := content if isinstance(content, str) else _text(content):
+        if content:
             self.begun = True
+        if text := content if isinstance(content, str) else _text(content):
             deltas.append(TextDelta(text))
         if said.refusal:
             self.begun = self._refused = True
@@ -307,8 +333,8 @@ class ChatReading:
         if said.tool_calls:
             self.begun = True
             for place, fragment in enumerate(said.tool_calls):
-                if choice.delta is None and fragment.index is None:
-                    fragment.index = place  # a whole message has whole calls, whatever their ids
+                if choice.delta is None:
+                    fragment.index = place  # a whole message has whole calls, whatever their numbers and ids
                 self._assemble(fragment)
         if said.reasoning_content or said.reasoning:
             self.begun = True
@@ -324,18 +350,17 @@ class ChatReading:
         if function is not None:
             call.name = call.name or function.name or ""
             if function.arguments:
-                call.arguments.append(_argument_text(function.arguments))
+                call.arguments.append(argument_text(function.arguments))
 
     def _call_of(self, fragment: _CallFragment) -> _Assembled:
         """The call a fragment belongs to: the last one with its index, or a new one.
 
-        Some services number no calls, or all of them 0; a name under another id is another call.
+        Some services number no calls, or all of them 0.
         """
         index = fragment.index if fragment.index is not None else self._index_of(fragment)
-        names_another = fragment.function is not None and bool(fragment.function.name)
         for call in reversed(self._calls):
             if call.index == index:
-                if names_another and fragment.id and call.id and fragment.id != call.id:
+                if _begins_another(fragment, call):
                     break
                 return call
         if len(self._calls) > MAX_CALLS:
@@ -363,9 +388,7 @@ class ChatReading:
     def done(self) -> ModelDone:
         if self._finish is None:
             raise cut("it ended without a finish reason")
-        if self._finish in _FAILURES:
-            raise cut(f"the service gave it up ({self._finish})")
-        reason = self._finish_reason()
+        reason = self._finish_reason(self._finish)
         return ModelDone(
             finish_reason=reason,
             tool_calls=tuple(self._tool_calls()) if reason == "tool_calls" else (),
@@ -380,16 +403,17 @@ class ChatReading:
         fields = {"of_message": self._reasoning.fields(), "of_calls": of_calls if any(of_calls) else []}
         return kept(self._source, len(of_calls), fields) if any(fields.values()) else ""
 
-    def _finish_reason(self) -> FinishReason:
+    def _finish_reason(self, finish: str) -> FinishReason:
         """One of ours. A call that was cut short must not run, however well its arguments parse: an answer
         that did not end by itself has none."""
-        if self._finish == "length":
-            return "length"
-        if self._finish == "content_filter":
-            return "content_filter"
-        if self._calls:
-            return "tool_calls"
-        return "refusal" if self._refused else "stop"
+        reason = _REASONS.get(finish.partition(":")[0].strip().lower())
+        if reason == "error":
+            raise cut(f"the service gave it up ({quoted(finish, self._secrets)})")
+        if reason is None and self._calls:
+            raise cut(f"it calls tools with an unknown finish reason ({quoted(finish, self._secrets)})")
+        if reason is None or reason == "stop":
+            return "tool_calls" if self._calls else "refusal" if self._refused else "stop"
+        return reason
 
     def _tool_calls(self) -> Iterator[ToolCall]:
         for place, call in enumerate(self._calls):
@@ -412,5 +436,16 @@ def _text(content: list[_ContentPart] | None) -> str:
     return "".join(part.text for part in parts if part.type == "text" and isinstance(part.text, str))
 
 
-def _argument_text(written: Any) -> str:
-    return written if isinstance(written, str) else to_json(written).decode()
+def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
+    """Whether a fragment with the number of `call` is of another one.
+
+    A name under another id is; without ids another name is, or more arguments after a whole object.
+    """
+    function = fragment.function
+    if function is None or not function.name:
+        return False
+    if fragment.id and call.id:
+        return fragment.id != call.id
+    if not call.name or function.name != call.name:
+        return bool(call.name)
+    return bool(function.arguments) and is_object("".join(call.arguments))

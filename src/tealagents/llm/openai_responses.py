@@ -11,6 +11,7 @@ over. System messages further back are sent where they stand.
 
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -18,7 +19,17 @@ from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall, ToolChoice
 from tealagents.domain.ports import ModelCall, ToolSpec
-from tealagents.llm.encoding import arguments, call_id, compact, format_fields, to_json, user_text, valid_name
+from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments, joined
+from tealagents.llm.encoding import (
+    answer_text,
+    arguments,
+    call_id,
+    compact,
+    format_fields,
+    to_json,
+    user_text,
+    valid_name,
+)
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
 from tealagents.llm.native import returned
 from tealagents.llm.options import OpenAIOptions
@@ -34,8 +45,9 @@ from tealagents.llm.responses_reading import (
 )
 from tealagents.llm.service import ModelService, Question
 
-#: what `encode_system` writes before the text, by which the text is found again without parsing
-_SYSTEM = b'{"type":"message","role":"system","content":'
+#: what `encode_system` writes before the text, by which the text is found again without parsing; and a user's
+#: message before its content
+_SYSTEM, _USER = (b'{"type":"message","role":"%s","content":' % role for role in (b"system", b"user"))
 
 #: the service's codes for a conversation that it no longer has
 _LOST_CODES = frozenset({"previous_response_not_found", "conversation_not_found", "response_not_found"})
@@ -80,7 +92,7 @@ class OpenAIResponses:
 
     def stream(self, call: ModelCall) -> AsyncGenerator[Sequence[ModelEvent], None]:
         return self._service.events(
-            Question("/responses", self._body(call), call.headers, call.stream),
+            Question("/responses", partial(self._body, call), call.headers, call.stream),
             reading=lambda: ResponsesReading(self._secrets, call.remote_id, self._source),
             meaning=lambda said: self._meaning(said, call.remote_id),
         )
@@ -92,12 +104,17 @@ class OpenAIResponses:
     async def __aexit__(self, *exc: object) -> None:
         await self._service.__aexit__(*exc)
 
-    def _body(self, call: ModelCall) -> bytes:
-        prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in call.prompt]
+    def _body(self, call: ModelCall, adjusted: Adjustments = NO_ADJUSTMENTS) -> bytes:
+        prompt: Sequence[bytes] = call.prompt
+        if adjusted.order:
+            prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text")
+        prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
         instructions = b""
         if prompt and prompt[0].startswith(_SYSTEM):
             instructions = b',"instructions":' + prompt[0][len(_SYSTEM) : -1]
             del prompt[0]
+        if call.remote_id is not None:
+            prompt[:0] = [to_json(_unanswered(call_id)) for call_id in adjusted.unanswered]
         tools = b',"tools":' + call.tools if call.tools else b""
         follow = b',"stream":true' if call.stream else b""
         continued = _continued(call.remote_id)
@@ -165,9 +182,10 @@ class OpenAIResponses:
         while following is not None:
             path = f"/responses/{_safe(following)}"
             kept = read_stored(await self._get(path, following))
-            if seen and {item.id for item in kept.output} <= seen:
+            output = kept.output or ()
+            if seen and {item.id for item in output} <= seen:
                 break
-            items = [*await self._items(f"{path}/input_items", following), *kept.output]
+            items = [*await self._items(f"{path}/input_items", following), *output]
             new = [item for item in items if item.id not in seen]
             seen.update(item.id for item in new)
             turns.append(messages_of(new, following, kept.created))
@@ -180,9 +198,10 @@ class OpenAIResponses:
         while True:
             page = read_page(await self._get(f"{path}?order=asc&limit={_PAGE}{after}", remote_id))
             items += page.data
-            if not page.has_more or not page.data:
+            last = page.data[-1].id if page.data else None
+            if not page.has_more or last is None:
                 return items
-            after = f"&after={_safe(page.data[-1].id)}"
+            after = f"&after={_safe(last)}"
 
     async def _get(self, path: str, remote_id: str) -> bytes:
         try:
@@ -268,6 +287,8 @@ def _sent_items(message: Message, source: str) -> Iterator[Json]:
         case "user":
             text = user_text(message)
             yield _said_by("user", text if text is not None else _parts(message))
+        case "assistant" if not message.tool_calls:
+            yield _said_by("assistant", answer_text(message))
         case "assistant":
             yield from _assistant_items(message, returned(message, source).get("order", []))
         case "tool":
@@ -276,7 +297,7 @@ def _sent_items(message: Message, source: str) -> Iterator[Json]:
 
 def _assistant_items(message: Message, order: Sequence[Any]) -> Iterator[Json]:
     """Text and calls, and items of reasoning in their places among them, as `ResponsesReading` noted them."""
-    said = [_said_by("assistant", message.text)] if message.text or not message.tool_calls else []
+    said = [_said_by("assistant", message.text)] if message.text else []
     calls = map(_call, message.tool_calls)
     for item in order if TEXT in order else (TEXT, *order):
         if item == TEXT:
@@ -287,6 +308,12 @@ def _assistant_items(message: Message, order: Sequence[Any]) -> Iterator[Json]:
         else:
             yield item
     yield from calls
+
+
+def _unanswered(call_id: str) -> Json:
+    """For a call of a request that ended before it was answered: the service would wait for it for ever."""
+    said = "No result: the request ended before this call was answered. It may have been run or not."
+    return {"type": "function_call_output", "call_id": call_id, "output": said}
 
 
 def _said_by(role: str, content: Any) -> Json:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tealagents.domain.events import ModelDone, TextDelta
 from tealagents.domain.models import FinishReason, Item, Json, Message, Role, TokenUsage, ToolCall
-from tealagents.llm.encoding import Shape, parsed, reader
+from tealagents.llm.encoding import Shape, argument_text, parsed, reader
 from tealagents.llm.failures import complaint, cut, failed_midway, quoted, unusable, waiting
 from tealagents.llm.native import kept
 
@@ -23,7 +23,7 @@ TEXT, CALL = "text", "call"
 class StoredItem(Struct, gc=False):
     """An item of a conversation: of all its fields those that we need."""
 
-    id: str = ""
+    id: str | None = None
     type: str = ""
     role: str | None = None
     #: a message's: a string, or parts
@@ -31,7 +31,8 @@ class StoredItem(Struct, gc=False):
     #: a function call's
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    #: a string; an object from services that do not encode it
+    arguments: Any = None
     #: a function call's output: a string, or parts
     output: Any = None
     #: reasoning's: what is shown of it, and all of it for the service itself
@@ -59,9 +60,9 @@ class _StoredResponse(Struct, gc=False):
 
     id: str | None = None
     model: str | None = None
-    created_at: float = 0
+    created_at: float | None = None
     status: str | None = None
-    output: list[StoredItem] = []
+    output: list[StoredItem] | None = None
     usage: _ResponseTokens | None = None
     incomplete_details: _Incomplete | None = None
     previous_response_id: str | None = None
@@ -69,7 +70,7 @@ class _StoredResponse(Struct, gc=False):
 
     @property
     def created(self) -> datetime:
-        return datetime.fromtimestamp(self.created_at, UTC)
+        return datetime.fromtimestamp(self.created_at or 0, UTC)
 
 
 class _Event(Struct, gc=False):
@@ -99,7 +100,7 @@ class ResponsesReading:
         self._response: _StoredResponse | None = None
         self._said = False
         self._refused = False
-        #: that are done
+        #: the items that are complete
         self._items: list[StoredItem] = []
         self._calls: list[ToolCall] = []
 
@@ -116,18 +117,21 @@ class ResponsesReading:
             case "response.refusal.delta" if isinstance(event.delta, str):
                 self.begun = self._said = self._refused = True
                 yield TextDelta(event.delta, refusal=True)
-            case "response.output_item.done" if event.item is not None:
-                self.begun = True
-                self._items.append(event.item)
+            case "response.output_item.added" | "response.output_item.done" if event.item is not None:
+                # of a thought that is not shown nothing has come yet
+                self.begun = self.begun or event.item.type != "reasoning"
+                if event.type == "response.output_item.done":
+                    self._items.append(event.item)
             case "error":
                 raise failed_midway(complaint(self._understood(parsed, data)), self._secrets)
             case kind if kind in _ENDS and event.response is not None:
-                yield from self._end(event.response)
-            case kind if kind.endswith(".delta") or kind == "response.output_item.added":
+                yield from self._end(event.response, event.response.status or kind.partition(".")[2])
+            case kind if kind.endswith(".delta"):
                 self.begun = True
 
     def whole(self, body: bytes) -> Iterable[TextDelta]:
-        return self._end(self._understood(read_stored, body))
+        response = self._understood(read_stored, body)
+        return self._end(response, response.status)
 
     def done(self) -> ModelDone:
         response = self._response
@@ -147,22 +151,23 @@ class ResponsesReading:
         order = _order_of(self._items)
         return kept(self._source, len(self._calls), {"order": order}) if order else ""
 
-    def _end(self, response: _StoredResponse) -> Iterator[TextDelta]:
+    def _end(self, response: _StoredResponse, status: str | None) -> Iterator[TextDelta]:
         if response.error:
             raise failed_midway(complaint(response.error), self._secrets)
-        if response.status not in ("completed", "incomplete"):
-            raise cut(f"the service left it {quoted(response.status or 'without a status')}")
+        if status not in ("completed", "incomplete"):
+            raise cut(f"the service left it {quoted(status or 'without a status')}")
         self.begun = True
-        self._response = response
-        said = self._said
-        if _calls_of(response.output):  # the end of an answer repeats them
-            self._items = response.output
+        self._response = replace(response, status=status)
+        output = response.output or []
+        if _calls_of(output):  # the end of an answer repeats its items, at most services
+            self._items = output
         self._calls = _calls_of(self._items)
-        for item in response.output:
+        for item in output:
             if item.type == "mcp_approval_request":
                 raise waiting(item.name or "", self._secrets)
-            if not said and item.type == "message":
-                yield from self._texts(item)
+        if not self._said:
+            for message in _messages_in(output) or _messages_in(self._items):
+                yield from self._texts(message)
 
     def _texts(self, message: StoredItem) -> Iterator[TextDelta]:
         for part in _part_list(message.content):
@@ -250,9 +255,13 @@ def _calls_of(items: Iterable[StoredItem]) -> list[ToolCall]:
     return [_call_of(item) for item in items if item.type == "function_call"]
 
 
+def _messages_in(items: Iterable[StoredItem]) -> list[StoredItem]:
+    return [item for item in items if item.type == "message"]
+
+
 def _call_of(item: StoredItem) -> ToolCall:
     # the service always sends a call_id; the item's own id stands in where one does not
-    return ToolCall(item.call_id or item.id, item.name or "", item.arguments or "")
+    return ToolCall(item.call_id or item.id or "", item.name or "", argument_text(item.arguments or ""))
 
 
 def _contents(content: Any) -> tuple[Item, ...]:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from tealagents.domain.errors import ModelFailed, ModelTimeout, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
+from tealagents.llm.adjustments import NO_ADJUSTMENTS, Adjustments
 from tealagents.llm.deadlines import Deadlines
 from tealagents.llm.failures import MAX_PAGE, AttemptFailed, Complaint, is_html, page, quoted, too_much
 from tealagents.llm.options import OpenAIOptions, has_private_way
@@ -37,10 +38,25 @@ class Question(Struct):
     """What is posted."""
 
     path: str
-    body: bytes
+    #: makes the body
+    write: Callable[[Adjustments], bytes]
     headers: Mapping[str, str]
     #: a stream is asked for
     stream: bool
+    body: bytes = b""
+    #: what the body was made with
+    adjusted: Adjustments = NO_ADJUSTMENTS
+
+    def reworded(self, said: Complaint) -> bool:
+        """Puts otherwise what the service has refused; False where that is nothing, or changes nothing."""
+        adjusted = self.adjusted.learned(said)
+        if adjusted == self.adjusted:
+            return False
+        before, self.body = self.body, self.write(adjusted)
+        if self.body == before:
+            return False
+        self.adjusted = adjusted
+        return True
 
 
 class Reading(Protocol):
@@ -81,6 +97,7 @@ class ModelService:
         self._secrets = options.secrets()
         budget = RetryBudget(ratio=options.retry_ratio, burst=options.retry_burst)
         self._retries = Retries(budget, limit=options.max_retries, delay=options.retry_delay_seconds)
+        self._adjusted = NO_ADJUSTMENTS
         self._connecting: asyncio.Task[ServiceConnection] | None = None
 
     async def __aenter__(self) -> "ModelService":
@@ -110,22 +127,38 @@ class ModelService:
         connection = await self.connection()
         deadlines = self.deadlines()
         self._retries.begin()
-        for retry in count(1):
+        question.adjusted = self._adjusted
+        question.body = question.write(self._adjusted)
+        retries = count(1)
+        while True:
             attempt = self._attempt(connection, question, reading(), deadlines)
             try:
                 async with aclosing(attempt) as events:
                     async for batch in events:
+                        if question.adjusted is not self._adjusted:
+                            self._remember(question)
                         yield batch
                 return
             except AttemptFailed as failed:
-                ending = failed.complaint and meaning(failed.complaint)
-                following = ending or self._pause(failed, retry, deadlines)
+                said = failed.complaint
+                ending = said and meaning(said)
+                if said and not ending and question.reworded(said):
+                    continue  # at once, and not as a retry: the service is well
+                following = ending or self._pause(failed, next(retries), deadlines)
             if isinstance(following, ModelDone):
                 yield [following]
                 return
             if isinstance(following, RunFailure):
                 raise following
             await asyncio.sleep(following)
+
+    def _remember(self, question: Question) -> None:
+        """The service has answered what was put otherwise: later calls are put so from the first."""
+        known = self._adjusted | question.adjusted
+        if known != self._adjusted:
+            _log.info("The model service refuses %s, and is asked without from now on.", known.named)
+            self._adjusted = known
+        question.adjusted = self._adjusted
 
     async def _attempt(
         self, connection: "ServiceConnection", question: Question, reading: Reading, deadlines: Deadlines

@@ -1,0 +1,193 @@
+"""What a service refuses though its API has it: asked for again without, and remembered."""
+
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from llm_setup import RawConnection, RawService, client, message, one_by_one, text_of
+
+from tealagents.domain.errors import ModelFailed
+from tealagents.domain.ports import Model, ModelCall
+
+#: the refusal of a request: its status and its message; None where it is answered
+Refusal = tuple[int, Any] | None
+
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+ANSWERS = {
+    "openai-chat": {"choices": [{"message": {"content": "so"}, "finish_reason": "stop"}]},
+    "openai-responses": {
+        "id": "resp_1",
+        "status": "completed",
+        "output": [{"type": "message", "content": [{"type": "output_text", "text": "so"}]}],
+    },
+}
+
+
+class Picky:
+    """A service that refuses what it does not take, and answers everything else."""
+
+    def __init__(self, refusal: Callable[[dict[str, Any]], Refusal], name: str = "openai-chat") -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._refusal = refusal
+        self._answer = ANSWERS[name]
+        self.raw = RawService(self._serve)
+
+    async def _serve(self, connection: RawConnection) -> None:
+        while True:
+            asked = orjson.loads((await connection.request_with_body())[1])
+            self.asked.append(asked)
+            status, said = 200, self._answer
+            if refused := self._refusal(asked):
+                status, said = refused[0], {"error": {"message": refused[1], "code": None}}
+            body = orjson.dumps(said)
+            head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n" % status
+            await connection.send(head + b"content-length: %d\r\n\r\n%s" % (len(body), body))
+
+
+async def ask(model: Model, *prompt: bytes, stream: bool = False) -> str:
+    asked = ModelCall(prompt=prompt, stream=stream)
+    return text_of([event async for event in one_by_one(model.stream(asked))])
+
+
+def hello(model: Model) -> bytes:
+    return model.encode(message("user", "hello"))
+
+
+def roles(body: dict[str, Any]) -> list[str]:
+    return [said["role"] for said in body.get("messages") or body["input"]]
+
+
+# --- the accounts of a stream -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (400, "Unrecognized request argument supplied: stream_options"),
+        (422, {"detail": [{"loc": ["body", "stream_options", "include_usage"], "msg": "Extra inputs"}]}),
+    ],
+)
+async def test_a_service_without_stream_options_streams(
+    refusal: Refusal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused once, they are left out from then on; that is logged once."""
+    caplog.set_level(logging.INFO, logger="tealagents.llm")
+    service = Picky(lambda body: refusal if "stream_options" in body else None)
+    async with service.raw.running(), client(service.raw.base_url, max_retries=0) as model:
+        for _ in range(2):
+            assert await ask(model, hello(model), stream=True) == "so"
+    assert [(body["stream"], "stream_options" in body) for body in service.asked] == [
+        (True, True),
+        (True, False),
+        (True, False),
+    ]
+    assert [record.message for record in caplog.records if "refuses" in record.message] == [
+        "The model service refuses `stream_options`, and is asked without from now on."
+    ]
+
+
+async def test_what_does_not_help_is_not_remembered() -> None:
+    """A complaint that only quotes the words costs one more request, and no other call anything."""
+    service = Picky(
+        lambda body: (400, "the text stream_options is too rude") if len(service.asked) < 3 else None
+    )
+    async with service.raw.running(), client(service.raw.base_url) as model:
+        with pytest.raises(ModelFailed, match="too rude"):
+            await ask(model, hello(model), stream=True)
+        assert await ask(model, hello(model), stream=True) == "so"
+    assert ["stream_options" in body for body in service.asked] == [True, False, True]
+
+
+# --- the order of messages ----------------------------------------------------------------------------
+
+
+def only_first_is_system(body: dict[str, Any]) -> Refusal:
+    return (400, "System message must be at the beginning.") if "system" in roles(body)[1:] else None
+
+
+async def test_system_messages_go_into_the_first_where_only_that_may_be_one() -> None:
+    """Asked again at once; later calls are put so from the first."""
+    service = Picky(only_first_is_system)
+    async with service.raw.running(), client(service.raw.base_url, max_retries=0) as model:
+        prompt = [
+            model.encode_system("Be brief."),
+            model.encode_system('A summary: "x"'),
+            hello(model),
+            model.encode(message("assistant", "Hello.")),
+            model.encode_system("A note."),
+            hello(model),
+        ]
+        for _ in range(2):
+            assert await ask(model, *prompt) == "so"
+        assert await ask(model, hello(model)) == "so"
+    assert len(service.asked) == 4
+    assert [(said["role"], said["content"]) for said in service.asked[2]["messages"]] == [
+        ("system", 'Be brief.\n\nA summary: "x"\n\nA note.'),
+        ("user", "hello"),
+        ("assistant", "Hello."),
+        ("user", "hello"),
+    ]
+    assert roles(service.asked[3]) == ["user"]
+
+
+async def test_a_template_that_fails_as_an_internal_error_is_understood() -> None:
+    """It is no retry: there is none here."""
+    service = Picky(
+        lambda body: only_first_is_system(body) and (500, "Jinja: system message must come first")
+    )
+    async with service.raw.running(), client(service.raw.base_url, max_retries=0) as model:
+        assert await ask(model, hello(model), model.encode_system("A note."), hello(model)) == "so"
+    assert roles(service.asked[-1]) == ["system", "user"]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_neighbouring_messages_of_the_user_become_one_where_roles_alternate(name: str) -> None:
+    """Texts become one text; where there are images, parts become one list."""
+
+    def alternating(body: dict[str, Any]) -> Refusal:
+        said = roles(body)
+        pairs = list(pairwise(said))
+        return (400, "Conversation roles must alternate user/assistant/…") if ("user",) * 2 in pairs else None
+
+    service = Picky(alternating, name)
+    async with service.raw.running(), client(service.raw.base_url, name) as model:
+        texts = [model.encode(message("user", text)) for text in ("one", "two", "three")]
+        assert await ask(model, model.encode_system("Be brief."), *texts) == "so"
+        assert await ask(model, texts[0], model.encode(message("user", "look", images=[IMAGE]))) == "so"
+    key = "messages" if name == "openai-chat" else "input"
+    assert service.asked[1][key][-1]["content"] == "one\n\ntwo\n\nthree"
+    parts = service.asked[2][key][0]["content"]
+    assert [part.get("text") for part in parts] == ["one", "look", None]
+    assert parts[0]["type"] == parts[1]["type"]
+
+
+@pytest.mark.parametrize("status", [400, 429])
+async def test_a_message_that_is_in_order_is_not_asked_again(status: int) -> None:
+    """A complaint about the order means something else where there is nothing to join."""
+    service = Picky(lambda _: (status, "roles must alternate"))
+    async with service.raw.running(), client(service.raw.base_url, max_retries=0) as model:
+        with pytest.raises(ModelFailed, match="must alternate"):
+            await ask(model, model.encode_system("Be brief."), hello(model))
+    assert len(service.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "System message must be at the beginning.",
+        "Conversation roles must alternate user/assistant/user/assistant/...",
+        "After the optional system message, conversation roles must alternate user/assistant",
+        "Only the first message can have the role 'system'",
+        "Unexpected role 'system' after role 'assistant'",
+        "The model does not support successive user or assistant messages",
+        'messages: roles must alternate between "user" and "assistant"',
+    ],
+)
+async def test_complaints_about_the_order_are_known_by_their_words(complaint: str) -> None:
+    """As templates and services word them."""
+    service = Picky(lambda body: (400, complaint) if len(body["messages"]) > 2 else None)
+    async with service.raw.running(), client(service.raw.base_url) as model:
+        assert await ask(model, model.encode_system("a"), model.encode_system("b"), hello(model)) == "so"
