@@ -393,6 +393,15 @@ async def test_server_that_cannot_be_used_is_reported_at_start(options: dict[str
             pass
 
 
+@pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
+async def test_server_that_chooses_another_protocol_version_is_refused(tmp_path: Path, version: str) -> None:
+    """A server that does not agree to `protocol_version` fails the start, with both versions named."""
+    error = f"session is in protocol version 2025-11-25, and the config requires protocol_version {version}"
+    with pytest.raises(ToolsetError, match=error):
+        async with opened(**odd(tmp_path), protocol_version=version):
+            pass
+
+
 async def test_last_words_of_a_server_are_reported(tmp_path: Path) -> None:
     """A process that ends at start is reported with what it said on standard error."""
     with pytest.raises(ToolsetError, match="Its last words:\nthe odd server starts\nit lacks a setting"):
@@ -461,9 +470,9 @@ async def opened_http(sdk: SDKServer[Any], **options: Any) -> AsyncIterator[tupl
             yield server, int(url.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("version", [None, "2025-11-25"])
+@pytest.mark.parametrize("version", [None, "2025-11-25", "2026-07-28"])
 async def test_server_over_http(version: str | None) -> None:
-    """A server of the SDK works over HTTP, with the newest protocol and with sessions."""
+    """A server of the SDK works over HTTP, with the newest protocol (named or not) and with sessions."""
     calls: list[str] = []
     async with opened_http(counting(calls), protocol_version=version) as (server, _):
         assert await call(server, "count", text="a") == "a 1"
