@@ -5,7 +5,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
 from tealagents.domain.errors import NeedsOwner, ToolFailed
-from tealagents.domain.ports import Tool
+from tealagents.domain.ports import Checking, Tool
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
 from tealagents.tools.openapi import OpenAPIPlugin
@@ -367,6 +367,95 @@ async def test_multipart_body(tmp_path: Path, server: str) -> None:
         'Content-Disposition: form-data; name="crop"',
     ]
     assert [part.strip().rpartition("\r\n\r\n")[2] for part in parts] == ["img", "ü", "1", "2", '{"x": 1}']
+
+
+# --- arguments that were edited ------------------------------------------------------------------
+
+EDITED = one_operation(
+    {
+        "operationId": "a",
+        "parameters": [
+            {"name": "n", "in": "query", "required": True, "schema": {"type": "integer", "minimum": 1}},
+            {
+                "name": "kind",
+                "in": "query",
+                "schema": {"type": "string", "enum": ["a", "b"], "nullable": True},
+            },
+            {"name": "short", "in": "query", "schema": {"type": "string", "maxLength": 3}},
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Order"}}},
+        },
+    },
+    Order={
+        "type": "object",
+        "required": ["items"],
+        "properties": {
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/Item"}, "maxItems": 2},
+            "rest": {"oneOf": [{"type": "number"}, {"$ref": "#/components/schemas/Item"}]},
+            "on": {"type": "boolean", "enum": [True]},
+        },
+    },
+    Item={
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["id"],
+        "properties": {"id": {"type": "string", "pattern": "^(a+)+$"}, "more": {"type": "integer"}},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("edited", "fault"),
+    [
+        ({}, None),
+        ({"kind": None, "short": None}, None),
+        ({"rest": 2.5, "on": True, "n": 2.0}, None),
+        ({"rest": {"id": "a" * 40 + "!"}}, None),
+        ({"n": "abc"}, r"- n: has to be integer \(given: 'abc'\)"),
+        ({"n": True}, "- n: has to be integer"),
+        ({"n": 0}, "- n: is out of its bounds"),
+        ({"kind": "c"}, r"- kind: has to be one of 'a', 'b', None \(given: 'c'\)"),
+        ({"short": "long"}, "- short: is out of its bounds"),
+        ({"items": None}, "- items: missing"),
+        ({"items": {"id": "1"}}, "- items: has to be array"),
+        ({"items": [{"id": "1"}, {"id": 2}]}, "- items.1.id: has to be string"),
+        ({"items": [{"more": 1}]}, "- items.0.id: missing"),
+        ({"items": [{"id": "1", "less": 1}]}, "- items.0.less: there is no such field"),
+        ({"items": [{"id": "1"}] * 3}, "- items: is out of its bounds"),
+        ({"rest": "x"}, "- rest: fits none of the alternatives"),
+        ({"on": 1}, "- on: has to be boolean"),
+    ],
+)
+async def test_edited_arguments_are_held_against_the_schema(
+    tmp_path: Path, edited: Json, fault: str | None
+) -> None:
+    """What an approver wrote has to be what the model could have sent."""
+    async with opened(tmp_path, EDITED, "http://127.0.0.1:1") as tools:
+        tool = tools["Library-a"]
+        assert isinstance(tool, Checking)
+        with nullcontext() if fault is None else pytest.raises(ToolFailed, match=fault):
+            tool.check({"n": 1, "items": [{"id": "1"}], **edited})
+
+
+@pytest.mark.parametrize("hostile", ["loop", "fan"])
+async def test_a_hostile_schema_cannot_make_a_check_long(tmp_path: Path, hostile: str) -> None:
+    """References in circles, and alternatives that double with each level, are given up."""
+    levels: Json = {
+        f"L{n}": {"anyOf": [{"$ref": f"#/components/schemas/L{n + 1}"}] * 2, "type": "string"}
+        for n in range(40)
+    }
+    levels["L40"] = {"type": "integer"}
+    if hostile == "loop":
+        levels["L0"] = {"allOf": [{"$ref": "#/components/schemas/L0"}]}
+    schema = {"$ref": "#/components/schemas/L0"}
+    operation = {"operationId": "a", "parameters": [{"name": "n", "in": "query", "schema": schema}]}
+    async with opened(tmp_path, one_operation(operation, **levels), "http://127.0.0.1:1") as tools:
+        tool = tools["Library-a"]
+        assert isinstance(tool, Checking)
+        with pytest.raises(ToolFailed, match="too large to be checked"):
+            tool.check({"n": "x"})
 
 
 # --- answers -------------------------------------------------------------------------------------

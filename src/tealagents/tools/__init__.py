@@ -7,7 +7,8 @@
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
 `semantic_kernel`     plugins written for the earlier framework (`input_types`: its types)
 `openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
-                      document; `openapi_request`: calling an operation)
+                      document; `openapi_request`: calling an operation; `schema_check`: whether edited
+                      arguments fit)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_listing`:
                       what is listed, and for whom; `mcp_results`;
                       `process_guard`: ends a child process whose parent has died)

@@ -34,6 +34,7 @@ from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
 from tealagents.tools.results import bounded, described
+from tealagents.tools.schema_check import check_against
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,15 @@ class OpenAPITool:
         )
 
     def check(self, arguments: Json) -> None:
-        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        """`ToolFailed` where no request can be made of the arguments, or the schema rules them out.
+
+        The second is not held against the model, to which the service answers: services convert what
+        they are sent, and an approver has to know what will run.
+        """
         request_of(self._operation, arguments)
+        # as in a request, null means absent
+        given = {name: value for name, value in arguments.items() if value is not None}
+        check_against(self.spec.parameters, given)
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         request = request_of(self._operation, arguments)
