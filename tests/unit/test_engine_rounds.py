@@ -10,7 +10,7 @@ from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
-from tealagents.engine.approvals import Command
+from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.exporting import export
 
 DELETE, LOOK, AGAIN = (
@@ -53,6 +53,36 @@ async def test_the_results_of_a_paused_round_are_in_the_order_of_its_calls() -> 
             if limit >= 4:  # a round that is larger than a page comes as it is stored
                 results = [each.tool_call_id for each in found if each.role == "tool"]
                 assert results == ["c1", "c2", "c3"]
+
+
+@pytest.mark.parametrize(
+    ("wrote", "edited", "note"),
+    [
+        ('{"path": "/x"}', {"path": "/y"}, 'The user changed the arguments of this call to {"path":"/y"}\n'),
+        ('{"path": "/x", "n": 1}', {"n": 1, "path": "/x"}, ""),
+        ("", {}, ""),
+    ],
+)
+async def test_the_model_is_sent_what_an_approver_changed(wrote: str, edited: Json, note: str) -> None:
+    """With the result, at once and in later turns; what it wrote itself stays. covers: HITL-1"""
+    ran: list[Json] = []
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", wrote)), says("done"))
+    async with process(None, model, noting(ran, governed=True)) as here:
+        paused = await here.ask()
+        decision = CallDecision("c1", "approve", edited)
+        sent_back = await here.approvals.resume(
+            ADA, paused.request_id, Command(decisions=(decision,)), streamed=True
+        )
+        ended = await here.service.outcome(sent_back)
+        await here.ask("and?", ended.task_id)
+        assert ran == [edited]
+        for call in (1, 2):
+            assert model.calls[call].prompt[2].decode() == f"tool: {note}ok"
+        partition = here.partition()
+        path = (await here.tasks.head(partition, ended.task_id)).value.path
+        kept, _ = await here.tasks.history.messages(partition, ended.task_id, path, after=0, limit=10)
+        assert kept[1].tool_calls[0].arguments == wrote
+        assert kept[2].text == f"{note}ok"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
