@@ -341,6 +341,38 @@ async def test_open_body_takes_other_fields(tmp_path: Path, server: str) -> None
             await sent(tools, "createBook", titel="x")
 
 
+async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str) -> None:
+    """In JSON, also by way of references and where nothing else is said; else null means absent."""
+    due = {"$ref": "#/components/schemas/Due"}
+    fields: Json = {
+        "due": due,
+        "whole": {"allOf": [due, {"description": "the day"}]},
+        "either": {"oneOf": [{"type": "integer"}, due]},
+        "any": {},
+        "chosen": {"enum": ["a", None]},
+        "fixed": {"const": None},
+        "plain": {"type": "string"},
+        "some": {"enum": ["a", "b"]},
+        "both": {"allOf": [due, {"type": "string"}]},
+        "object": {"properties": {"a": {}}},
+        "loop": {"$ref": "#/components/schemas/Loop"},
+    }
+    body = {"required": True, "content": {"application/json": {"schema": {"properties": fields}}}}
+    form = {"content": {"application/x-www-form-urlencoded": {"schema": {"properties": fields}}}}
+    document = one_operation(
+        {"operationId": "a", "requestBody": body},
+        path="/echo/a",
+        Due={"type": "string", "format": "date", "nullable": True},
+        Loop={"anyOf": [{"$ref": "#/components/schemas/Loop"}]},
+    )
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(tools, "a", **dict.fromkeys(fields))
+        assert list(json.loads(seen["body"])) == ["due", "whole", "either", "any", "chosen", "fixed"]
+    document["paths"]["/echo/a"]["post"]["requestBody"] = form
+    async with opened(tmp_path, document, server) as tools:
+        assert (await sent(tools, "a", **dict.fromkeys(fields)))["body"] == ""
+
+
 async def test_form_body(tmp_path: Path, server: str) -> None:
     """A form's fields are encoded, lists repeated, objects written as the document says."""
     async with opened(tmp_path, library.document(), server) as tools:
@@ -390,11 +422,12 @@ EDITED = one_operation(
     },
     Order={
         "type": "object",
-        "required": ["items"],
+        "required": ["items", "due"],
         "properties": {
             "items": {"type": "array", "items": {"$ref": "#/components/schemas/Item"}, "maxItems": 2},
             "rest": {"oneOf": [{"type": "number"}, {"$ref": "#/components/schemas/Item"}]},
             "on": {"type": "boolean", "enum": [True]},
+            "due": {"type": "string", "nullable": True},
         },
     },
     Item={
@@ -418,7 +451,8 @@ EDITED = one_operation(
         ({"n": 0}, "- n: is out of its bounds"),
         ({"kind": "c"}, r"- kind: has to be one of 'a', 'b', None \(given: 'c'\)"),
         ({"short": "long"}, "- short: is out of its bounds"),
-        ({"items": None}, "- items: missing"),
+        ({"due": None}, None),
+        ({"items": None}, r"- items: has to be array \(given: None\)"),
         ({"items": {"id": "1"}}, "- items: has to be array"),
         ({"items": [{"id": "1"}, {"id": 2}]}, "- items.1.id: has to be string"),
         ({"items": [{"more": 1}]}, "- items.0.id: missing"),
@@ -436,7 +470,7 @@ async def test_edited_arguments_are_held_against_the_schema(
         tool = tools["Library-a"]
         assert isinstance(tool, Checking)
         with nullcontext() if fault is None else pytest.raises(ToolFailed, match=fault):
-            tool.check({"n": 1, "items": [{"id": "1"}], **edited})
+            tool.check({"n": 1, "items": [{"id": "1"}], "due": "today", **edited})
 
 
 @pytest.mark.parametrize("hostile", ["loop", "fan"])

@@ -116,9 +116,10 @@ class OpenAPITool:
         they are sent, and an approver has to know what will run.
         """
         request_of(self._operation, arguments)
+        schema = self.spec.parameters
         # as in a request, null means absent
-        given = {name: value for name, value in arguments.items() if value is not None}
-        check_against(self.spec.parameters, given)
+        absent = {name for name, value in arguments.items() if value is None} - {*schema.get("required", ())}
+        check_against(schema, {name: one for name, one in arguments.items() if name not in absent})
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         request = request_of(self._operation, arguments)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.openapi_schema import OMITTED, Schemas, allows_null, resolved
+from tealagents.tools.openapi_schema import OMITTED, Schemas, resolved
 from tealagents.tools.options import explained
 
 #: characters of one tool's arguments that the model is sent; those beyond it become "any value"
@@ -69,7 +69,7 @@ class RequestBody:
     argument: str | None = None
     #: argument → field
     fields: Mapping[str, str] = field(default_factory=dict)
-    #: fields that may be null; of others, null means absent
+    #: fields that may be null, in JSON; of others, null means absent
     nullable: frozenset[str] = frozenset()
     #: fields that are files
     binary: frozenset[str] = frozenset()
@@ -324,7 +324,9 @@ class _ArgumentList:
             required=body.required,
             fields=arguments,
             nullable=frozenset(
-                name for name, schema in fields.items() if allows_null(self._schemas.converted(schema))
+                name
+                for name, schema in fields.items()
+                if _is_json(media_type) and self._schemas.allows_null(self._schemas.converted(schema))
             ),
             binary=binary,
             encoding=_encoding(media),
