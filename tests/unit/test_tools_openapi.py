@@ -401,6 +401,62 @@ async def test_multipart_body(tmp_path: Path, server: str) -> None:
     assert [part.strip().rpartition("\r\n\r\n")[2] for part in parts] == ["img", "ü", "1", "2", '{"x": 1}']
 
 
+async def test_files_are_found_wherever_a_schema_has_them(tmp_path: Path, server: str) -> None:
+    """In lists, as options, by reference; each has the media type of its URI, else that of the document."""
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    upload = {"$ref": "#/components/schemas/Upload"}
+    fields: Json = {
+        "many": {"type": "array", "items": upload},
+        "option": {"anyOf": [file, {"type": "null"}]},
+        "named": {"allOf": [upload]},
+        "plain": {"type": "string", "format": "binary"},
+        "note": {"type": "string"},
+    }
+    media = {
+        "schema": {"type": "object", "properties": fields},
+        "encoding": {"named": {"contentType": "image/png"}, "plain": {"contentType": "image/png, image/gif"}},
+    }
+    body = {"required": True, "content": {"multipart/form-data": media}}
+    document = one_operation({"operationId": "a", "requestBody": body}, path="/echo/a", Upload=file)
+    async with opened(tmp_path, document, server) as tools:
+        shown = tools["Library-a"].spec.parameters["properties"]
+        assert (shown["many"]["type"], shown["many"]["items"]) == ("array", shown["option"])
+        seen = await sent(
+            tools,
+            "a",
+            many=["data:text/csv;charset=utf-8;base64,aW1n", "b"],
+            option="data:image/gif,c",
+            named="d",
+            plain="data:a\r\nb/c,e",
+            note="data:,f",
+        )
+        empty = await sent(tools, "a", option=None, many=[])
+    parts = re.split(r"--[0-9a-f]{32}(?:--)?\r\n", seen["body"])[1:-1]
+    assert [part.split("\r\n", 1)[1].strip() for part in parts] == [
+        "Content-Type: text/csv;charset=utf-8\r\n\r\nimg",
+        "Content-Type: application/octet-stream\r\n\r\nb",
+        "Content-Type: image/gif\r\n\r\nc",
+        "Content-Type: image/png\r\n\r\nd",
+        "Content-Type: application/octet-stream\r\n\r\ne",
+        "Content-Type: text/plain; charset=utf-8\r\n\r\ndata:,f",
+    ]
+    assert "name=" not in empty["body"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sent_as"), [("data:image/png;base64,aW1n", "image/png"), ("img", "application/octet-stream")]
+)
+async def test_a_body_of_any_image_has_the_type_of_its_uri(
+    tmp_path: Path, server: str, given: str, sent_as: str
+) -> None:
+    """A media type with `*` is none that a request could have."""
+    body = {"required": True, "content": {"image/*": {"schema": {}}}}
+    document = one_operation({"operationId": "a", "requestBody": body}, path="/echo/a")
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(tools, "a", body=given)
+    assert (seen["headers"]["content-type"], seen["body"]) == (sent_as, "img")
+
+
 # --- arguments that were edited ------------------------------------------------------------------
 
 EDITED = one_operation(

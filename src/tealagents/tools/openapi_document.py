@@ -34,6 +34,8 @@ _OWN_HEADERS = frozenset(
     {"accept", "authorization", "connection", "content-length", "content-type", "cookie", "host", "te"}
     | {"proxy-authorization", "trailer", "transfer-encoding", "upgrade"}
 )
+#: one media type, with its parameters, as a header takes it
+MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+(?:;[^,\x00-\x1f\x7f]*)?", re.ASCII)
 _VALID_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _FORBIDDEN_IN_ARGUMENT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 _DEFAULT_STYLE: dict[Location, str] = {
@@ -71,10 +73,12 @@ class RequestBody:
     fields: Mapping[str, str] = field(default_factory=dict)
     #: fields that may be null, in JSON; of others, null means absent
     nullable: frozenset[str] = frozenset()
-    #: fields that are files
+    #: fields that are files, or lists of files
     binary: frozenset[str] = frozenset()
     #: field → style and explode, for forms
     encoding: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    #: field → media type of its parts
+    types: Mapping[str, str] = field(default_factory=dict)
     #: arguments that are no parameters are fields as well
     open: bool = False
 
@@ -303,21 +307,20 @@ class _ArgumentList:
             media_type=media_type,
             required=body.required,
             argument=argument,
-            binary=_binary(fields.properties if fields else {}),
+            binary=frozenset(self._files(fields.properties if fields else {})),
             encoding=_encoding(media),
+            types=_types(media),
         )
 
     def _add_fields(
         self, body: _Body, media_type: str, media: _Media, fields: Json, required: list[str], is_open: bool
     ) -> None:
         arguments: dict[str, str] = {}
-        binary = _binary(fields) if media_type == _MULTIPART else frozenset[str]()
+        files = self._files(fields) if media_type == _MULTIPART else {}
         for name, schema in fields.items():
             argument = self._free(name, "body")
             arguments[argument] = name
-            shown = self._schemas.converted(schema)
-            if name in binary:
-                shown = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
+            shown = files[name] if name in files else self._schemas.converted(schema)
             self._add(argument, shown, body.required and name in required, None)
         self.body = RequestBody(
             media_type=media_type,
@@ -328,10 +331,15 @@ class _ArgumentList:
                 for name, schema in fields.items()
                 if _is_json(media_type) and self._schemas.allows_null(self._schemas.converted(schema))
             ),
-            binary=binary,
+            binary=frozenset(files),
             encoding=_encoding(media),
+            types=_types(media),
             open=is_open,
         )
+
+    def _files(self, fields: Json) -> Json:
+        shown = {name: self._schemas.file(schema) for name, schema in fields.items()}
+        return {name: schema for name, schema in shown.items() if schema is not None}
 
     def _add(self, argument: str, schema: Any, required: bool, description: str | None) -> None:
         self._size += len(json.dumps(schema, default=str)) + len(description or "")
@@ -378,14 +386,6 @@ def _preferred(media_types: list[str]) -> str:
     return min(media_types, key=rank)
 
 
-def _binary(fields: Json) -> frozenset[str]:
-    return frozenset(
-        name
-        for name, schema in fields.items()
-        if isinstance(schema, dict) and (schema.get("format") == "binary" or "contentMediaType" in schema)
-    )
-
-
 def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
     def styles() -> Iterator[tuple[str, tuple[str, bool]]]:
         for name, encoding in media.encoding.items():
@@ -393,3 +393,9 @@ def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
             yield name, (style, bool(encoding.get("explode", style == "form")))
 
     return dict(styles())
+
+
+def _types(media: _Media) -> dict[str, str]:
+    """The media types that are named for fields; of several, and of `image/*`, none is chosen."""
+    named = {name: str(encoding.get("contentType", "")) for name, encoding in media.encoding.items()}
+    return {name: one for name, one in named.items() if MEDIA_TYPE.fullmatch(one)}

@@ -33,6 +33,7 @@ _DROPPED = frozenset(
 )
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
+FILE = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
 
 
 class Fields(NamedTuple):
@@ -171,6 +172,27 @@ class Schemas:
             for key in ("anyOf", "oneOf")
             if key in schema
         )
+
+    def file(self, schema: Any) -> Json | None:
+        """How a multipart field that is a file, or a list of files, is shown; None of another field."""
+        self._looks = 0
+        return self._file(schema, ())
+
+    def _file(self, schema: Any, seen: Sequence[str]) -> Json | None:
+        self._looks += 1
+        if not isinstance(schema, dict) or self._looks > MAX_PARTS or len(seen) > MAX_REFERENCES:
+            return None
+        if "$ref" in schema:
+            reference = str(schema["$ref"])
+            return self._file(pointed_at(self._document, reference, self._where), (*seen, reference))
+        if schema.get("format") == "binary" or "contentMediaType" in schema:
+            return dict(FILE)
+        schema = _sound(schema)
+        item = self._file(schema.get("items"), seen)
+        if item is not None:
+            return {"type": "array", "items": item}
+        parts = [one for key in ("allOf", "anyOf", "oneOf") for one in schema.get(key, ())]
+        return next((found for one in parts if (found := self._file(one, seen)) is not None), None)
 
     def _fields(self, schema: Any, seen: Sequence[str]) -> Fields | None:
         self._looks += 1
