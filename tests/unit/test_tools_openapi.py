@@ -762,9 +762,14 @@ def test_flaws_are_reported_with_their_operation(operation: Json, reported: str)
     ("part", "reported"),
     [
         (
-            {"paths": {"/x": {"parameters": None, "get": {}}}},
+            {"paths": {"/x": {"parameters": "id", "get": {}}}},
             "openapi.json: GET /x: parameters: Input should be",
         ),
+        (
+            {"paths": {"/x": {"parameters": [None], "get": {}}}},
+            "openapi.json: GET /x: parameters.0: Input should be",
+        ),
+        ({"paths": {"/x": 5}}, "json: /x: an object is expected in place of 5"),
         ({"paths": ["/x"]}, "json: paths: Input should be a valid dictionary"),
         ({"servers": "http://127.0.0.1"}, "json: servers: Input should be a valid list"),
         ({"servers": [{"url": "http://{h}", "variables": {"h": "x"}}]}, "json: servers.0.variables.h: Input"),
@@ -784,6 +789,34 @@ def test_extensions_among_the_paths_are_passed_over() -> None:
     document = one_operation({"operationId": "x"})
     document["paths"] |= {"x-owner": "books", "x-groups": {"get": {}}}
     assert [operation.function for operation in operations(document, "it")] == ["x"]
+
+
+def test_what_is_left_empty_in_yaml_is_left_out() -> None:
+    """A key without a value is null there."""
+    document = one_operation({"operationId": "x", "parameters": None, "requestBody": None, "summary": None})
+    document["paths"]["/x"]["parameters"] = None
+    document["paths"] |= {"/y": None, "/z": {"get": None}}
+    [operation] = operations(document, "it")
+    assert operation.schema["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    "flawed",
+    [
+        {"post": {"operationId": "bad", "parameters": [{"$ref": "common.yaml#/x"}]}},
+        {"post": {"operationId": "bad", "requestBody": {"content": {"a/b": {"schema": 5}}}}},
+        {"post": {"operationId": 5}, "parameters": "id"},
+        {"$ref": "common.yaml#/x"},
+        5,
+    ],
+)
+def test_flaws_of_operations_that_are_not_chosen_do_no_harm(flawed: Any) -> None:
+    """The user cannot mend a document of others."""
+    document = one_operation({"operationId": "ok"})
+    document["paths"] |= {"/bad": flawed, "relative": {"get": {"operationId": "worse"}}}
+    assert [operation.function for operation in operations(document, "it", ["ok"])] == ["ok"]
+    with pytest.raises(ToolsetError, match="it: "):
+        operations(document, "it")
 
 
 def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:

@@ -21,15 +21,9 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, fetch
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import plugin_of, suggestion, tool_names
+from tealagents.tools.naming import plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
-from tealagents.tools.openapi_document import (
-    MAX_OPERATIONS,
-    ApiOperation,
-    leaves_base,
-    operations,
-    server_of,
-)
+from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
@@ -76,8 +70,7 @@ class OpenAPIPlugin:
         where = shown(self._options.openapi_json_path)
         # large documents take their time
         document = await asyncio.to_thread(parsed, content, where)
-        found = await asyncio.to_thread(operations, document, where)
-        chosen = _chosen(found, self._options, where)
+        chosen = await asyncio.to_thread(operations, document, where, self._options.operations)
         server = _server(self._options, document, where, secret=self._secret)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))
@@ -291,29 +284,6 @@ def _base(url: str) -> str:
         f"{shown(url)} cannot be a server's URL: it needs a port that exists, and no query or fragment. Set "
         "server_url."
     )
-
-
-def _chosen(found: list[ApiOperation], options: RemotePluginOptions, where: str) -> list[ApiOperation]:
-    there: dict[str, list[ApiOperation]] = {}
-    for one in found:
-        there.setdefault(one.function, []).append(one)
-    chosen = []
-    for name in there if options.operations is None else options.operations:
-        if name not in there:
-            raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
-        first, *others = there[name]
-        if others:
-            places = " and ".join(f"{one.method} {one.path}" for one in (first, others[0]))
-            raise ToolsetError(
-                f"{where} has two operations {name!r}: {places}. Give each an operationId of its own, "
-                "or choose others with `operations`."
-            )
-        chosen.append(first)
-    if not chosen:
-        raise ToolsetError(f"{where} has no operation.")
-    if len(chosen) > MAX_OPERATIONS:
-        raise ToolsetError(f"{where} has more than {MAX_OPERATIONS:,} operations. Choose with `operations`.")
-    return chosen
 
 
 # --- the document --------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.naming import suggestion
 from tealagents.tools.openapi_schema import OMITTED, Schemas, resolved
 from tealagents.tools.options import explained
 
@@ -100,6 +101,12 @@ class ApiOperation:
 class _DocumentPart(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        """YAML reads a key without a value as null."""
+        return {key: one for key, one in data.items() if one is not None} if isinstance(data, dict) else data
+
 
 _Part = TypeVar("_Part", bound=_DocumentPart)
 
@@ -167,20 +174,70 @@ def server_of(document: Json, where: str) -> str | None:
     return url if url.startswith(("http://", "https://")) else None
 
 
-def operations(document: Json, where: str) -> list[ApiOperation]:
-    """All operations, in the document's order. `ToolsetError` names the one that cannot be read."""
+class _Place(NamedTuple):
+    """Where an operation stands in the document."""
+
+    function: str
+    method: str
+    path: str
+    #: what it stands in
+    item: Json
+
+    def __str__(self) -> str:
+        return f"{self.method.upper()} {self.path}"
+
+
+def operations(document: Json, where: str, wanted: Sequence[str] | None = None) -> list[ApiOperation]:
+    """The wanted operations in this order, or all in the document's.
+
+    `ToolsetError` names one that cannot be read, or that is not there once. What is not wanted may be flawed.
+    """
     schemas = Schemas(document, where)
+    chosen = _chosen(_places(document, where, lenient=wanted is not None), wanted, where)
+    return [_operation(document, schemas, place, f"{where}: {place}") for place in chosen]
+
+
+def _places(document: Json, where: str, *, lenient: bool) -> list[_Place]:
+    """`lenient`: what leads to no path item is passed over."""
     found = []
-    for path, item in (_checked(_Paths, document, where).paths or {}).items():
-        if path.startswith("x-"):  # an extension of the specification, whatever it is
+    for path, part in (_checked(_Paths, document, where).paths or {}).items():
+        if path.startswith("x-") or part is None:  # an extension of the specification, whatever it is
             continue
-        item = resolved(document, item, where)
+        try:
+            item = resolved(document, part, f"{where}: {path}")
+        except ToolsetError:
+            if lenient:
+                continue
+            raise
         for method in _METHODS:
-            if isinstance(item.get(method), dict):
-                place = f"{where}: {method.upper()} {path}"
-                _check_path(path, place)
-                found.append(_operation(document, schemas, path, method, item, place))
+            operation = item.get(method)
+            if isinstance(operation, dict):
+                name = operation.get("operationId")
+                function = name if name and isinstance(name, str) else _named(method, path)
+                found.append(_Place(function, method, path, item))
     return found
+
+
+def _chosen(found: list[_Place], wanted: Sequence[str] | None, where: str) -> list[_Place]:
+    there: dict[str, list[_Place]] = {}
+    for one in found:
+        there.setdefault(one.function, []).append(one)
+    chosen = []
+    for name in there if wanted is None else wanted:
+        if name not in there:
+            raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
+        first, *others = there[name]
+        if others:
+            raise ToolsetError(
+                f"{where} has two operations {name!r}: {first} and {others[0]}. Give each an operationId of "
+                "its own, or choose others with `operations`."
+            )
+        chosen.append(first)
+    if not chosen:
+        raise ToolsetError(f"{where} has no operation.")
+    if len(chosen) > MAX_OPERATIONS:
+        raise ToolsetError(f"{where} has more than {MAX_OPERATIONS:,} operations. Choose with `operations`.")
+    return chosen
 
 
 def _checked(part: type[_Part], document: Json, where: str) -> _Part:
@@ -203,12 +260,11 @@ def leaves_base(path: str) -> bool:
     return any(step in (".", "..") for step in steps)
 
 
-def _operation(
-    document: Json, schemas: Schemas, path: str, method: str, item: Json, where: str
-) -> ApiOperation:
+def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> ApiOperation:
+    _check_path(place.path, where)
     try:
-        operation = _Operation.model_validate(item[method])
-        declared = [*_PathItem.model_validate(item).parameters, *operation.parameters]
+        operation = _Operation.model_validate(place.item[place.method])
+        declared = [*_PathItem.model_validate(place.item).parameters, *operation.parameters]
         parameters = [_DocumentParameter.model_validate(resolved(document, one, where)) for one in declared]
         body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
     except ValidationError as error:
@@ -216,13 +272,13 @@ def _operation(
     arguments = _ArgumentList(document, schemas, where)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
-        arguments.add_parameter(parameter, path)
+        arguments.add_parameter(parameter, place.path)
     if body and body.content:
         arguments.add_body(body)
     return ApiOperation(
-        function=operation.operation_id or _named(method, path),
-        method=method.upper(),
-        path=path,
+        function=place.function,
+        method=place.method.upper(),
+        path=place.path,
         description=_description(operation),
         parameters=tuple(arguments.parameters),
         body=arguments.body,
