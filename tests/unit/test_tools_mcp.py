@@ -620,6 +620,23 @@ def test_results_read_plainly() -> None:
     )
     assert result_text(types.CallToolResult(content=[audio])) == "[audio, audio/wav, 3 bytes: not shown]"
     assert result_text(types.CallToolResult(content=[])) == "Done. The tool has no output."
+    failed = types.CallToolResult(content=[], is_error=True)
+    assert result_text(failed) == "The tool failed and gave no reason."
+
+
+@pytest.mark.parametrize(
+    ("text", "structured"),
+    [
+        ('{"result": {"a": 1}}', {"result": {"a": 1}}),
+        ('{"a": 1}', {"result": {"a": 1}}),
+        ("5", {"result": 5}),
+        ("five", {"result": "five"}),
+    ],
+)
+def test_structured_content_is_returned_once(text: str, structured: Any) -> None:
+    """Whether the server wrapped it, or returned an object with this one field."""
+    block = types.TextContent(text=text)
+    assert result_text(types.CallToolResult(content=[block], structured_content=structured)) == text
 
 
 def test_users_are_shown_where_a_server_sends_them() -> None:
