@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
@@ -221,7 +221,7 @@ async def test_styles_of_path(tmp_path: Path, server: str) -> None:
     assert seen["path"] == "/v1/grid/1,2/.3.4/;x=5;y=6/x=7,y=8"
 
 
-@pytest.mark.parametrize("value", ["..", ".", "", "../admin", "a/../../b", "a//b", "..\\b", "a\\..\\b"])
+@pytest.mark.parametrize("value", ["..", ".", "", "../admin", "a/../../b", "a//..", "..\\b", "a\\..\\b"])
 async def test_path_cannot_be_left(tmp_path: Path, server: str, value: str) -> None:
     """A value that would be a step in the path is refused before anything is sent."""
     async with opened(tmp_path, library.document(), server) as tools:
@@ -233,6 +233,8 @@ async def test_path_cannot_be_left(tmp_path: Path, server: str, value: str) -> N
     ("value", "path"),
     [
         ("a/b", "a%2Fb"),
+        ("docs/", "docs%2F"),
+        ("https://example.com/a b?c=d", "https%3A%2F%2Fexample.com%2Fa%20b%3Fc%3Dd"),
         ("?x=1#y", "%3Fx%3D1%23y"),
         ("%2e%2e", "%252e%252e"),
         ("{id}", "%7Bid%7D"),
@@ -565,6 +567,33 @@ async def test_answers_are_returned_as_they_are(tmp_path: Path, server: str) -> 
         large = await tool.call(Context(), {"kind": "large"})
         assert large.endswith("\n[Cut here: 200,000 of 300,000 characters are shown.]")
         assert len(await tool.call(Context(), {"kind": "endless"})) < 201_000
+
+
+@pytest.mark.parametrize(
+    ("media_type", "content", "is_text"),
+    [
+        ("application/jsonl", '{"a": "ü"}\n{"b": 2}\n'.encode(), True),
+        ("application/toml", b"a = 1\r\n", True),
+        ("application/octet-stream", b"a\x00b", False),
+        ("application/pdf", b"%PDF-1.7 \xe2\xe3", False),
+        ("image/x", b"plain", False),
+        ("", b"plain", True),
+        ("", b"\x89PNG", False),
+    ],
+)
+async def test_answers_of_other_types_are_text_where_they_look_like_it(
+    tmp_path: Path, media_type: str, content: bytes, is_text: bool
+) -> None:
+    """There are more media types of text than anyone knows."""
+
+    async def answer(request: Any) -> Response:
+        return Response(content, headers={"content-type": media_type} if media_type else None)
+
+    document = one_operation({"operationId": "a"})
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["POST"])])) as url:
+        async with opened(tmp_path, document, url) as tools:
+            text = await tools["Library-a"].call(Context(), {})
+    assert (text == content.decode(errors="replace")) is is_text
 
 
 async def test_errors_are_reported_with_status_and_reason(tmp_path: Path, server: str) -> None:

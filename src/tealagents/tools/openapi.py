@@ -7,6 +7,7 @@ another's request).
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -42,6 +43,7 @@ DOCUMENT_TIMEOUT = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 
 
@@ -236,13 +238,15 @@ def _answer_text(answer: Fetched, place: str) -> str:
 
 
 def _decoded(content: bytes, media_type: str, charset: str) -> str | None:
-    """The content as text, None where it is none."""
-    if media_type.startswith("text/") or media_type.endswith(_TEXTUAL) or not media_type:
-        try:
-            return content.decode(charset, "replace" if media_type else "strict")
-        except (LookupError, UnicodeDecodeError):
-            return None
-    return None
+    """The content as text, None where it is none. That of a type not known to be text has to look like it."""
+    is_text = media_type.startswith("text/") or media_type.endswith(_TEXTUAL)
+    if not is_text and media_type and not media_type.startswith("application/"):
+        return None
+    try:
+        text = content.decode(charset, "replace" if is_text else "strict")
+    except (LookupError, UnicodeDecodeError):
+        return None
+    return text if is_text or not _CONTROLS.search(text) else None
 
 
 def _client(options: RemotePluginOptions, url: str) -> BoundedClient:

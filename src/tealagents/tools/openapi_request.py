@@ -115,7 +115,7 @@ def _refuse_steps(parameter: Parameter, value: Any) -> None:
     """A value that is empty or holds `.` or `..` as a step would name another path on some servers."""
     values = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
     texts = [_text(one) for one in values]
-    if not texts or any(step in ("", ".", "..") for text in texts for step in _STEPS.split(text)):
+    if not any(texts) or any(step in (".", "..") for text in texts for step in _STEPS.split(text)):
         raise ToolFailed(
             f"{parameter.argument} cannot be {excerpt(_text(value))!r} in a path. Nothing was done."
         )
