@@ -216,6 +216,8 @@ class Pretender:
         self.clients = 0
         #: the one that the token endpoint knows; None: any
         self.known: str | None = None
+        #: what its answers say besides the tokens
+        self.answered: Json = {}
         self.url = ""
 
     def publish(self, **metadata: Any) -> None:
@@ -237,7 +239,8 @@ class Pretender:
         self.headers.append(dict(request.headers))
         if self.known not in (None, form["client_id"]):
             return JSONResponse({"error": "invalid_client"}, status_code=401)
-        return JSONResponse({"access_token": "granted", "token_type": "Bearer", "refresh_token": "r"})
+        answer = {"access_token": "granted", "token_type": "Bearer", "refresh_token": "r"}
+        return JSONResponse({**answer, **self.answered})
 
     async def register(self, request: Request) -> Response:
         self.clients += 1

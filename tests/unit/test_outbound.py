@@ -243,6 +243,9 @@ def test_loopback_is_an_address(url: str, here: bool) -> None:
     [
         *("127.0.0.1", "localhost", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
         *("0.0.0.0", "[::1]", "[::]", "[fe80::1]", "[fc00::1]", "[::ffff:10.0.0.1]", "no-such-name.invalid"),
+        # of IPv4 within IPv6: NAT64, 6to4, Teredo, IPv4-compatible; site-local, multicast
+        *("[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::808:808]", "[2002:7f00:1::]", "[2001:0:808:808::f5ff:fffe]"),
+        *("[::127.0.0.1]", "[fec0::1]", "[ff0e::1]", "224.0.0.1"),
     ],
 )
 async def test_private_addresses_are_not_public(host: str) -> None:
@@ -250,6 +253,7 @@ async def test_private_addresses_are_not_public(host: str) -> None:
     assert await public_address(f"https://{host}/x") is None
 
 
-async def test_public_addresses_are_public() -> None:
+@pytest.mark.parametrize("host", ["93.184.215.14", "2606:4700::1111", "64:ff9b::808:808", "2002:808:808::1"])
+async def test_public_addresses_are_public(host: str) -> None:
     """An address that is written in a URL is taken as it is."""
-    assert await public_address("https://93.184.215.14/x") == "93.184.215.14"
+    assert await public_address(f"https://{f'[{host}]' if ':' in host else host}/x") == host

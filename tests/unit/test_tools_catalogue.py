@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from tools_setup import FIXTURES, Context, by_name
 
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.testing.waits import eventually
-from tealagents.tools import Sources, ToolsetError, open_toolsets
+from tealagents.tools import Sources, ToolsetError, open_toolsets, tools_at_hand
 from tealagents.tools.catalogue import Catalogue, GovernedToolset, govern, report
 from tealagents.tools.naming import tool_names
 from tealagents.tools.options import GovernanceOverride, MCPServerOptions
@@ -359,6 +360,30 @@ async def test_mistakes_are_reported_at_start(options: Json, reported: str) -> N
     with pytest.raises(ToolsetError, match=reported):
         async with open_toolsets(Sources(**options)):
             pass
+
+
+@pytest.mark.parametrize(
+    ("server", "fits"),
+    [
+        ({"command": "x", "auth_server": "https://login.example", "scopes": ["r"]}, False),
+        ({"url": "http://127.0.0.1:1/mcp"}, False),
+        ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://other.example", "scopes": ["r"]}, False),
+        ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://login.example"}, False),
+        ({"url": "http://127.0.0.1:1/mcp", "auth_server": "https://login.example/", "scopes": ["r"]}, True),
+    ],
+)
+async def test_an_auth_that_an_mcp_server_does_not_ask_for_is_refused(
+    tmp_path: Path, server: Json, fits: bool
+) -> None:
+    """The catalogue cannot have a tool run without the authorization that it names for it."""
+    auth = {"auth_type": "oauth2", "auth_server": "https://login.example", "scopes": ["r"]}
+    tools = [{"tool_id": "Kitchen-recipe", "governance": {"requires_hitl": False}, "auth": auth}]
+    file = tmp_path / "catalogue.json"
+    file.write_text(json.dumps({"plugins": [{"plugin_id": "Kitchen", "tools": tools}]}))
+    sources = Sources(servers=[MCPServerOptions(name="Kitchen", **server)], catalogue_file=file)
+    refused = pytest.raises(ToolsetError, match="in the mcp_servers entry 'Kitchen' instead")
+    with nullcontext() if fits else refused:
+        await tools_at_hand(sources)
 
 
 async def test_two_tools_of_one_name_are_reported_at_start() -> None:

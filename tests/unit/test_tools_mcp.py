@@ -393,6 +393,15 @@ async def test_server_that_cannot_be_used_is_reported_at_start(options: dict[str
             pass
 
 
+@pytest.mark.parametrize("version", ["2025-06-18", "2026-07-28"])
+async def test_server_that_chooses_another_protocol_version_is_refused(tmp_path: Path, version: str) -> None:
+    """A server that does not agree to `protocol_version` fails the start, with both versions named."""
+    error = f"session is in protocol version 2025-11-25, and the config requires protocol_version {version}"
+    with pytest.raises(ToolsetError, match=error):
+        async with opened(**odd(tmp_path), protocol_version=version):
+            pass
+
+
 async def test_last_words_of_a_server_are_reported(tmp_path: Path) -> None:
     """A process that ends at start is reported with what it said on standard error."""
     with pytest.raises(ToolsetError, match="Its last words:\nthe odd server starts\nit lacks a setting"):
@@ -461,9 +470,9 @@ async def opened_http(sdk: SDKServer[Any], **options: Any) -> AsyncIterator[tupl
             yield server, int(url.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("version", [None, "2025-11-25"])
+@pytest.mark.parametrize("version", [None, "2025-11-25", "2026-07-28"])
 async def test_server_over_http(version: str | None) -> None:
-    """A server of the SDK works over HTTP, with the newest protocol and with sessions."""
+    """A server of the SDK works over HTTP, with the newest protocol (named or not) and with sessions."""
     calls: list[str] = []
     async with opened_http(counting(calls), protocol_version=version) as (server, _):
         assert await call(server, "count", text="a") == "a 1"
@@ -611,6 +620,23 @@ def test_results_read_plainly() -> None:
     )
     assert result_text(types.CallToolResult(content=[audio])) == "[audio, audio/wav, 3 bytes: not shown]"
     assert result_text(types.CallToolResult(content=[])) == "Done. The tool has no output."
+    failed = types.CallToolResult(content=[], is_error=True)
+    assert result_text(failed) == "The tool failed and gave no reason."
+
+
+@pytest.mark.parametrize(
+    ("text", "structured"),
+    [
+        ('{"result": {"a": 1}}', {"result": {"a": 1}}),
+        ('{"a": 1}', {"result": {"a": 1}}),
+        ("5", {"result": 5}),
+        ("five", {"result": "five"}),
+    ],
+)
+def test_structured_content_is_returned_once(text: str, structured: Any) -> None:
+    """Whether the server wrapped it, or returned an object with this one field."""
+    block = types.TextContent(text=text)
+    assert result_text(types.CallToolResult(content=[block], structured_content=structured)) == text
 
 
 def test_users_are_shown_where_a_server_sends_them() -> None:

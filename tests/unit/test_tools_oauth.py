@@ -417,6 +417,44 @@ async def test_scopes_asked_for_are_those_configured_and_those_wanted(pretender:
     assert with_vault.scopes == ("a", "offline_access")
 
 
+@pytest.mark.parametrize("scope", ["a", "https://api.example/a", ""])
+async def test_a_token_whose_scopes_are_worded_otherwise_is_used(pretender: Pretender, scope: str) -> None:
+    """What the authorization server calls the scopes that it granted, and then renewed, does not matter."""
+    pretender.publish()
+    pretender.answered = {"scope": scope}
+    server = ProtectedServer(name="x", issuer=pretender.url, scopes=("a", "b"), client_id="me")
+    secrets = SecretStore()
+    consents = Consents(CALLBACK, secrets=secrets)
+    asked = await consents.ask(Context(), server)
+    await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    assert await consents.token(Context(), server) == "granted"
+    for _ in range(2):
+        assert await Consents(CALLBACK, secrets=secrets).token(Context(), server) == "granted"
+    assert [form["grant_type"] for form in pretender.forms] == [
+        "authorization_code",
+        "refresh_token",
+        "refresh_token",
+    ]
+
+
+async def test_entries_with_other_scopes_have_tokens_of_their_own(pretender: Pretender) -> None:
+    """Two entries for one URL do not take each other's token away."""
+    pretender.publish()
+    consents = Consents(CALLBACK)
+    reading, writing = (
+        ProtectedServer(
+            name=scope, resource=f"{pretender.url}/mcp", issuer=pretender.url, scopes=(scope,), client_id="me"
+        )
+        for scope in ("read", "write")
+    )
+    for server in (reading, writing):
+        assert await consents.token(Context(), server) is None
+        asked = await consents.ask(Context(), server)
+        await consents.complete(parse_qs(urlsplit(asked.url).query)["state"][0], "code")
+    for server in (reading, writing):
+        assert await consents.token(Context(), server) == "granted"
+
+
 async def test_resource_names_its_authorization_server(pretender: Pretender) -> None:
     """The resource's document, at its own origin, says where to authorize, and for what."""
     pretender.publish()

@@ -5,7 +5,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ import jsonschema
 import pytest
 import yaml
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tools_setup import FIXTURES, Context, by_name, served
 
 from tealagents.domain.errors import NeedsOwner, ToolFailed
-from tealagents.domain.ports import Tool
+from tealagents.domain.ports import Checking, Tool
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
 from tealagents.tools.openapi import OpenAPIPlugin
@@ -221,7 +221,7 @@ async def test_styles_of_path(tmp_path: Path, server: str) -> None:
     assert seen["path"] == "/v1/grid/1,2/.3.4/;x=5;y=6/x=7,y=8"
 
 
-@pytest.mark.parametrize("value", ["..", ".", "", "../admin", "a/../../b", "a//b", "..\\b", "a\\..\\b"])
+@pytest.mark.parametrize("value", ["..", ".", "", "../admin", "a/../../b", "a//..", "..\\b", "a\\..\\b"])
 async def test_path_cannot_be_left(tmp_path: Path, server: str, value: str) -> None:
     """A value that would be a step in the path is refused before anything is sent."""
     async with opened(tmp_path, library.document(), server) as tools:
@@ -233,6 +233,8 @@ async def test_path_cannot_be_left(tmp_path: Path, server: str, value: str) -> N
     ("value", "path"),
     [
         ("a/b", "a%2Fb"),
+        ("docs/", "docs%2F"),
+        ("https://example.com/a b?c=d", "https%3A%2F%2Fexample.com%2Fa%20b%3Fc%3Dd"),
         ("?x=1#y", "%3Fx%3D1%23y"),
         ("%2e%2e", "%252e%252e"),
         ("{id}", "%7Bid%7D"),
@@ -341,6 +343,38 @@ async def test_open_body_takes_other_fields(tmp_path: Path, server: str) -> None
             await sent(tools, "createBook", titel="x")
 
 
+async def test_null_is_sent_where_the_schema_has_it(tmp_path: Path, server: str) -> None:
+    """In JSON, also by way of references and where nothing else is said; else null means absent."""
+    due = {"$ref": "#/components/schemas/Due"}
+    fields: Json = {
+        "due": due,
+        "whole": {"allOf": [due, {"description": "the day"}]},
+        "either": {"oneOf": [{"type": "integer"}, due]},
+        "any": {},
+        "chosen": {"enum": ["a", None]},
+        "fixed": {"const": None},
+        "plain": {"type": "string"},
+        "some": {"enum": ["a", "b"]},
+        "both": {"allOf": [due, {"type": "string"}]},
+        "object": {"properties": {"a": {}}},
+        "loop": {"$ref": "#/components/schemas/Loop"},
+    }
+    body = {"required": True, "content": {"application/json": {"schema": {"properties": fields}}}}
+    form = {"content": {"application/x-www-form-urlencoded": {"schema": {"properties": fields}}}}
+    document = one_operation(
+        {"operationId": "a", "requestBody": body},
+        path="/echo/a",
+        Due={"type": "string", "format": "date", "nullable": True},
+        Loop={"anyOf": [{"$ref": "#/components/schemas/Loop"}]},
+    )
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(tools, "a", **dict.fromkeys(fields))
+        assert list(json.loads(seen["body"])) == ["due", "whole", "either", "any", "chosen", "fixed"]
+    document["paths"]["/echo/a"]["post"]["requestBody"] = form
+    async with opened(tmp_path, document, server) as tools:
+        assert (await sent(tools, "a", **dict.fromkeys(fields)))["body"] == ""
+
+
 async def test_form_body(tmp_path: Path, server: str) -> None:
     """A form's fields are encoded, lists repeated, objects written as the document says."""
     async with opened(tmp_path, library.document(), server) as tools:
@@ -369,6 +403,153 @@ async def test_multipart_body(tmp_path: Path, server: str) -> None:
     assert [part.strip().rpartition("\r\n\r\n")[2] for part in parts] == ["img", "ü", "1", "2", '{"x": 1}']
 
 
+async def test_files_are_found_wherever_a_schema_has_them(tmp_path: Path, server: str) -> None:
+    """In lists, as options, by reference; each has the media type of its URI, else that of the document."""
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    upload = {"$ref": "#/components/schemas/Upload"}
+    fields: Json = {
+        "many": {"type": "array", "items": upload},
+        "option": {"anyOf": [file, {"type": "null"}]},
+        "named": {"allOf": [upload]},
+        "plain": {"type": "string", "format": "binary"},
+        "note": {"type": "string"},
+    }
+    media = {
+        "schema": {"type": "object", "properties": fields},
+        "encoding": {"named": {"contentType": "image/png"}, "plain": {"contentType": "image/png, image/gif"}},
+    }
+    body = {"required": True, "content": {"multipart/form-data": media}}
+    document = one_operation({"operationId": "a", "requestBody": body}, path="/echo/a", Upload=file)
+    async with opened(tmp_path, document, server) as tools:
+        shown = tools["Library-a"].spec.parameters["properties"]
+        assert (shown["many"]["type"], shown["many"]["items"]) == ("array", shown["option"])
+        seen = await sent(
+            tools,
+            "a",
+            many=["data:text/csv;charset=utf-8;base64,aW1n", "b"],
+            option="data:image/gif,c",
+            named="d",
+            plain="data:a\r\nb/c,e",
+            note="data:,f",
+        )
+        empty = await sent(tools, "a", option=None, many=[])
+    parts = re.split(r"--[0-9a-f]{32}(?:--)?\r\n", seen["body"])[1:-1]
+    assert [part.split("\r\n", 1)[1].strip() for part in parts] == [
+        "Content-Type: text/csv;charset=utf-8\r\n\r\nimg",
+        "Content-Type: application/octet-stream\r\n\r\nb",
+        "Content-Type: image/gif\r\n\r\nc",
+        "Content-Type: image/png\r\n\r\nd",
+        "Content-Type: application/octet-stream\r\n\r\ne",
+        "Content-Type: text/plain; charset=utf-8\r\n\r\ndata:,f",
+    ]
+    assert "name=" not in empty["body"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sent_as"), [("data:image/png;base64,aW1n", "image/png"), ("img", "application/octet-stream")]
+)
+async def test_a_body_of_any_image_has_the_type_of_its_uri(
+    tmp_path: Path, server: str, given: str, sent_as: str
+) -> None:
+    """A media type with `*` is none that a request could have."""
+    body = {"required": True, "content": {"image/*": {"schema": {}}}}
+    document = one_operation({"operationId": "a", "requestBody": body}, path="/echo/a")
+    async with opened(tmp_path, document, server) as tools:
+        seen = await sent(tools, "a", body=given)
+    assert (seen["headers"]["content-type"], seen["body"]) == (sent_as, "img")
+
+
+# --- arguments that were edited ------------------------------------------------------------------
+
+EDITED = one_operation(
+    {
+        "operationId": "a",
+        "parameters": [
+            {"name": "n", "in": "query", "required": True, "schema": {"type": "integer", "minimum": 1}},
+            {
+                "name": "kind",
+                "in": "query",
+                "schema": {"type": "string", "enum": ["a", "b"], "nullable": True},
+            },
+            {"name": "short", "in": "query", "schema": {"type": "string", "maxLength": 3}},
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Order"}}},
+        },
+    },
+    Order={
+        "type": "object",
+        "required": ["items", "due"],
+        "properties": {
+            "items": {"type": "array", "items": {"$ref": "#/components/schemas/Item"}, "maxItems": 2},
+            "rest": {"oneOf": [{"type": "number"}, {"$ref": "#/components/schemas/Item"}]},
+            "on": {"type": "boolean", "enum": [True]},
+            "due": {"type": "string", "nullable": True},
+        },
+    },
+    Item={
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["id"],
+        "properties": {"id": {"type": "string", "pattern": "^(a+)+$"}, "more": {"type": "integer"}},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("edited", "fault"),
+    [
+        ({}, None),
+        ({"kind": None, "short": None}, None),
+        ({"rest": 2.5, "on": True, "n": 2.0}, None),
+        ({"rest": {"id": "a" * 40 + "!"}}, None),
+        ({"n": "abc"}, r"- n: has to be integer \(given: 'abc'\)"),
+        ({"n": True}, "- n: has to be integer"),
+        ({"n": 0}, "- n: is out of its bounds"),
+        ({"kind": "c"}, r"- kind: has to be one of 'a', 'b', None \(given: 'c'\)"),
+        ({"short": "long"}, "- short: is out of its bounds"),
+        ({"due": None}, None),
+        ({"items": None}, r"- items: has to be array \(given: None\)"),
+        ({"items": {"id": "1"}}, "- items: has to be array"),
+        ({"items": [{"id": "1"}, {"id": 2}]}, "- items.1.id: has to be string"),
+        ({"items": [{"more": 1}]}, "- items.0.id: missing"),
+        ({"items": [{"id": "1", "less": 1}]}, "- items.0.less: there is no such field"),
+        ({"items": [{"id": "1"}] * 3}, "- items: is out of its bounds"),
+        ({"rest": "x"}, "- rest: fits none of the alternatives"),
+        ({"on": 1}, "- on: has to be boolean"),
+    ],
+)
+async def test_edited_arguments_are_held_against_the_schema(
+    tmp_path: Path, edited: Json, fault: str | None
+) -> None:
+    """What an approver wrote has to be what the model could have sent."""
+    async with opened(tmp_path, EDITED, "http://127.0.0.1:1") as tools:
+        tool = tools["Library-a"]
+        assert isinstance(tool, Checking)
+        with nullcontext() if fault is None else pytest.raises(ToolFailed, match=fault):
+            tool.check({"n": 1, "items": [{"id": "1"}], "due": "today", **edited})
+
+
+@pytest.mark.parametrize("hostile", ["loop", "fan"])
+async def test_a_hostile_schema_cannot_make_a_check_long(tmp_path: Path, hostile: str) -> None:
+    """References in circles, and alternatives that double with each level, are given up."""
+    levels: Json = {
+        f"L{n}": {"anyOf": [{"$ref": f"#/components/schemas/L{n + 1}"}] * 2, "type": "string"}
+        for n in range(40)
+    }
+    levels["L40"] = {"type": "integer"}
+    if hostile == "loop":
+        levels["L0"] = {"allOf": [{"$ref": "#/components/schemas/L0"}]}
+    schema = {"$ref": "#/components/schemas/L0"}
+    operation = {"operationId": "a", "parameters": [{"name": "n", "in": "query", "schema": schema}]}
+    async with opened(tmp_path, one_operation(operation, **levels), "http://127.0.0.1:1") as tools:
+        tool = tools["Library-a"]
+        assert isinstance(tool, Checking)
+        with pytest.raises(ToolFailed, match="too large to be checked"):
+            tool.check({"n": "x"})
+
+
 # --- answers -------------------------------------------------------------------------------------
 
 
@@ -386,6 +567,33 @@ async def test_answers_are_returned_as_they_are(tmp_path: Path, server: str) -> 
         large = await tool.call(Context(), {"kind": "large"})
         assert large.endswith("\n[Cut here: 200,000 of 300,000 characters are shown.]")
         assert len(await tool.call(Context(), {"kind": "endless"})) < 201_000
+
+
+@pytest.mark.parametrize(
+    ("media_type", "content", "is_text"),
+    [
+        ("application/jsonl", '{"a": "ü"}\n{"b": 2}\n'.encode(), True),
+        ("application/toml", b"a = 1\r\n", True),
+        ("application/octet-stream", b"a\x00b", False),
+        ("application/pdf", b"%PDF-1.7 \xe2\xe3", False),
+        ("image/x", b"plain", False),
+        ("", b"plain", True),
+        ("", b"\x89PNG", False),
+    ],
+)
+async def test_answers_of_other_types_are_text_where_they_look_like_it(
+    tmp_path: Path, media_type: str, content: bytes, is_text: bool
+) -> None:
+    """There are more media types of text than anyone knows."""
+
+    async def answer(request: Any) -> Response:
+        return Response(content, headers={"content-type": media_type} if media_type else None)
+
+    document = one_operation({"operationId": "a"})
+    with served(Starlette(routes=[Route("/v1/x", answer, methods=["POST"])])) as url:
+        async with opened(tmp_path, document, url) as tools:
+            text = await tools["Library-a"].call(Context(), {})
+    assert (text == content.decode(errors="replace")) is is_text
 
 
 async def test_errors_are_reported_with_status_and_reason(tmp_path: Path, server: str) -> None:
@@ -583,9 +791,14 @@ def test_flaws_are_reported_with_their_operation(operation: Json, reported: str)
     ("part", "reported"),
     [
         (
-            {"paths": {"/x": {"parameters": None, "get": {}}}},
+            {"paths": {"/x": {"parameters": "id", "get": {}}}},
             "openapi.json: GET /x: parameters: Input should be",
         ),
+        (
+            {"paths": {"/x": {"parameters": [None], "get": {}}}},
+            "openapi.json: GET /x: parameters.0: Input should be",
+        ),
+        ({"paths": {"/x": 5}}, "json: /x: an object is expected in place of 5"),
         ({"paths": ["/x"]}, "json: paths: Input should be a valid dictionary"),
         ({"servers": "http://127.0.0.1"}, "json: servers: Input should be a valid list"),
         ({"servers": [{"url": "http://{h}", "variables": {"h": "x"}}]}, "json: servers.0.variables.h: Input"),
@@ -605,6 +818,34 @@ def test_extensions_among_the_paths_are_passed_over() -> None:
     document = one_operation({"operationId": "x"})
     document["paths"] |= {"x-owner": "books", "x-groups": {"get": {}}}
     assert [operation.function for operation in operations(document, "it")] == ["x"]
+
+
+def test_what_is_left_empty_in_yaml_is_left_out() -> None:
+    """A key without a value is null there."""
+    document = one_operation({"operationId": "x", "parameters": None, "requestBody": None, "summary": None})
+    document["paths"]["/x"]["parameters"] = None
+    document["paths"] |= {"/y": None, "/z": {"get": None}}
+    [operation] = operations(document, "it")
+    assert operation.schema["properties"] == {}
+
+
+@pytest.mark.parametrize(
+    "flawed",
+    [
+        {"post": {"operationId": "bad", "parameters": [{"$ref": "common.yaml#/x"}]}},
+        {"post": {"operationId": "bad", "requestBody": {"content": {"a/b": {"schema": 5}}}}},
+        {"post": {"operationId": 5}, "parameters": "id"},
+        {"$ref": "common.yaml#/x"},
+        5,
+    ],
+)
+def test_flaws_of_operations_that_are_not_chosen_do_no_harm(flawed: Any) -> None:
+    """The user cannot mend a document of others."""
+    document = one_operation({"operationId": "ok"})
+    document["paths"] |= {"/bad": flawed, "relative": {"get": {"operationId": "worse"}}}
+    assert [operation.function for operation in operations(document, "it", ["ok"])] == ["ok"]
+    with pytest.raises(ToolsetError, match="it: "):
+        operations(document, "it")
 
 
 def test_keywords_of_another_shape_are_left_out_of_a_schema() -> None:

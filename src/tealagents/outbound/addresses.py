@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 Address = IPv4Address | IPv6Address
+
+#: gateways between IPv6 and IPv4 (NAT64): the prefix known everywhere (RFC 6052), and one for use within
+#: networks (RFC 8215); prefixes of an operator's own cannot be told from other addresses
+_NAT64, _LOCAL_NAT64 = IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48")
 
 
 def host_of(url: str) -> str:
@@ -80,7 +84,7 @@ async def public_address(url: str) -> str | None:
     host = host_of(url)
     address = _address(host)
     if address is not None:
-        return host if address.is_global else None
+        return host if _is_public(address) else None
     if proxy_for(url) is not None:
         return None if host.lower() == "localhost" else host
     try:
@@ -88,9 +92,21 @@ async def public_address(url: str) -> str | None:
     except (OSError, UnicodeError):
         return None
     texts = [str(entry[4][0]).partition("%")[0] for entry in found]
-    if not all((one := _address(text)) is not None and one.is_global for text in texts):
+    if not all((one := _address(text)) is not None and _is_public(one) for text in texts):
         return None
     return texts[0] if texts else None
+
+
+def _is_public(address: Address) -> bool:
+    """Whether an address is public, and so is the IPv4 address that a gateway or a host may make of it."""
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, IPv4Address):
+        return True
+    inner = address.sixtofour
+    if address in _NAT64 or int(address) < 2**32:  # the second: IPv4-compatible (RFC 4291, 2.5.5.1)
+        inner = IPv4Address(int(address) % 2**32)
+    return not (address.is_site_local or address in _LOCAL_NAT64) and (inner is None or _is_public(inner))
 
 
 def _address(host: str) -> Address | None:

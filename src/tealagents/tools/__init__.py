@@ -7,7 +7,8 @@
 `code`                code plugins (`methods`, `signature`, `threads`: Python methods as tools)
 `semantic_kernel`     plugins written for the earlier framework (`input_types`: its types)
 `openapi`             OpenAPI plugins (`openapi_parsing`, `openapi_document`, `openapi_schema`: reading a
-                      document; `openapi_request`: calling an operation)
+                      document; `openapi_request`: calling an operation; `schema_check`: whether edited
+                      arguments fit)
 `mcp`                 MCP servers (`mcp_connection`: a session; `mcp_transport`: its two ways; `mcp_listing`:
                       what is listed, and for whom; `mcp_results`;
                       `process_guard`: ends a child process whose parent has died)
@@ -39,12 +40,13 @@ from typing import Any
 
 from tealagents.domain.ports import Toolset, ToolSpec
 from tealagents.registry import Registry
-from tealagents.tools.catalogue import Catalogue, GovernedToolset, check_unique, govern, report
+from tealagents.tools.catalogue import Catalogue, GovernedToolset, OAuthEntry, check_unique, govern, report
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import prefix_of
 from tealagents.tools.oauth import Consents
 from tealagents.tools.oauth_pending import Secrets
+from tealagents.tools.oauth_servers import same_issuer
 from tealagents.tools.openapi import OpenAPIPlugin
 from tealagents.tools.options import MCPServerOptions, remote_plugins
 
@@ -148,7 +150,12 @@ class Sources:
         """The toolsets of others, made and not opened."""
         return [_third_party(name, options) for name, options in self.toolsets]
 
-    def check_names(self) -> None:
+    def check(self) -> None:
+        """`ToolsetError` for names that clash, and for an `auth` of the catalogue's that would not hold."""
+        self._check_names()
+        self._check_authorizations()
+
+    def _check_names(self) -> None:
         """No name may begin another's tools: `git` could offer a tool called like one of `git-hub`."""
         names = [*self.plugins, *self.remote, *(server.name for server in self.servers)]
         for one, other in permutations(names, 2):
@@ -156,6 +163,18 @@ class Sources:
                 raise ToolsetError(
                     f"The names of the tools of {one!r} and {other!r} clash. Rename one of the two."
                 )
+
+    def _check_authorizations(self) -> None:
+        """An MCP server asks for the authorization that its own entry names, and for no other."""
+        for entry in self.catalogue.entries() if self.catalogue is not None else ():
+            for server in self.servers:
+                its_own = entry.tool_id.startswith(prefix_of(server.name))
+                if its_own and entry.auth is not None and not _asks_for(server, entry.auth):
+                    raise ToolsetError(
+                        f"The catalogue has an 'auth' for {entry.tool_id!r}, a tool of an MCP server. Set "
+                        f"auth_server and scopes in the mcp_servers entry {server.name!r} instead (only with "
+                        "transport http: a child process asks no user)."
+                    )
 
 
 @asynccontextmanager
@@ -182,7 +201,7 @@ async def open_toolsets(
         *sources.third_party(),
         *others,
     ]
-    sources.check_names()
+    sources.check()
     async with AsyncExitStack() as stack:
         await _enter_all(stack, toolsets)
         check_unique(toolsets)
@@ -202,12 +221,20 @@ async def tools_at_hand(sources: Sources) -> list[ToolSpec]:
     services = [service for service in sources.services() if service.is_at_hand]
     sources.mcp()
     sources.third_party()
-    sources.check_names()
+    sources.check()
     async with AsyncExitStack() as stack:
         await _enter_all(stack, services)
         toolsets = [*code, *services]
         check_unique(toolsets)
         return [tool.spec for toolset in toolsets for tool in govern(toolset.tools(), catalogue)]
+
+
+def _asks_for(server: MCPServerOptions, auth: OAuthEntry) -> bool:
+    return (
+        server.transport == "http"
+        and same_issuer(server.auth_server or "", auth.auth_server)
+        and set(auth.scopes) <= set(server.scopes)
+    )
 
 
 def _third_party(name: str, options: Mapping[str, Any]) -> Toolset:

@@ -185,6 +185,7 @@ class MCPConnection:
             cache=None,
         )
         async with client:
+            self._check_version(client)
             self._listed(await _listing(client))
             self._client = client
             self._up.set()
@@ -199,6 +200,14 @@ class MCPConnection:
             finally:
                 self._client = None
                 self._up.clear()
+
+    def _check_version(self, client: Client) -> None:
+        required = self._options.protocol_version
+        if required not in (None, client.protocol_version):
+            raise ToolsetError(
+                f"its session is in protocol version {client.protocol_version}, and the config requires "
+                f"protocol_version {required}."
+            )
 
     def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
         if self._options.transport == "stdio":
@@ -313,14 +322,13 @@ class _WatchedStream:
 
 
 def _mode(version: str | None) -> str:
-    if version is None:
-        return "auto"
+    """How the SDK negotiates. Its mode for one modern version asks the server nothing: not used."""
     if version in HANDSHAKE_PROTOCOL_VERSIONS:
         return "legacy"
-    if version not in MODERN_PROTOCOL_VERSIONS:
+    if version is not None and version not in MODERN_PROTOCOL_VERSIONS:
         known = ", ".join((*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS))
         raise ToolsetError(f"protocol_version {version!r} is not known; known: {known}.")
-    return version
+    return "auto"
 
 
 def _announces(client: Client) -> bool:

@@ -7,6 +7,8 @@ import mcp_types as types
 
 from tealagents.tools.results import DONE, bounded
 
+_NO_REASON = "The tool failed and gave no reason."
+
 
 def result_text(result: types.CallToolResult) -> str:
     """Text and text resources as they are, what is no text described, structured content as JSON.
@@ -16,7 +18,8 @@ def result_text(result: types.CallToolResult) -> str:
     parts = [_block_text(block) for block in result.content]
     if result.structured_content is not None and not _is_repeated(result.structured_content, result.content):
         parts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    return bounded("\n".join(part for part in parts if part) or DONE)
+    nothing = _NO_REASON if result.is_error else DONE
+    return bounded("\n".join(part for part in parts if part) or nothing)
 
 
 def _block_text(block: types.ContentBlock) -> str:
@@ -44,13 +47,14 @@ def _decoded_size(base64: str) -> int:
 def _is_repeated(structured: Any, content: list[types.ContentBlock]) -> bool:
     """Whether the blocks say it already: one of them, or all of them as a list.
 
-    The SDK wraps a result that is no object as `{"result": …}`.
+    The SDK wraps a result that is no object as `{"result": …}`; an object may be one by itself.
     """
+    forms = [structured]
     if isinstance(structured, dict) and list(structured) == ["result"]:
-        structured = structured["result"]
+        forms.append(structured["result"])
     values = [_value(block.text) for block in content if isinstance(block, types.TextContent)]
     texts = [block.text for block in content if isinstance(block, types.TextContent)]
-    return structured in values or structured in texts or structured in (values, texts)
+    return any(form in values or form in texts or form in (values, texts) for form in forms)
 
 
 def _value(text: str) -> Any:

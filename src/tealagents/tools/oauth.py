@@ -18,7 +18,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlencode
 from weakref import WeakValueDictionary
@@ -55,7 +55,6 @@ class _Grant(Struct, frozen=True, kw_only=True):
     """What is needed to renew a user's access token."""
 
     at: Endpoints
-    scopes: tuple[str, ...]
     refresh_token: str
 
 
@@ -63,7 +62,6 @@ class _Grant(Struct, frozen=True, kw_only=True):
 class _Access:
     token: str
     expires_at: float
-    scopes: tuple[str, ...]
 
 
 class Consents:
@@ -102,7 +100,7 @@ class Consents:
         # one renewal at a time: a refresh token may be good for one use only
         async with self._locks.setdefault(key, asyncio.Lock()):
             access = self._access.get(key)
-            if access and access.expires_at > self._now() + LEEWAY_SECONDS and _covers(access.scopes, server):
+            if access and access.expires_at > self._now() + LEEWAY_SECONDS:
                 return access.token
             grant = self._usable(await self._stored(user_key, server), server)
             return await self._renewed(user_key, server, grant) if grant else None
@@ -124,7 +122,7 @@ class Consents:
         # the configuration may have changed since: a token never goes to another authorization server
         if server.issuer is not None and not same_issuer(server.issuer, grant.at.issuer):
             return None
-        return grant if _covers(grant.scopes, server) else None
+        return grant
 
     async def _renewed(self, user_key: str, server: ProtectedServer, grant: _Grant) -> str | None:
         form = {"grant_type": "refresh_token", "refresh_token": grant.refresh_token}
@@ -142,11 +140,7 @@ class Consents:
             if self._secrets and stored is not None:
                 await self._secrets.delete(user_key, server.key, stored)
             return None
-        grant = _Grant(
-            at=grant.at,
-            refresh_token=answer.get("refresh_token") or grant.refresh_token,
-            scopes=_granted(answer, grant.scopes),
-        )
+        grant = _Grant(at=grant.at, refresh_token=answer.get("refresh_token") or grant.refresh_token)
         return await self._keep(user_key, server.key, answer, grant)
 
     async def _asked_for_token(self, at: Endpoints, form: Json) -> tuple[int, Json]:
@@ -161,7 +155,7 @@ class Consents:
         lifetime: float = answer.get("expires_in") or DEFAULT_LIFETIME_SECONDS
         now = self._now()
         self._access = {key: access for key, access in self._access.items() if access.expires_at > now}
-        self._access[user_key, server_key] = _Access(token, now + lifetime, grant.scopes)
+        self._access[user_key, server_key] = _Access(token, now + lifetime)
         if self._secrets and grant.refresh_token:
             await self._secrets.put(user_key, server_key, msgspec.json.encode(grant).decode())
         return token
@@ -271,11 +265,7 @@ class Consents:
             raise InvalidRequest(
                 "code", f"{pending.at.issuer} refused it ({reason}). Resume the request for a new link."
             )
-        grant = _Grant(
-            at=pending.at,
-            scopes=_granted(answer, pending.scopes),
-            refresh_token=answer.get("refresh_token") or "",
-        )
+        grant = _Grant(at=pending.at, refresh_token=answer.get("refresh_token") or "")
         await self._keep(pending.user_key, pending.server_key, answer, grant)
         logger.info("a user authorized %s (request %s)", pending.server_name, pending.request_id)
         return pending.server_name
@@ -288,12 +278,3 @@ class Consents:
 def owner_key(context: ToolContext) -> str:
     """The one text that names the owner everywhere (`User.key`)."""
     return User(context.tenant_id, context.user_id).key
-
-
-def _granted(answer: Json, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The scopes of a token: those the answer names, else those that were asked for (RFC 6749, 5.1)."""
-    return tuple(answer["scope"].split()) or asked if "scope" in answer else asked
-
-
-def _covers(scopes: Sequence[str], server: ProtectedServer) -> bool:
-    return set(server.scopes) <= set(scopes) or not scopes

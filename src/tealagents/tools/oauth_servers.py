@@ -49,8 +49,12 @@ class ProtectedServer:
 
     @property
     def key(self) -> str:
-        """What a token is kept under. A server that moves to another URL does not inherit its tokens."""
-        return self.resource or " ".join((self.issuer or self.name, *sorted(self.scopes)))
+        """What a token is kept under. A server that moves to another URL does not inherit its tokens.
+
+        The scopes are those of the configuration. Which of them were granted, authorization servers
+        word in their own ways (RFC 6749, 3.3): the resource decides whether they are enough.
+        """
+        return " ".join((self.resource or self.issuer or self.name, *sorted(self.scopes)))
 
 
 @dataclass(frozen=True, kw_only=True)

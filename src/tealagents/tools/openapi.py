@@ -7,6 +7,7 @@ another's request).
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -21,19 +22,14 @@ from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.outbound.addresses import is_http_url, same_origin, shown
 from tealagents.outbound.reading import BoundedClient, Fetched, fetch
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.naming import plugin_of, suggestion, tool_names
+from tealagents.tools.naming import plugin_of, tool_names
 from tealagents.tools.oauth_context import AuthorizedContext
-from tealagents.tools.openapi_document import (
-    MAX_OPERATIONS,
-    ApiOperation,
-    leaves_base,
-    operations,
-    server_of,
-)
+from tealagents.tools.openapi_document import ApiOperation, leaves_base, operations, server_of
 from tealagents.tools.openapi_parsing import parsed
 from tealagents.tools.openapi_request import ApiRequest, request_of
 from tealagents.tools.options import RemotePluginOptions
 from tealagents.tools.results import bounded, described
+from tealagents.tools.schema_check import check_against
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +43,7 @@ DOCUMENT_TIMEOUT = 30.0
 #: methods that change nothing, so that a lost answer loses nothing
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _UNKNOWN = "Whether it was carried out is unknown; find out before it is repeated."
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 _TEXTUAL = ("json", "xml", "yaml", "javascript", "x-www-form-urlencoded", "csv")
 
 
@@ -75,8 +72,7 @@ class OpenAPIPlugin:
         where = shown(self._options.openapi_json_path)
         # large documents take their time
         document = await asyncio.to_thread(parsed, content, where)
-        found = await asyncio.to_thread(operations, document, where)
-        chosen = _chosen(found, self._options, where)
+        chosen = await asyncio.to_thread(operations, document, where, self._options.operations)
         server = _server(self._options, document, where, secret=self._secret)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(_client(self._options, server))
@@ -109,8 +105,16 @@ class OpenAPITool:
         )
 
     def check(self, arguments: Json) -> None:
-        """`ToolFailed` where a call with these arguments would be refused before it does anything."""
+        """`ToolFailed` where no request can be made of the arguments, or the schema rules them out.
+
+        The second is not held against the model, to which the service answers: services convert what
+        they are sent, and an approver has to know what will run.
+        """
         request_of(self._operation, arguments)
+        schema = self.spec.parameters
+        # as in a request, null means absent
+        absent = {name for name, value in arguments.items() if value is None} - {*schema.get("required", ())}
+        check_against(schema, {name: one for name, one in arguments.items() if name not in absent})
 
     async def call(self, context: ToolContext, arguments: Json) -> str:
         request = request_of(self._operation, arguments)
@@ -234,13 +238,15 @@ def _answer_text(answer: Fetched, place: str) -> str:
 
 
 def _decoded(content: bytes, media_type: str, charset: str) -> str | None:
-    """The content as text, None where it is none."""
-    if media_type.startswith("text/") or media_type.endswith(_TEXTUAL) or not media_type:
-        try:
-            return content.decode(charset, "replace" if media_type else "strict")
-        except (LookupError, UnicodeDecodeError):
-            return None
-    return None
+    """The content as text, None where it is none. That of a type not known to be text has to look like it."""
+    is_text = media_type.startswith("text/") or media_type.endswith(_TEXTUAL)
+    if not is_text and media_type and not media_type.startswith("application/"):
+        return None
+    try:
+        text = content.decode(charset, "replace" if is_text else "strict")
+    except (LookupError, UnicodeDecodeError):
+        return None
+    return text if is_text or not _CONTROLS.search(text) else None
 
 
 def _client(options: RemotePluginOptions, url: str) -> BoundedClient:
@@ -282,29 +288,6 @@ def _base(url: str) -> str:
         f"{shown(url)} cannot be a server's URL: it needs a port that exists, and no query or fragment. Set "
         "server_url."
     )
-
-
-def _chosen(found: list[ApiOperation], options: RemotePluginOptions, where: str) -> list[ApiOperation]:
-    there: dict[str, list[ApiOperation]] = {}
-    for one in found:
-        there.setdefault(one.function, []).append(one)
-    chosen = []
-    for name in there if options.operations is None else options.operations:
-        if name not in there:
-            raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
-        first, *others = there[name]
-        if others:
-            places = " and ".join(f"{one.method} {one.path}" for one in (first, others[0]))
-            raise ToolsetError(
-                f"{where} has two operations {name!r}: {places}. Give each an operationId of its own, "
-                "or choose others with `operations`."
-            )
-        chosen.append(first)
-    if not chosen:
-        raise ToolsetError(f"{where} has no operation.")
-    if len(chosen) > MAX_OPERATIONS:
-        raise ToolsetError(f"{where} has more than {MAX_OPERATIONS:,} operations. Choose with `operations`.")
-    return chosen
 
 
 # --- the document --------------------------------------------------------------------------------

@@ -11,14 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tealagents.domain.models import Json
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.openapi_schema import OMITTED, Schemas, allows_null, resolved
+from tealagents.tools.naming import suggestion
+from tealagents.tools.openapi_schema import OMITTED, Schemas, resolved
 from tealagents.tools.options import explained
 
 #: characters of one tool's arguments that the model is sent; those beyond it become "any value"
@@ -34,6 +35,8 @@ _OWN_HEADERS = frozenset(
     {"accept", "authorization", "connection", "content-length", "content-type", "cookie", "host", "te"}
     | {"proxy-authorization", "trailer", "transfer-encoding", "upgrade"}
 )
+#: one media type, with its parameters, as a header takes it
+MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+(?:;[^,\x00-\x1f\x7f]*)?", re.ASCII)
 _VALID_ARGUMENT = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _FORBIDDEN_IN_ARGUMENT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 _DEFAULT_STYLE: dict[Location, str] = {
@@ -69,12 +72,14 @@ class RequestBody:
     argument: str | None = None
     #: argument → field
     fields: Mapping[str, str] = field(default_factory=dict)
-    #: fields that may be null; of others, null means absent
+    #: fields that may be null, in JSON; of others, null means absent
     nullable: frozenset[str] = frozenset()
-    #: fields that are files
+    #: fields that are files, or lists of files
     binary: frozenset[str] = frozenset()
     #: field → style and explode, for forms
     encoding: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    #: field → media type of its parts
+    types: Mapping[str, str] = field(default_factory=dict)
     #: arguments that are no parameters are fields as well
     open: bool = False
 
@@ -95,6 +100,12 @@ class ApiOperation:
 
 class _DocumentPart(BaseModel):
     model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        """YAML reads a key without a value as null."""
+        return {key: one for key, one in data.items() if one is not None} if isinstance(data, dict) else data
 
 
 _Part = TypeVar("_Part", bound=_DocumentPart)
@@ -163,20 +174,70 @@ def server_of(document: Json, where: str) -> str | None:
     return url if url.startswith(("http://", "https://")) else None
 
 
-def operations(document: Json, where: str) -> list[ApiOperation]:
-    """All operations, in the document's order. `ToolsetError` names the one that cannot be read."""
+class _Place(NamedTuple):
+    """Where an operation stands in the document."""
+
+    function: str
+    method: str
+    path: str
+    #: what it stands in
+    item: Json
+
+    def __str__(self) -> str:
+        return f"{self.method.upper()} {self.path}"
+
+
+def operations(document: Json, where: str, wanted: Sequence[str] | None = None) -> list[ApiOperation]:
+    """The wanted operations in this order, or all in the document's.
+
+    `ToolsetError` names one that cannot be read, or that is not there once. What is not wanted may be flawed.
+    """
     schemas = Schemas(document, where)
+    chosen = _chosen(_places(document, where, lenient=wanted is not None), wanted, where)
+    return [_operation(document, schemas, place, f"{where}: {place}") for place in chosen]
+
+
+def _places(document: Json, where: str, *, lenient: bool) -> list[_Place]:
+    """`lenient`: what leads to no path item is passed over."""
     found = []
-    for path, item in (_checked(_Paths, document, where).paths or {}).items():
-        if path.startswith("x-"):  # an extension of the specification, whatever it is
+    for path, part in (_checked(_Paths, document, where).paths or {}).items():
+        if path.startswith("x-") or part is None:  # an extension of the specification, whatever it is
             continue
-        item = resolved(document, item, where)
+        try:
+            item = resolved(document, part, f"{where}: {path}")
+        except ToolsetError:
+            if lenient:
+                continue
+            raise
         for method in _METHODS:
-            if isinstance(item.get(method), dict):
-                place = f"{where}: {method.upper()} {path}"
-                _check_path(path, place)
-                found.append(_operation(document, schemas, path, method, item, place))
+            operation = item.get(method)
+            if isinstance(operation, dict):
+                name = operation.get("operationId")
+                function = name if name and isinstance(name, str) else _named(method, path)
+                found.append(_Place(function, method, path, item))
     return found
+
+
+def _chosen(found: list[_Place], wanted: Sequence[str] | None, where: str) -> list[_Place]:
+    there: dict[str, list[_Place]] = {}
+    for one in found:
+        there.setdefault(one.function, []).append(one)
+    chosen = []
+    for name in there if wanted is None else wanted:
+        if name not in there:
+            raise ToolsetError(f"{where} has no operation {name!r}.{suggestion(name, list(there))}")
+        first, *others = there[name]
+        if others:
+            raise ToolsetError(
+                f"{where} has two operations {name!r}: {first} and {others[0]}. Give each an operationId of "
+                "its own, or choose others with `operations`."
+            )
+        chosen.append(first)
+    if not chosen:
+        raise ToolsetError(f"{where} has no operation.")
+    if len(chosen) > MAX_OPERATIONS:
+        raise ToolsetError(f"{where} has more than {MAX_OPERATIONS:,} operations. Choose with `operations`.")
+    return chosen
 
 
 def _checked(part: type[_Part], document: Json, where: str) -> _Part:
@@ -199,12 +260,11 @@ def leaves_base(path: str) -> bool:
     return any(step in (".", "..") for step in steps)
 
 
-def _operation(
-    document: Json, schemas: Schemas, path: str, method: str, item: Json, where: str
-) -> ApiOperation:
+def _operation(document: Json, schemas: Schemas, place: _Place, where: str) -> ApiOperation:
+    _check_path(place.path, where)
     try:
-        operation = _Operation.model_validate(item[method])
-        declared = [*_PathItem.model_validate(item).parameters, *operation.parameters]
+        operation = _Operation.model_validate(place.item[place.method])
+        declared = [*_PathItem.model_validate(place.item).parameters, *operation.parameters]
         parameters = [_DocumentParameter.model_validate(resolved(document, one, where)) for one in declared]
         body = operation.body and _Body.model_validate(resolved(document, operation.body, where))
     except ValidationError as error:
@@ -212,13 +272,13 @@ def _operation(
     arguments = _ArgumentList(document, schemas, where)
     # an operation's parameter replaces its path's
     for parameter in {(one.name, one.location): one for one in parameters}.values():
-        arguments.add_parameter(parameter, path)
+        arguments.add_parameter(parameter, place.path)
     if body and body.content:
         arguments.add_body(body)
     return ApiOperation(
-        function=operation.operation_id or _named(method, path),
-        method=method.upper(),
-        path=path,
+        function=place.function,
+        method=place.method.upper(),
+        path=place.path,
         description=_description(operation),
         parameters=tuple(arguments.parameters),
         body=arguments.body,
@@ -303,33 +363,39 @@ class _ArgumentList:
             media_type=media_type,
             required=body.required,
             argument=argument,
-            binary=_binary(fields.properties if fields else {}),
+            binary=frozenset(self._files(fields.properties if fields else {})),
             encoding=_encoding(media),
+            types=_types(media),
         )
 
     def _add_fields(
         self, body: _Body, media_type: str, media: _Media, fields: Json, required: list[str], is_open: bool
     ) -> None:
         arguments: dict[str, str] = {}
-        binary = _binary(fields) if media_type == _MULTIPART else frozenset[str]()
+        files = self._files(fields) if media_type == _MULTIPART else {}
         for name, schema in fields.items():
             argument = self._free(name, "body")
             arguments[argument] = name
-            shown = self._schemas.converted(schema)
-            if name in binary:
-                shown = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
+            shown = files[name] if name in files else self._schemas.converted(schema)
             self._add(argument, shown, body.required and name in required, None)
         self.body = RequestBody(
             media_type=media_type,
             required=body.required,
             fields=arguments,
             nullable=frozenset(
-                name for name, schema in fields.items() if allows_null(self._schemas.converted(schema))
+                name
+                for name, schema in fields.items()
+                if _is_json(media_type) and self._schemas.allows_null(self._schemas.converted(schema))
             ),
-            binary=binary,
+            binary=frozenset(files),
             encoding=_encoding(media),
+            types=_types(media),
             open=is_open,
         )
+
+    def _files(self, fields: Json) -> Json:
+        shown = {name: self._schemas.file(schema) for name, schema in fields.items()}
+        return {name: schema for name, schema in shown.items() if schema is not None}
 
     def _add(self, argument: str, schema: Any, required: bool, description: str | None) -> None:
         self._size += len(json.dumps(schema, default=str)) + len(description or "")
@@ -376,14 +442,6 @@ def _preferred(media_types: list[str]) -> str:
     return min(media_types, key=rank)
 
 
-def _binary(fields: Json) -> frozenset[str]:
-    return frozenset(
-        name
-        for name, schema in fields.items()
-        if isinstance(schema, dict) and (schema.get("format") == "binary" or "contentMediaType" in schema)
-    )
-
-
 def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
     def styles() -> Iterator[tuple[str, tuple[str, bool]]]:
         for name, encoding in media.encoding.items():
@@ -391,3 +449,9 @@ def _encoding(media: _Media) -> dict[str, tuple[str, bool]]:
             yield name, (style, bool(encoding.get("explode", style == "form")))
 
     return dict(styles())
+
+
+def _types(media: _Media) -> dict[str, str]:
+    """The media types that are named for fields; of several, and of `image/*`, none is chosen."""
+    named = {name: str(encoding.get("contentType", "")) for name, encoding in media.encoding.items()}
+    return {name: one for name, one in named.items() if MEDIA_TYPE.fullmatch(one)}

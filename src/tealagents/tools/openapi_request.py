@@ -13,9 +13,10 @@ from urllib.parse import quote, unquote_to_bytes
 from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.naming import excerpt, suggestion
-from tealagents.tools.openapi_document import ApiOperation, Parameter, RequestBody
+from tealagents.tools.openapi_document import MEDIA_TYPE, ApiOperation, Parameter, RequestBody
 
 _JSON, _FORM, _MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+_OCTETS = "application/octet-stream"
 _STEPS = re.compile(r"[/\\]")
 _PRINTABLE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -114,7 +115,7 @@ def _refuse_steps(parameter: Parameter, value: Any) -> None:
     """A value that is empty or holds `.` or `..` as a step would name another path on some servers."""
     values = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
     texts = [_text(one) for one in values]
-    if not texts or any(step in ("", ".", "..") for text in texts for step in _STEPS.split(text)):
+    if not any(texts) or any(step in (".", "..") for text in texts for step in _STEPS.split(text)):
         raise ToolFailed(
             f"{parameter.argument} cannot be {excerpt(_text(value))!r} in a path. Nothing was done."
         )
@@ -200,7 +201,8 @@ def _body(body: RequestBody | None, value: Any) -> tuple[str | None, dict[str, A
     if media_type == "*/*" or media_type == _JSON or media_type.endswith("+json"):
         content_type = _JSON if media_type == "*/*" else body.media_type
         return content_type, {"content": json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")}
-    return body.media_type, {"content": _bytes(_text(value))}
+    given, content = _bytes(_text(value))
+    return given or _OCTETS if "*" in media_type else body.media_type, {"content": content}
 
 
 def _form(body: RequestBody, value: Json) -> bytes:
@@ -221,24 +223,27 @@ def _is_nested(value: Any) -> bool:
 def _parts(body: RequestBody, value: Json) -> list[tuple[str, tuple[str | None, bytes, str]]]:
     parts: list[tuple[str, tuple[str | None, bytes, str]]] = []
     for name, field in value.items():
+        named = body.types.get(name)
         for one in field if isinstance(field, list) and not _is_nested(field) else [field]:
             if name in body.binary:
-                parts.append((name, (name, _bytes(_text(one)), "application/octet-stream")))
-            elif isinstance(one, dict | list):
-                parts.append((name, (None, _text(one).encode("utf-8", "replace"), _JSON)))
+                given, content = _bytes(_text(one))
+                parts.append((name, (name, content, given or named or _OCTETS)))
             else:
-                parts.append(
-                    (name, (None, _text(one).encode("utf-8", "replace"), "text/plain; charset=utf-8"))
-                )
+                usual = _JSON if isinstance(one, dict | list) else "text/plain; charset=utf-8"
+                parts.append((name, (None, _text(one).encode("utf-8", "replace"), named or usual)))
     return parts
 
 
-def _bytes(text: str) -> bytes:
-    """The bytes of a data URI (RFC 2397), or the text's."""
+def _bytes(text: str) -> tuple[str | None, bytes]:
+    """The media type, if it names one, and the bytes of a data URI (RFC 2397); or the text's."""
     if not text.startswith("data:") or "," not in text:
-        return text.encode("utf-8", "replace")
-    head, _, data = text.partition(",")
+        return None, text.encode("utf-8", "replace")
+    head, _, data = text.removeprefix("data:").partition(",")
+    given = head.removesuffix(";base64")
     try:
-        return base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
+        content = (
+            base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
+        )
     except ValueError as error:
         raise ToolFailed(f"A data: URI is not base64: {error}. Nothing was done.") from error
+    return given if MEDIA_TYPE.fullmatch(given) else None, content

@@ -14,6 +14,8 @@ from tealagents.tools.errors import ToolsetError
 MAX_DEFINITIONS = 60_000
 #: parts that a schema may be put together of (`allOf`), each counted as often as it is named
 MAX_PARTS = 1_000
+#: references that may lead to another, one after the other
+MAX_REFERENCES = 32
 #: characters of an example that is shown
 MAX_EXAMPLE = 200
 
@@ -31,6 +33,7 @@ _DROPPED = frozenset(
 )
 _FORBIDDEN_IN_NAME = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 OMITTED = {"description": "any value; its schema is too large to be shown"}
+FILE = {"type": "string", "description": "a file: its text, or its bytes as a data: URI"}
 
 
 class Fields(NamedTuple):
@@ -44,7 +47,7 @@ class Fields(NamedTuple):
 
 def resolved(document: Json, part: Any, where: str) -> Json:
     """`part`, or what its `$ref` stands for."""
-    for _ in range(32):
+    for _ in range(MAX_REFERENCES):
         if not isinstance(part, dict):
             raise ToolsetError(f"{where}: an object is expected in place of {part!r:.80}.")
         if "$ref" not in part:
@@ -67,15 +70,6 @@ def pointed_at(document: Json, reference: str, where: str) -> Any:
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise ToolsetError(f"{where}: the reference {reference!r} leads nowhere.") from error
     return target
-
-
-def allows_null(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return bool(schema)
-    kinds = schema.get("type", [])
-    return "null" in ([kinds] if isinstance(kinds, str) else kinds) or any(
-        allows_null(one) for key in ("anyOf", "oneOf") for one in schema.get(key, ())
-    )
 
 
 class Schemas:
@@ -152,6 +146,53 @@ class Schemas:
         if fields is None or not fields.properties:
             return None
         return fields
+
+    def allows_null(self, schema: Any) -> bool:
+        """Whether null is among the values of a converted schema; not where that is too much to find out."""
+        self._looks = 0
+        return self._allows_null(schema, ())
+
+    def _allows_null(self, schema: Any, seen: Sequence[str]) -> bool:
+        self._looks += 1
+        if not isinstance(schema, dict) or self._looks > MAX_PARTS or len(seen) > MAX_REFERENCES:
+            return False
+        # what has fields or items is meant as an object or a list
+        implied = [kind for key, kind in (("properties", "object"), ("items", "array")) if key in schema]
+        kinds = schema.get("type", implied)
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        chosen = [schema["const"]] if "const" in schema else schema.get("enum", [None])
+        if (kinds and "null" not in kinds) or None not in chosen:
+            return False
+        if "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            if name in seen or not self._allows_null(self._definition(name), (*seen, name)):
+                return False
+        return all(self._allows_null(one, seen) for one in schema.get("allOf", ())) and all(
+            any(self._allows_null(one, seen) for one in schema[key])
+            for key in ("anyOf", "oneOf")
+            if key in schema
+        )
+
+    def file(self, schema: Any) -> Json | None:
+        """How a multipart field that is a file, or a list of files, is shown; None of another field."""
+        self._looks = 0
+        return self._file(schema, ())
+
+    def _file(self, schema: Any, seen: Sequence[str]) -> Json | None:
+        self._looks += 1
+        if not isinstance(schema, dict) or self._looks > MAX_PARTS or len(seen) > MAX_REFERENCES:
+            return None
+        if "$ref" in schema:
+            reference = str(schema["$ref"])
+            return self._file(pointed_at(self._document, reference, self._where), (*seen, reference))
+        if schema.get("format") == "binary" or "contentMediaType" in schema:
+            return dict(FILE)
+        schema = _sound(schema)
+        item = self._file(schema.get("items"), seen)
+        if item is not None:
+            return {"type": "array", "items": item}
+        parts = [one for key in ("allOf", "anyOf", "oneOf") for one in schema.get(key, ())]
+        return next((found for one in parts if (found := self._file(one, seen)) is not None), None)
 
     def _fields(self, schema: Any, seen: Sequence[str]) -> Fields | None:
         self._looks += 1
