@@ -105,7 +105,7 @@ class TaskWriter:
                 await self._commit(due[:MOST_ENTRIES], None if rest else conclude)
             except Conflict:
                 if self._doubt is None or not await self._was_applied(self._doubt):
-                    await self._rebase()
+                    await self.rebase()
             else:
                 if not rest:
                     break
@@ -145,7 +145,7 @@ class TaskWriter:
             return False
         if doubt.concludes:
             return True
-        await self._rebase()
+        await self.rebase()
         return False
 
     async def _was_applied(self, doubt: _Doubt) -> bool:
@@ -164,7 +164,7 @@ class TaskWriter:
             raise Erased
         self.request, self.request_version = found.value, found.version
 
-    async def _rebase(self) -> None:
+    async def rebase(self) -> None:
         """Reads the head again: still ours, continue from there; else the writer is over."""
         records = self._tasks.records
         found = await records.get(self.partition, keys.task(self.head.task_id), Head)
