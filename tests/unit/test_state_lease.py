@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tealagents.domain.ports import Commit
 from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.workers import RETRY_SECONDS, Lease
@@ -96,7 +98,7 @@ async def test_a_lapsed_lease_is_taken_anew_as_soon_as_the_store_is_back() -> No
     await lease.stop()
 
 
-async def test_a_beat_that_is_never_answered_costs_nothing() -> None:
+async def test_a_beat_that_is_never_answered_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """It is given up in time to be sent again. covers: STATE-4"""
     store, loop = Mute(), asyncio.get_running_loop()
     lease = Lease(RecordStore(store, "Agent", SystemClock()), SECONDS)
@@ -109,4 +111,5 @@ async def test_a_beat_that_is_never_answered_costs_nothing() -> None:
             await asyncio.sleep(0)
     assert store.asked.is_set()
     assert (store.commits, lease.losses) == (2, 0)
+    assert "no answer in time" in caplog.text
     await lease.stop()

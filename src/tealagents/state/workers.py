@@ -171,7 +171,7 @@ class Lease:
                     await self._lose("it could not be renewed in time")
         except (TealError, TimeoutError) as error:
             if not again:
-                log.warning("the lease could not be renewed: %s", error or "no answer in time")
+                log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
         return self._beaten_at >= began
 
     async def _keep(self) -> None:
