@@ -307,6 +307,9 @@ class World:
         actions = {entry["action"] for entry in audit if entry["request_id"] in failed}
         if "tool.called" in actions:
             assert "it was done" in notes, f"{point}: {notes}"
+            messages = await everything(reader(client, ""), f"/tasks/{task_id}/messages")
+            results = [m for m in messages if m["role"] == "tool" and m["request_id"] in failed]
+            assert len(results) == 1, f"{point}: {messages}"
         elif "tool.intent" in actions:
             assert "its outcome is unknown" in notes, f"{point}: {notes}"
             trace = await everything(reader(client, ""), f"/tasks/{task_id}/trace")

@@ -1,7 +1,10 @@
 """What clients of other protocols bring along: earlier messages, instructions, names, tools of their own."""
 
+import asyncio
+
 import pytest
-from engine_setup import ADA, Process, Scripted, calls, noting, process, says
+from engine_setup import ADA, Process, Scripted, calls, noting, process, says, waits
+from msgspec.structs import replace
 
 from tealagents.domain.errors import (
     AlreadyDecided,
@@ -105,6 +108,29 @@ async def test_a_message_may_ask_for_a_checkpoint() -> None:
                 here,
                 NewMessage(items=text("y"), task_id=first.task_id, at_checkpoint=first.request_id),
             )
+
+
+@pytest.mark.parametrize("concurrency", ["reject", "enqueue", "interrupt", "rollback"])
+async def test_a_checkpoint_has_moved_where_the_task_is_busy(concurrency: str) -> None:
+    """The message neither waits behind what runs, nor ends it, nor the pause. covers: TASK-5"""
+    answer = asyncio.Event()
+    model = Scripted(says("a"), waits(answer), calls(ToolCall("c1", "Shell-delete", "{}")))
+    async with process(None, model, noting([], governed=True), concurrency=concurrency) as here:
+        first = await here.ask()
+        late = NewMessage(
+            items=text("y"), task_id=first.task_id, at_checkpoint=first.request_id, supersede=True
+        )
+        running = await here.send("x", first.task_id)
+        with pytest.raises(CheckpointMoved):
+            await here.service.send(ADA, late, None, streamed=False)
+        answer.set()
+        second = await here.service.outcome(running)
+        assert second.status == "Completed"
+        paused = await here.ask("z", first.task_id)
+        late = replace(late, at_checkpoint=second.request_id)
+        with pytest.raises(CheckpointMoved):
+            await here.service.send(ADA, late, None, streamed=False)
+        assert (await here.request(paused.request_id)).status == "Paused"
 
 
 async def paused_for(here: Process) -> RequestRecord:

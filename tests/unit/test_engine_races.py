@@ -1,7 +1,7 @@
 """Two things at once: evictions, late replies, cancels and drains, each between two awaits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine_setup import (
     calls,
     damage,
     fails,
+    names,
     noting,
     process,
     says,
@@ -21,15 +22,16 @@ from engine_setup import (
 )
 
 from tealagents.domain import lifecycle
-from tealagents.domain.errors import PersistenceUnavailable
-from tealagents.domain.events import Canceled, ModelDone, ModelEvent
+from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import Json, TokenUsage, ToolCall
-from tealagents.domain.ports import Commit, ModelCall
+from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key
+from tealagents.state.pruning import Departure
 from tealagents.state.records import SystemClock
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import overdue
@@ -400,3 +402,41 @@ async def test_tools_of_a_message_that_was_rolled_back_are_not_forgotten() -> No
         assert (await here.ask("more", task_id)).status == "Completed"
         forked = await fork(here.tasks, here.partition(), task_id, ADA.user)
         assert [tool.call_id for tool in lifecycle.effects_on_path(forked)] == ["c1"]
+
+
+class Between(MemoryStore):
+    """Lets something else happen between the next read of a log of events and what is made of it."""
+
+    there: Callable[[], Awaitable[None]] | None = None
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        found = await super().scan(partition, prefix, **page)
+        if self.there is not None and prefix.startswith("events/"):
+            there, self.there = self.there, None
+            await there()
+        return found
+
+
+async def test_what_is_erased_while_it_resumes_does_not_come_back() -> None:
+    """The events of before the pause stay erased, and the approved call is not made. covers: STATE-2"""
+
+    async def asks(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        yield TextDelta("my secret")
+        yield ModelDone(finish_reason="tool_calls", tool_calls=(DELETE,))
+
+    store, ran = Between(), list[Json]()
+    async with process(store, Scripted(asks), noting(ran, governed=True)) as here:
+        paused = await here.ask(streamed=True)
+        assert await names(store, here.partition(), "events/")
+
+        async def erases() -> None:
+            await Departure(here.records, here.eraser, here.tasks.directory, ADA.user).erase()
+
+        store.there = erases
+        resumed = await here.approvals.resume(
+            ADA, paused.request_id, Command(action="approve"), streamed=True
+        )
+        with pytest.raises(NotFound):
+            await here.service.outcome(resumed)
+        assert not await names(store, here.partition(), "events/")
+    assert ran == []

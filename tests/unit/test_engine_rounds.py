@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from engine_setup import ADA, Process, Scripted, calls, noting, process, says
+from engine_setup import ADA, Faulty, Process, Scripted, calls, noting, process, says
 
 from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent
@@ -165,3 +165,24 @@ async def test_a_decision_on_an_imported_pause_is_too_late() -> None:
         await here.importer.import_(ADA, document)
         with pytest.raises(AlreadyDecided):
             await approved(here, ended)
+
+
+async def test_what_a_round_has_returned_is_stored_before_the_model_is_called_again() -> None:
+    """In one commit; a process that dies in that call leaves nothing to be done twice. covers: STATE-3"""
+    store, stored = Faulty(MemoryStore()), list[str | None]()
+    commits: list[int] = []
+
+    async def looks(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        (request_id,) = here.tasks.begun_here
+        request = await here.request(request_id)
+        tail = (await here.tasks.head(here.partition(), request.task_id)).value.tail_seq
+        said = await here.tasks.history.messages_of(here.partition(), request, tail)
+        stored.extend(message.tool_call_id for message in said if message.role == "tool")
+        commits.append(sum(any("log/" in key for key in commit.put) for _, commit in store.commits))
+        yield ModelDone(finish_reason="stop")
+
+    model = Scripted(calls(LOOK, AGAIN), looks)
+    async with process(store, model, noting([]), noting([], "Shell-look")) as here:
+        await here.ask()
+    assert stored == ["c2", "c3"]
+    assert commits == [3]  # the message, the intents, the results

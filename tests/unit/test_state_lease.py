@@ -2,11 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from tealagents.domain.ports import Commit
-from tealagents.state.records import RecordStore
-from tealagents.state.workers import Lease
+from tealagents.state.records import RecordStore, SystemClock
+from tealagents.state.workers import RETRY_SECONDS, Lease
 from tealagents.stores.memory import MemoryStore
-from tealagents.testing.clock import FakeClock
+from tealagents.testing.clock import FakeClock, advance
 
 SECONDS = 15
 
@@ -20,6 +22,24 @@ class Away(MemoryStore):
         if self.away:
             raise self.unavailable("it is away")
         await super().commit(partition, commit)
+
+
+class Mute(MemoryStore):
+    """Never answers the next commit, once it is said to, as a connection that was lost unnoticed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mute = False
+        self.asked = asyncio.Event()
+        self.commits = 0
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        if self.mute:
+            self.mute = False
+            self.asked.set()
+            await asyncio.Event().wait()
+        await super().commit(partition, commit)
+        self.commits += 1
 
 
 async def passes(clock: FakeClock, seconds: float) -> None:
@@ -61,4 +81,35 @@ async def test_a_longer_outage_loses_the_lease_once() -> None:
     assert lease.held
     assert lease.worker_id != worker_id
     assert lease.losses == 1
+    await lease.stop()
+
+
+async def test_a_lapsed_lease_is_taken_anew_as_soon_as_the_store_is_back() -> None:
+    """And not a third of a lease later."""
+    store, clock = Away(), FakeClock()
+    lease = Lease(RecordStore(store, "Agent", clock), SECONDS)
+    await lease.start()
+    store.away = True
+    await passes(clock, SECONDS + 1)
+    assert not lease.held
+    store.away = False
+    await passes(clock, 1)
+    assert lease.held
+    await lease.stop()
+
+
+async def test_a_beat_that_is_never_answered_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is given up in time to be sent again. covers: STATE-4"""
+    store, loop = Mute(), asyncio.get_running_loop()
+    lease = Lease(RecordStore(store, "Agent", SystemClock()), SECONDS)
+    await lease.start()
+    await asyncio.sleep(0)
+    store.mute = True
+    for seconds in (SECONDS / 3, SECONDS / 5, RETRY_SECONDS):
+        advance(loop, seconds)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert store.asked.is_set()
+    assert (store.commits, lease.losses) == (2, 0)
+    assert "no answer in time" in caplog.text
     await lease.stop()

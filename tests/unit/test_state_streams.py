@@ -96,7 +96,7 @@ async def test_parts_are_kept_with_a_resumed_log_and_erased_with_their_task() ->
         write = here.tasks.streams.write
         assert await write(here.partition(), request.request_id, version, [large, piece(3)]) == 2
         assert await write(here.partition(), request.request_id, version, [piece(3)]) == 3
-        await here.tasks.streams.keep(here.partition(), request)
+        await here.tasks.streams.keep(here.partition(), request.request_id, version)
         assert await stored(here, request, 1) == [large, piece(3)]
         await here.service.cancel(here.partition(), request.request_id, "ada")
         await here.eraser.delete_task(here.partition(), request.task_id)

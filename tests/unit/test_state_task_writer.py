@@ -5,11 +5,15 @@ import asyncio
 import pytest
 from engine_setup import ADA, Faulty, Process, Scripted, calls, fails, noting, process, says
 
-from tealagents.domain.models import Json, MessageBody, StepBody, ToolCall, ToolIntent
+from tealagents.domain.errors import PersistenceUnavailable
+from tealagents.domain.models import Item, Json, MessageBody, Note, StepBody, ToolCall, ToolIntent
 from tealagents.domain.ports import Commit
 from tealagents.engine.approvals import Command
 from tealagents.state import records
-from tealagents.state.audit_chain import GENESIS
+from tealagents.state.audit_chain import GENESIS, draft
+from tealagents.state.new_message import NewMessage
+from tealagents.state.submission import Submission
+from tealagents.state.task_writer import TaskWriter
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.clock import FakeClock
 
@@ -120,3 +124,33 @@ async def test_more_entries_than_one_commit_holds() -> None:
         assert ended.status == "Failed"
         found = await bodies(here, ended.task_id)
         assert len([body for body in found if isinstance(body, MessageBody)]) == 452
+
+
+@pytest.mark.parametrize("late", [0, 1])
+async def test_of_two_commits_in_doubt_either_may_be_applied_later(late: int) -> None:
+    """What is written once more after both is in the log once. covers: STATE-4"""
+    store, clock = Faulty(MemoryStore()), FakeClock()
+    unheard: list[tuple[str, Commit]] = []
+
+    def fault(partition: str, commit: Commit) -> str:
+        unheard.append((partition, commit))
+        return "unheard"
+
+    async with process(store, clock=clock) as here:
+        message = NewMessage(items=(Item("text", "hi"),))
+        writer = await Submission(here.tasks).begin(ADA, message, None)
+        assert isinstance(writer, TaskWriter)
+        entry = draft("tool.called", "service", writer.request.request_id, Note("paid"))
+        store.fault = fault
+        for _ in range(2):
+            trying = asyncio.ensure_future(writer.append([entry]))
+            while not trying.done():
+                clock.advance(0.02)
+                await asyncio.sleep(0)
+            assert isinstance(trying.exception(), PersistenceUnavailable)
+        store.fault = lambda *_: None
+        commits = list({commit.operation: (partition, commit) for partition, commit in unheard}.values())
+        await store.store.commit(*commits[late])
+        await writer.append([entry])
+        found = await bodies(here, writer.head.task_id)
+        assert len([body for body in found if isinstance(body, Note)]) == 1

@@ -114,7 +114,7 @@ class Exchange:
         self._incoming = bodies.BodyBudget(settings.max_body_bytes)
         #: what `GET /` lists: name of a protocol → its paths
         self.urls: dict[str, Mapping[str, str]] = {}
-        #: cancels on their way whose clients have left
+        #: cancels and erasures on their way whose clients may have left
         self._leaving: set[asyncio.Task[object]] = set()
 
     @property
@@ -326,10 +326,12 @@ class Exchange:
         *,
         headers: Mapping[str, str] | None = None,
         events: AsyncIterator[Sequence[Recorded]] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> Response:
         """Server-sent events: what `fold` makes of each event; `failed` where the end is unknown.
 
-        `events` are those that `follow` gives, or a protocol's own choice of them.
+        `events` are those that `follow` gives, or a protocol's own choice of them. `on_end` is called once
+        nothing more is sent, whether or not the client has stayed.
         """
         cancels = self._leaving_cancels(view)
         return sse.EventStreamResponse(
@@ -337,6 +339,7 @@ class Exchange:
             keepalive_seconds=self.settings.keepalive_seconds,
             headers=headers,
             on_disconnect=(lambda: self.in_background(self._cancel(view))) if cancels else None,
+            on_end=on_end,
         )
 
     async def _frames(

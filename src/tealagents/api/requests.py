@@ -324,14 +324,3 @@ async def forget(exchange: Exchange, view: RequestView) -> None:
         record = (await settled(exchange, view)).record
         if record.status in ENDED:
             await exchange.eraser.delete_task(view.partition, record.task_id)
-
-
-async def then_forgotten(
-    exchange: Exchange, view: RequestView, events: AsyncIterator[Sequence[Recorded]]
-) -> AsyncIterator[Sequence[Recorded]]:
-    """The events of a request that is forgotten behind them, whether or not its client stays."""
-    try:
-        async for batch in events:
-            yield batch
-    finally:
-        exchange.in_background(forget(exchange, view))

@@ -68,16 +68,21 @@ async def answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> No
     """
     streams: list[_Stream] = []
     scope[_STREAM] = streams
-    await app(scope, receive, send)
-    for stream in streams:
-        await stream.send(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+        for stream in streams:
+            await stream.send(scope, receive, send)
+    finally:
+        for stream in streams:
+            stream.over()
 
 
 class EventStreamResponse(Response):
     """Sends frames as they come, a comment when nothing does, and ends with the generator.
 
     `on_disconnect` is called when the client leaves before the end. One that has taken nothing for
-    `SEND_TIMEOUT` seconds is taken to have left.
+    `SEND_TIMEOUT` seconds is taken to have left. `on_end` is called once nothing more is sent, also where
+    nothing was: the generator of a response whose client has left by then never starts.
     """
 
     media_type = "text/event-stream"
@@ -89,18 +94,19 @@ class EventStreamResponse(Response):
         keepalive_seconds: float,
         headers: Mapping[str, str] | None = None,
         on_disconnect: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
-        self._stream = _Stream(frames, keepalive_seconds, on_disconnect)
+        self._stream = _Stream(frames, keepalive_seconds, on_disconnect, on_end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get(HEAD):
             await self._stream.frames.aclose()
             await super().__call__(scope, receive, send)
         else:
-            await self._start(send)
             scope[_STREAM].append(self._stream)
+            await self._start(send)
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the response at once, the stream included."""
@@ -114,17 +120,19 @@ class EventStreamResponse(Response):
 class _Stream:
     """The body of such a response. It keeps only what is still to be sent."""
 
-    __slots__ = ("_keepalive", "_left", "_on_disconnect", "_sender", "frames")
+    __slots__ = ("_keepalive", "_left", "_on_disconnect", "_on_end", "_sender", "frames")
 
     def __init__(
         self,
         frames: AsyncGenerator[bytes, None],
         keepalive: float,
         on_disconnect: Callable[[], None] | None,
+        on_end: Callable[[], None] | None,
     ) -> None:
         self.frames = frames
         self._keepalive = keepalive
         self._on_disconnect = on_disconnect
+        self._on_end = on_end
         self._sender: asyncio.Task[None] | None = None
         self._left = False
 
@@ -139,10 +147,17 @@ class _Stream:
         finally:
             sending.stop()
             sender.cancel()
+            self.over()
         if not (self._left and sender.cancelled()):
             sender.result()
         elif self._on_disconnect is not None:
             self._on_disconnect()
+
+    def over(self) -> None:
+        """Nothing more is sent."""
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     def _leave(self) -> None:
         self._left = True

@@ -4,8 +4,8 @@ For protocols in which a pause ends what was asked for. What is sent live, and r
 recorded events; what is read later is made of the history as events of the same kinds, and never expires.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -140,22 +140,29 @@ async def decided(
         raise ApprovalPending(approval_id=pause.approval_id, request_id=pause.request_id)
     command = replace(of_calls(pause, answers), setup=setup)
     view = await exchange.decide(caller, pause.request_id, command, streamed=streamed)
-    return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
+    with _forgotten_unanswered(exchange, view):
+        return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
 
 
 @asynccontextmanager
 async def settled(exchange: Exchange, stretch: Stretch, receive: Receive) -> AsyncIterator[Stretch]:
     """The stretch as it ended, as `requests.settled`; then it is erased if it was not to be stored."""
-    forgets = requests.is_unstored(stretch.record)
-    try:
+    with _forgotten_unanswered(exchange, stretch.view):
         view = await requests.settled(exchange, stretch.view, receive)
         yield await cut(exchange, view, stretch.number)
-    except BaseException:
-        if forgets:
-            exchange.in_background(requests.forget(exchange, stretch.view))
-        raise
-    if forgets:
+    if requests.is_unstored(view.record):
         await requests.forget(exchange, view)
+
+
+@contextmanager
+def _forgotten_unanswered(exchange: Exchange, view: RequestView) -> Iterator[None]:
+    """A request that was not to be stored is erased, too, where its client does not get the answer."""
+    try:
+        yield
+    except BaseException:
+        if requests.is_unstored(view.record):
+            exchange.in_background(requests.forget(exchange, view))
+        raise
 
 
 async def canceled(exchange: Exchange, stretch: Stretch) -> Stretch:
@@ -256,10 +263,11 @@ def stream(
     forgets: bool = False,
 ) -> Response:
     """The events of a stretch as server-sent events; `forgets`: it is erased if it was not to be stored."""
-    events = recorded(exchange, stretch)
-    if forgets and requests.is_unstored(stretch.record):
-        events = requests.then_forgotten(exchange, stretch.view, events)
-    return exchange.stream(stretch.view, fold, fold.failed, headers=headers, events=events)
+    view, events = stretch.view, recorded(exchange, stretch)
+    forgets = forgets and requests.is_unstored(stretch.record)
+    # not by the events themselves: a generator that its client did not wait for never starts, nor ends
+    on_end = (lambda: exchange.in_background(requests.forget(exchange, view))) if forgets else None
+    return exchange.stream(view, fold, fold.failed, headers=headers, events=events, on_end=on_end)
 
 
 async def _decided(exchange: Exchange, stretch: Stretch) -> Approval:

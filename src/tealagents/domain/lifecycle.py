@@ -10,7 +10,7 @@
                Paused ───────┘
                  └──► Running (resume)
 
-Every function takes the head as it was read and returns the head to write; the records commits it only
+Every function takes the head as it was read and returns the head to write; `state` commits it only
 if it still is what was read.
 """
 

@@ -129,7 +129,8 @@ class Store(Protocol):
 
         One round trip, strongly consistent: it sees every commit acknowledged before it was called.
         Records of one commit may be seen apart only where the store cannot read several at once
-        (DynamoDB reads them in one transaction-free batch); the records copes by reading the head last.
+        (DynamoDB reads them in one transaction-free batch): what is decided upon them is committed only if
+        the versions that it expects still hold.
         """
         ...
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from tealagents.domain.errors import Conflict
 from tealagents.domain.models import Head, Json, Message, MessageBody
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.prompt import effects_note
@@ -96,10 +97,11 @@ class TaskConversations:
     async def recall(self, writer: TaskWriter, recorder: Recorder) -> None:
         """Brings back what a request said and did before its pause.
 
-        Its events are kept as long as if it began now.
+        Its events are kept as long as if it began now. `Fenced` where it has been ended or erased meanwhile:
+        none of the calls that were approved may be made then.
         """
         head, partition = writer.head, writer.partition
-        await self.tasks.streams.keep(partition, writer.request)
+        await self._keep_events(writer)
         running = head.running
         if running is None:
             raise ValueError("a resumed task is running")
@@ -112,6 +114,17 @@ class TaskConversations:
         done = await history.tool_outcomes(partition, head.task_id, first, tail)
         recorder.messages.extend(said)
         recorder.intents = {tool.call_id: tool for tool in done} | recorder.intents
+
+    async def _keep_events(self, writer: TaskWriter) -> None:
+        while True:
+            try:
+                await self.tasks.streams.keep(
+                    writer.partition, writer.request.request_id, writer.request_version
+                )
+            except Conflict:
+                await writer.rebase()
+            else:
+                return
 
     # --- what is kept for the next turn ----------------------------------------------------------
 

@@ -67,15 +67,15 @@ class Calling(Struct, frozen=True):
 
 
 class Called(Struct, frozen=True):
-    """These calls have been made, in the order they finished."""
+    """These calls have been made, in the order they finished.
+
+    What comes at once is stored in one commit: a request in place of one that failed continues from the
+    messages alone, and makes no call again whose message is there.
+    """
 
     results: tuple[ToolOutput, ...]
-
-
-class RoundDone(Struct, frozen=True):
-    """The results of a round, as messages in the order of its calls."""
-
-    messages: tuple[Message, ...]
+    #: once no call is being made any more: what the model is sent of all of them, in their order
+    messages: tuple[Message, ...] = ()
 
 
 class HumanNeeded(Struct, frozen=True):
@@ -102,7 +102,7 @@ class Finished(Struct, frozen=True):
     response_id: str | None
 
 
-LoopEvent = Speaking | Noted | Answered | Calling | Called | RoundDone | HumanNeeded | Finished
+LoopEvent = Speaking | Noted | Answered | Calling | Called | HumanNeeded | Finished
 
 CallTool = Callable[[ToolCall], Awaitable[ToolOutput | Deferred]]
 
@@ -335,8 +335,8 @@ def _short(native_id: str) -> str:
 
 async def _make_calls(
     state: LoopState, decided: Resumption, deferred: list[Deferred], *, announce: bool, waits: bool
-) -> AsyncGenerator[Calling | Called | RoundDone, None]:
-    """Makes calls concurrently, reports each as it finishes, and all in order at the end.
+) -> AsyncGenerator[Calling | Called, None]:
+    """Makes calls concurrently, reports each as it finishes, and with the last one all of them in order.
 
     The model is sent the results once none of the round `waits` any more.
     """
@@ -344,6 +344,7 @@ async def _make_calls(
     if calls and announce:
         yield Calling(calls)
     results: dict[str, ToolOutput] = {}
+    finished: list[ToolOutput] = []
     pending = {asyncio.ensure_future(state.call_tool(call)) for call in calls}
     try:
         while pending:
@@ -352,7 +353,7 @@ async def _make_calls(
             deferred += (outcome for outcome in outcomes if isinstance(outcome, Deferred))
             finished = [outcome for outcome in outcomes if isinstance(outcome, ToolOutput)]
             results |= {result.call.id: result for result in finished}
-            if finished:
+            if finished and pending:
                 yield Called(tuple(finished))
     finally:
         await unwound(pending)  # what they let go of is let go before anything they use is closed
@@ -366,7 +367,7 @@ async def _make_calls(
             state.prompt.add(message)
         state.held = []
     if messages:
-        yield RoundDone(tuple(messages))
+        yield Called(tuple(finished), tuple(messages))
 
 
 def _result_message(state: LoopState, result: ToolOutput) -> Message:

@@ -25,7 +25,6 @@ from tealagents.engine.loop import (
     LoopState,
     Noted,
     Resumption,
-    RoundDone,
     Speaking,
     converse,
 )
@@ -303,11 +302,11 @@ class TurnLoop:
                     case Called():
                         for result in event.results:
                             recorder.called(result)
-                        yield tuple(map(_returned, event.results))
-                        await recorder.flush()
-                    case RoundDone():
                         for message in event.messages:
                             recorder.add(message)
+                        if event.results:
+                            yield tuple(map(_returned, event.results))
+                            await recorder.flush()
                     case HumanNeeded():
                         yield Waits(event, self._remote_id)
                     case Finished():

@@ -34,7 +34,8 @@ class NewMessage(Struct, frozen=True, kw_only=True):
     setup: RequestSetup = AS_CONFIGURED
     #: kept with the request for the protocol that the message came over, which alone understands it
     client: Json = {}
-    #: the checkpoint that must be the task's current one; `CheckpointMoved` where it is not
+    #: the checkpoint that must be the task's current one, with nothing that runs, waits or is paused behind
+    #: it; else `CheckpointMoved`, whatever `concurrency` says
     at_checkpoint: str | None = None
     #: a request of the same user that failed, whose rounds of tools are repeated behind the message
     retries: str | None = None

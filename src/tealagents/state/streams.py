@@ -10,7 +10,7 @@ a batch is stored in parts, and stands in the log as a reference to them.
 """
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
@@ -200,19 +200,24 @@ class StreamLog:
         newest = await self._records.store.scan(partition, keys.streams(request_id), limit=1, reverse=True)
         return int(keys.last_segment(newest[0][0])) + BATCH_EVENTS if newest else 1
 
-    async def keep(self, partition: str, request: RequestRecord) -> None:
-        """Starts the expiry of a log anew: its request has been resumed."""
-        for prefix, kind in (
-            (keys.streams(request.request_id), _BATCH),
-            (keys.stream_parts(request.request_id), str),
-        ):
-            await self._keep_under(partition, prefix, kind)
+    async def keep(self, partition: str, request_id: str, version: str) -> None:
+        """Starts the expiry of a log anew: its request has been resumed.
 
-    async def _keep_under(self, partition: str, prefix: str, kind: type[Any]) -> None:
+        `Conflict` when the request is no longer at `version`: what was erased with it does not come back.
+        """
+        unchanged = {keys.request(request_id): version}
+        for prefix, kind in ((keys.streams(request_id), _BATCH), (keys.stream_parts(request_id), str)):
+            await self._keep_under(partition, prefix, kind, unchanged)
+
+    async def _keep_under(
+        self, partition: str, prefix: str, kind: type[Any], unchanged: Mapping[str, str]
+    ) -> None:
         after: str | None = None
         while found := await self._records.scan(partition, prefix, kind, after=after, limit=8):
             for key, value in found:
-                await self._records.commit(partition, marker=key, put={key: value}, ttl={key: self.ttl})
+                await self._records.commit(
+                    partition, marker=key, expect=unchanged, put={key: value}, ttl={key: self.ttl}
+                )
             after = found[-1][0]
 
 

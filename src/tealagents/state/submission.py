@@ -282,6 +282,7 @@ class _Attempt:
         head, now = stored.value, tasks.records.clock.now()
         if message.session_id is not None and message.session_id != head.session_id:
             await self._refuse_session(head, message.session_id)
+        self._check_checkpoint(head)
         if head.pending is not None:
             await self._end_pause(stored)
             return _Again()
@@ -295,11 +296,18 @@ class _Attempt:
                 raise TaskBusy(
                     request_id=head.running.request_id, task_id=task_id, session_id=head.session_id
                 )
-        if message.at_checkpoint is not None and message.at_checkpoint != head.checkpoint_id:
-            raise CheckpointMoved(
-                "The task has continued from another checkpoint.", task_id=task_id, session_id=head.session_id
-            )
         return self._received(head, now)
+
+    def _check_checkpoint(self, head: Head) -> None:
+        """The message continues the task where it wants to, whatever would be done about a busy one."""
+        wanted = self._message.at_checkpoint
+        idle = head.running is None and head.pending is None and not head.queue
+        if wanted is not None and not (idle and head.checkpoint_id == wanted):
+            raise CheckpointMoved(
+                "The task continues from another checkpoint.",
+                task_id=head.task_id,
+                session_id=head.session_id,
+            )
 
     async def _end_pause(self, stored: Stored[Head]) -> None:
         """Cancels the pause that the task waits in, if the message says so."""

@@ -59,7 +59,8 @@ class TaskWriter:
         self.head, self._head_version = begun.head, begun.version
         self.request, self.request_version = begun.request, begun.version
         self.message = message
-        self._doubt: _Doubt | None = None
+        #: commits in doubt, all behind the same head: at most one of them was applied, or still will be
+        self._doubts: list[_Doubt] = []
         #: drafts of a write that has not succeeded yet, as far as they are in the log
         self._logged: Sequence[Draft] = ()
 
@@ -104,8 +105,8 @@ class TaskWriter:
             try:
                 await self._commit(due[:MOST_ENTRIES], None if rest else conclude)
             except Conflict:
-                if self._doubt is None or not await self._was_applied(self._doubt):
-                    await self._rebase()
+                if await self._applied() is None:
+                    await self.rebase()
             else:
                 if not rest:
                     break
@@ -125,7 +126,8 @@ class TaskWriter:
             )
         except PersistenceUnavailable:
             log_key = keys.log(head.task_id, head.tail_seq + 1)
-            self._doubt = _Doubt(operation, log_key, drafts, conclude is not None)
+            doubt = _Doubt(operation, log_key, drafts, conclude is not None)
+            self._doubts = [*(each for each in self._doubts if each.log_key == log_key), doubt]
             raise
         self.head, self._head_version = written.head, written.version
         if written.request is not None:
@@ -134,28 +136,31 @@ class TaskWriter:
 
     def _written(self, drafts: Sequence[Draft]) -> None:
         self._logged = (*self._logged, *drafts)
-        self._doubt = None
+        self._doubts = []
 
     # --- after a commit in doubt, or a conflict --------------------------------------------------
 
     async def _doubt_concluded(self) -> bool:
-        """Whether the commit in doubt was applied and was the last of this writer."""
-        doubt = self._doubt
-        if doubt is None or not await self._was_applied(doubt):
+        """Whether a commit in doubt was applied and was the last of this writer."""
+        applied = await self._applied()
+        if applied is None:
             return False
-        if doubt.concludes:
+        if applied.concludes:
             return True
-        await self._rebase()
+        await self.rebase()
         return False
 
-    async def _was_applied(self, doubt: _Doubt) -> bool:
-        (record,) = await self._tasks.records.store.read(self.partition, [doubt.log_key])
-        if record is None or record.version != doubt.operation:
-            return False
-        self._written(doubt.drafts)
-        if doubt.concludes:
-            await self._read_request()
-        return True
+    async def _applied(self) -> _Doubt | None:
+        """The commit in doubt that was applied after all; None where none was yet."""
+        if not self._doubts:
+            return None
+        (record,) = await self._tasks.records.store.read(self.partition, [self._doubts[0].log_key])
+        applied = next((each for each in self._doubts if record and record.version == each.operation), None)
+        if applied is not None:
+            self._written(applied.drafts)
+            if applied.concludes:
+                await self._read_request()
+        return applied
 
     async def _read_request(self) -> None:
         key = keys.request(self.request.request_id)
@@ -164,7 +169,7 @@ class TaskWriter:
             raise Erased
         self.request, self.request_version = found.value, found.version
 
-    async def _rebase(self) -> None:
+    async def rebase(self) -> None:
         """Reads the head again: still ours, continue from there; else the writer is over."""
         records = self._tasks.records
         found = await records.get(self.partition, keys.task(self.head.task_id), Head)

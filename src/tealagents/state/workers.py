@@ -7,7 +7,8 @@
 ==========  ===========================================================
 
 A worker beats every third of its lease, by the store's clock, and after a beat that failed again at once: a
-store that is away for less than the lease costs no request. The process that finds a beat older than the
+store that is away for less than the lease costs no request. A beat that is not answered within a fifth of the
+lease has failed: the next may go over another connection. The process that finds a beat older than the
 lease may declare the worker dead, by compare-and-set, and only then end its requests; a worker that
 finds itself declared dead, or that could not beat for a lease, drops what it runs and takes a new id.
 A beat that stays the same for a lease means the same, where clocks are set back meanwhile.
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: seconds until a beat that failed is tried again
 RETRY_SECONDS = 0.25
+#: seconds that a beat gets at least, however short the lease
+LEAST_BEAT_SECONDS = 1.0
 #: seconds for which what was read of another worker is believed
 GLANCE_SECONDS = 0.5
 #: the topic of a mailbox in which other processes leave signals
@@ -155,40 +158,38 @@ class Lease:
             pause = min(RETRY_SECONDS, self.seconds / 10) if failed else self.seconds / 3
             await self._records.clock.sleep(pause)
             async with self._writing:
-                failed = not await self._beat(again=failed) and self.held
+                failed = not await self._beat(again=failed)
 
     async def _beat(self, *, again: bool) -> bool:
         """Whether the lease was renewed, or taken anew. Of the failures in a row only the first is logged."""
         began = self._records.clock.monotonic()
-        if not self.held:
-            await self._lose("it could not be renewed in time")
-        else:
-            try:
-                await self._write()
-            except Conflict:
-                await self._contested()
-            except TealError as error:
-                if not again:
-                    log.warning("the lease could not be renewed: %s", error)
+        try:
+            async with asyncio.timeout(max(LEAST_BEAT_SECONDS, self.seconds / 5)):
+                if self.held:
+                    await self._keep()
+                else:
+                    await self._lose("it could not be renewed in time")
+        except (TealError, TimeoutError) as error:
+            if not again:
+                log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
         return self._beaten_at >= began
 
-    async def _contested(self) -> None:
-        """The lease is not as it was left: it was declared dead, or a beat's reply was lost."""
-        try:
-            found = await self._records.get(self._partition, self._key, Worker)
-            if found is not None and not found.value.dead:
-                self._version = found.version
+    async def _keep(self) -> None:
+        """Writes the lease also where it is not as it was left, because a beat's reply was lost."""
+        with suppress(Conflict):
+            await self._write()
+            return
+        found = await self._records.get(self._partition, self._key, Worker)
+        if found is not None and not found.value.dead:
+            self._version = found.version
+            with suppress(Conflict):
                 await self._write()
                 return
-        except TealError as error:
-            log.warning("the lease could not be renewed: %s", error)
-            return
-        except Conflict:
-            pass
         await self._lose("another process declared this one dead")
 
     async def _lose(self, why: str) -> None:
-        if self._version is not None and not self._is_lost:
+        first = self._version is not None and not self._is_lost
+        if first:
             log.error("lease lost: %s; the requests running here are dropped", why)
             self.losses += 1
             self._is_lost = True
@@ -198,8 +199,10 @@ class Lease:
             await self._retire()
             await self._renew()
         except (Conflict, TealError) as error:
-            log.warning("no new lease yet: %s", error)
-        self._tried_at = self._records.clock.monotonic()
+            if first:
+                log.warning("no new lease yet: %s", error)
+        finally:
+            self._tried_at = self._records.clock.monotonic()
 
     async def _retire(self) -> None:
         """Marks the worker that this process was as dead, unless others have: none need wait for it."""

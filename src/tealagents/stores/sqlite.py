@@ -160,15 +160,19 @@ class SqliteStore(BaseStore):
         def write(connection: sqlite3.Connection) -> None:
             self._write(connection, partition, commit)
 
+        def written() -> None:
+            if commit.delete:
+                self._erase_soon()
+            if commit.notify:
+                self._pushed.announce(partition, commit.notify)
+
         try:
-            if not (commit.unsynced and self._done_at_once(write)):
-                await self._writer.do(write)
+            if commit.unsynced and self._done_at_once(write):
+                written()
+            else:
+                await self._writer.do(write, written)
         except sqlite3.Error as error:
             raise self._refused(error) from error
-        if commit.delete:
-            self._erase_soon()
-        if commit.notify:
-            self._pushed.announce(partition, commit.notify)
 
     async def answer(self) -> None:
         self._check_file()

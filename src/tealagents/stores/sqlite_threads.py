@@ -21,10 +21,13 @@ GROUP: Final = 64
 class Job:
     """Something to do with a connection, and who waits for it."""
 
-    __slots__ = ("error", "future", "result", "work")
+    __slots__ = ("error", "future", "result", "then", "work")
 
-    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+    def __init__(
+        self, work: Callable[[sqlite3.Connection], Any], then: Callable[[], None] | None = None
+    ) -> None:
         self.work = work
+        self.then = then
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.result: Any = None
         self.error: BaseException | None = None
@@ -36,6 +39,8 @@ class Job:
             self.error = error
 
     def settle(self) -> None:
+        if self.then is not None and self.error is None:
+            self.then()
         if self.future.done():  # its caller was canceled
             return
         if self.error is None:
@@ -60,11 +65,14 @@ class Owner(Thread):
         self._closed = False
         self.start()
 
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns or raises, done after all that was queued before."""
+    async def do(self, work: Callable[[sqlite3.Connection], T], then: Callable[[], None] | None = None) -> T:
+        """What `work` returns or raises, done after all that was queued before.
+
+        `then` is called on the event loop once it is done, whether or not its caller still waits.
+        """
         if self._closed:
             raise sqlite3.ProgrammingError("the store is closed")
-        job = Job(work)
+        job = Job(work, then)
         self._queue.put(job)
         result: T = await job.future
         return result

@@ -77,6 +77,19 @@ class WatchContract:
             await notify(other, partition, "topic")
             assert await watch.wait(MISSING)
 
+    async def test_a_canceled_commit_wakes(self, open_store: OpenStore, partition: str) -> None:
+        """One that is applied although its caller was canceled wakes the watches as any other does."""
+        async with two_openings(open_store) as (one, other), one.watch(partition, "topic") as watch:
+            for n in range(8):
+                change = commit(put={"n": b"%d" % n}, notify=["topic"])
+                committing = asyncio.ensure_future(other.commit(partition, change))
+                await ticks(n)
+                committing.cancel()
+                await asyncio.wait([committing])
+                await other.commit(partition, commit(put={"behind": b""}))
+                if await values(other, partition, ["n"]) == [b"%d" % n]:
+                    assert await watch.wait(2) or not one.pushes
+
     async def test_one_commit_notifies_several_topics(self, open_store: OpenStore, partition: str) -> None:
         """All topics of a commit are notified, up to eight, and one that is named like a record too."""
         topics = [f"topic/{n}" for n in range(7)] + ["key"]

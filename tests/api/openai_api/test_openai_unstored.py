@@ -1,5 +1,6 @@
 """What `store: false` leaves behind: nothing, however the response ends, and nothing to continue."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,11 @@ import openai
 import pytest
 from openai import OpenAI
 from openai_talk import WEATHER, call, create, retrieved
+from starlette.types import Message
+from talk import in_service
 
+from tealagents.api import stretches
+from tealagents.domain.errors import PersistenceUnavailable
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
@@ -138,3 +143,47 @@ def test_a_tool_of_the_client_in_a_completion_that_is_not_stored(ada: OpenAI, wi
     answer = ada.chat.completions.create(messages=messages, **options)
     assert "sunny" in (answer.choices[0].message.content or "")
     assert gone(wire, waiting.headers["x-conversation-id"])
+
+
+@pytest.mark.parametrize(("path", "field"), [("responses", "input"), ("chat/completions", "messages")])
+def test_what_is_left_before_it_begins_is_erased(service: ServiceThread, path: str, field: str) -> None:
+    """Its client sends a message that is not to be stored, and leaves before the stream of the answer."""
+    said = [{"role": "user", "content": "hi"}]
+    body = json.dumps({"model": "Tester", "store": False, "stream": True, field: said}).encode()
+    sent: list[Message] = []
+    received = iter([{"type": "http.request", "body": body}])
+
+    async def receive() -> Message:
+        return next(received, {"type": "http.disconnect"})
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "query_string": b"",
+        "client": ("127.0.0.1", 1),
+        "path": f"{service.prefix}/openai/v1/{path}",
+        "headers": [(b"authorization", b"Bearer zoe"), (b"content-type", b"application/json")],
+    }
+    in_service(service, service.app(scope, receive, send))
+    assert [message.get("status") for message in sent] == [200]
+    with service.client("zoe") as zoe:
+        until(lambda: zoe.get("/tasks").json()["items"] == [])
+
+
+def test_what_is_decided_is_erased_though_its_answer_fails(
+    wire: httpx.Client, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away for the moment between the decision and the response."""
+    paused = create(wire, input=writing(file), store=False)
+
+    async def away(*_: object) -> None:
+        raise PersistenceUnavailable("The store is away.")
+
+    cut = stretches.cut
+    monkeypatch.setattr(stretches, "cut", lambda *given: away() if given[-1] == 2 else cut(*given))
+    assert wire.post("/responses", json={"input": approved(paused)}).status_code == 503
+    monkeypatch.undo()
+    until(lambda: wire.get(f"/responses/{paused['id']}").status_code == 404)
