@@ -258,6 +258,49 @@ async def test_a_consent_is_a_link_and_the_form_is_answered_afterwards(
     assert sorted(seen) == ["form", "form", "url"]
 
 
+def test_a_host_that_shows_links_only_is_asked_for_consent_alone(service: ServiceThread, file: Path) -> None:
+    """Having visited the link lets the call run that waits for it."""
+    consent = file.with_name("consent")
+    words = call("Work-peek", file=str(file), consent=str(consent))
+    with service.client() as client:
+        asked = post(client, _with_links(asking(words))).json()["result"]
+        assert set(asked["inputRequests"]) == {"authorization_0"}
+        consent.touch()
+        params = {"requestState": asked["requestState"], "inputResponses": {"authorization_0": _VISITED}}
+        done = post(client, _with_links(asking(words), **params)).json()["result"]["structuredContent"]
+    assert done["status"] == "Completed"
+    assert lines(file) == ["peeked"]
+
+
+def test_a_link_approves_no_call_that_needs_approval(service: ServiceThread, file: Path) -> None:
+    """Where one waits with the call that waits for consent, a host that shows links only is not asked."""
+    calls = (
+        call("Work-peek", file=str(file), consent=str(file)),
+        call("Work-write", file=str(file), line="one"),
+    )
+    words = " and ".join(calls)
+    with service.client() as client:
+        paused = post(client, _with_links(asking(words))).json()["result"]["structuredContent"]
+        assert paused["status"] == "Paused"
+        message = paused["approval"]["message"]
+        assert "authorization is needed before Work-peek can run, and approval before Work-write" in message
+        state = f"{paused['request_id']}/{paused['approval']['approval_id']}"
+        params = {"requestState": state, "inputResponses": {"authorization_0": _VISITED}}
+        still = post(client, _with_links(asking(words), **params)).json()["result"]["structuredContent"]
+        assert still == paused
+    assert lines(file) == []
+
+
+_VISITED = {"action": "accept"}
+
+
+def _with_links(body: Json, **params: Any) -> Json:
+    """A call from a host that shows links, and no forms."""
+    body["params"] |= params
+    body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = {"elicitation": {"url": {}}}
+    return body
+
+
 async def test_a_host_without_links_is_given_the_link_to_show(
     service: ServiceThread, era: Era, file: Path
 ) -> None:

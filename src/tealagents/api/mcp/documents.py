@@ -79,15 +79,15 @@ def questions(pause: Approval, client: types.ClientCapabilities | None) -> dict[
     if able is None or any(call.by_client for call in pause.calls):
         return {}
     forms, links = able.form is not None or able.url is None, able.url is not None
-    if not (links if pause.authorizations else forms):
-        return {}
-    return {**_links(pause), _FORM: _form(pause)} if forms else _links(pause)
+    if forms and (links or not pause.authorizations):
+        return {**_links(pause), _FORM: _form(pause)}
+    return _links(pause) if links and pause.consent_only else {}
 
 
 def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
     """What the answers decide; None where the user has not decided. `InvalidRequest`."""
     which, names = {"approval_id": pause.approval_id}, [*_links(pause)]
-    if not names or _FORM in answers:
+    if _FORM in answers or not pause.consent_only:
         names.append(_FORM)
     given = [each for name in names if isinstance(each := answers.get(name), types.ElicitResult)]
     if any(each.action == "decline" for each in given):
