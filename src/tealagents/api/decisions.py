@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +16,8 @@ from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.decisions import shown_calls
 
 Action = Literal["approve", "reject"]
+#: of a call in a form: what is decided of all
+_SAME = "same"
 
 
 class StrictDocument(BaseModel):
@@ -85,6 +87,33 @@ def of_message(items: Sequence[Item], record: RequestRecord, field: str) -> Comm
     if command.approval_id not in (None, *record.approvals):
         raise InvalidRequest(field, "names an approval_id that no pause of this task has")
     return command
+
+
+def fields(pause: Approval) -> Json:
+    """JSON Schema of the decision as a flat form: of all calls, and of each where several wait.
+
+    What may be left out has a default: types that clients derive from the form would send null.
+    """
+    names: list[str] = list(get_args(Action))
+    asked: Json = {"action": {"type": "string", "title": "Decision", "enum": names}}
+    each = {"type": "string", "enum": [_SAME, *names], "default": _SAME}
+    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
+        asked[f"call_{n}"] = {**each, "title": call.tool, "description": call.arguments}
+    asked["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000, "default": ""}
+    return {"type": "object", "properties": asked, "required": ["action"]}
+
+
+def of_fields(pause: Approval, given: Mapping[str, object]) -> Command | None:
+    """What the fields of `fields` decide; None where they decide nothing. `InvalidRequest`."""
+    action, each = (
+        given.get("action"),
+        [(call.id, given.get(f"call_{n}")) for n, call in enumerate(pause.calls, 1)],
+    )
+    decided = [{"id": name, "action": of_call} for name, of_call in each if of_call not in (None, _SAME)]
+    if action is None and not decided:
+        return None
+    said = {"action": action, "reason": given.get("reason") or None, "decisions": decided}
+    return decision({"approval_id": pause.approval_id, **said})
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):

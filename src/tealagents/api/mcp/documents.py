@@ -10,7 +10,7 @@ import mcp_types as types
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from tealagents.api.decisions import decision, pending
+from tealagents.api.decisions import decision, fields, of_fields, pending
 from tealagents.api.gate import AdmittedCall
 from tealagents.api.http import json_response, retry_after, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
@@ -96,13 +96,7 @@ def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
         return None
     if _FORM not in names:  # the host shows links only: having been there is consent
         return decision({**which, "action": "approve"})
-    content = given[-1].content or {}
-    each = [{"id": call.id, "action": content.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
-    decided = [one for one in each if one["action"] is not None]
-    if content.get("action") is None and not decided:  # the host has a button to accept, and no form
-        return None
-    said = {"action": content.get("action"), "reason": content.get("reason") or None, "decisions": decided}
-    return decision({**which, **said})
+    return of_fields(pause, given[-1].content or {})
 
 
 def _links(pause: Approval) -> dict[str, types.ElicitRequest]:
@@ -116,16 +110,12 @@ def _links(pause: Approval) -> dict[str, types.ElicitRequest]:
 
 
 def _form(pause: Approval) -> types.ElicitRequest:
-    """The decision document as a form; forms are flat."""
+    """The decision as a form; forms are flat."""
     servers = ", ".join(each["server"] for each in pause.authorizations)
     text = question(pause) + (f"\nApprove when you have authorized {servers}." if servers else "")
-    action: Json = {"type": "string", "enum": ["approve", "reject"]}
-    fields: Json = {"action": {**action, "title": "Decision"}}
-    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
-        fields[f"call_{n}"] = {**action, "title": call.tool, "description": call.arguments}
-    fields["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000}
-    schema = {"type": "object", "properties": fields, "required": ["action"]}
-    return types.ElicitRequest(params=types.ElicitRequestFormParams(message=text, requested_schema=schema))
+    return types.ElicitRequest(
+        params=types.ElicitRequestFormParams(message=text, requested_schema=fields(pause))
+    )
 
 
 def respond(_: AdmittedCall, error: TealError, headers: Headers) -> Response:
