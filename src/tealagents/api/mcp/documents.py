@@ -118,17 +118,27 @@ def _form(pause: Approval) -> types.ElicitRequest:
     )
 
 
-def respond(_: AdmittedCall, error: TealError, headers: Headers) -> Response:
-    """The response for a request that the gate has refused."""
-    status = status_of(error)
+def respond(call: AdmittedCall, error: TealError, headers: Headers) -> Response:
+    """The response for a request that the gate has refused; a tool's bad arguments are a result."""
+    status, rpc_id = status_of(error), call.rpc_id if call.rpc_method else None
+    if isinstance(error, InvalidRequest) and call.rpc_method == "tools/call" and rpc_id is not None:
+        wrong = InvalidRequest(error.field.removeprefix("params.arguments."), error.reason)
+        return json_response({"jsonrpc": "2.0", "id": rpc_id, "result": of_error(wrong)})
     code = types.INVALID_REQUEST if status < 500 else types.INTERNAL_ERROR
     if isinstance(error, InvalidRequest):
         status = 415 if error.field == "Content-Type" else 400
         code = types.PARSE_ERROR if error.malformed and error.field == "body" else types.INVALID_REQUEST
-    return refused(status, error.detail, headers, code=code)
+    return refused(status, error.detail, headers, code=code, rpc_id=rpc_id)
 
 
-def refused(status: int, why: str, headers: Headers = None, *, code: int = types.INVALID_REQUEST) -> Response:
+def refused(
+    status: int,
+    why: str,
+    headers: Headers = None,
+    *,
+    code: int = types.INVALID_REQUEST,
+    rpc_id: str | int | None = None,
+) -> Response:
     """The response for a request that may not come in."""
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
+    body = {"jsonrpc": "2.0", "id": rpc_id, "error": {"code": code, "message": why}}
     return json_response(body, status=status, headers=headers)
