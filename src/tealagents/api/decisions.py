@@ -152,6 +152,11 @@ def asked(pause: Approval) -> str:
     return "\n".join((pause.message, *links))
 
 
+def question(pause: Approval) -> str:
+    """A pause in words, and the calls that wait."""
+    return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
+
+
 def until(pause: Approval) -> str:
     """When a pause expires."""
     return timestamp(pause.expires_at)

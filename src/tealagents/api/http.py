@@ -112,6 +112,13 @@ def timestamp(at: datetime, precision: str = "auto") -> str:
     return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
 
 
+def rpc_response(
+    rpc_id: str | int | None, *, status: int = 200, headers: Mapping[str, str] | None = None, **said: object
+) -> Response:
+    """A response of JSON-RPC: its `result`, or its `error`."""
+    return json_response({"jsonrpc": "2.0", "id": rpc_id, **said}, status=status, headers=headers)
+
+
 def json_response(
     body: object,
     *,

@@ -146,6 +146,18 @@ def test_a_call_with_something_wrong_is_an_error_of_the_protocol(
         assert zoe.get("/tasks").json()["items"] == []
 
 
+@pytest.mark.parametrize("session", [None, "another.1"], ids=["own", "of another process"])
+def test_a_stream_of_a_session_opens_wherever_its_client_says_it_was(
+    service: ServiceThread, session: str | None
+) -> None:
+    """No event has an id, so there is nothing to be sent again."""
+    with service.client() as client:
+        headers = {"accept": ACCEPT, "mcp-session-id": session or opened(client), "last-event-id": "1"}
+        with client.stream("GET", "/mcp", headers=headers) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+
+
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [

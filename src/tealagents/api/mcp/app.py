@@ -14,6 +14,7 @@ from mcp.server.runner import modern_error_data, modern_on_request
 from mcp.server.streamable_http import check_accept_headers
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared import inbound
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CallToolRequestParams
 from starlette.responses import Response
@@ -22,12 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tealagents.api import gate, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import json_response
-from tealagents.api.mcp.calls import answer
+from tealagents.api.http import rpc_response
+from tealagents.api.mcp.calls import answer, named
 from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.mcp.tools import listed
 from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
+from tealagents.api.requests import OpenCalls
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import NotFound
 from tealagents.domain.models import Json
@@ -45,12 +47,13 @@ def build(exchange: Exchange, path: str) -> Served:
         instructions=f"{about} Call `ask` to talk to the agent.",
         on_list_tools=partial(listed, agent.name, about),
     )
-    server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, exchange))
+    calls = OpenCalls(exchange)
+    server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, calls))
     server.middleware.clear()  # the SDK's own span of a call: each request has one already
-    sessions = _Sessions(server, exchange.settings)
+    sessions = _Sessions(server, exchange.settings, calls)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
-    calls = gate.Gate(routes, exchange, path, respond, holds=False)
-    app = gate.with_cors(KnownOrigins(calls, exchange.settings, refused), exchange, "mcp-session-id")
+    gated = gate.Gate(routes, exchange, path, respond, holds=False)
+    app = gate.with_cors(KnownOrigins(gated, exchange.settings, refused), exchange, "mcp-session-id")
     known = exchange.resource(path).route()
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
 
@@ -62,7 +65,8 @@ class _Sessions:
     every replica, and only the answer to what was asked in the middle of a call needs the process that asked.
     """
 
-    def __init__(self, server: Server, settings: ApiSettings) -> None:
+    def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:
+        self._calls = calls
         most, self._keepalive = settings.max_body_bytes, settings.keepalive_seconds
         manager = partial(StreamableHTTPSessionManager, server, max_request_body_size=most)
         self._own, self._others = manager(), manager(stateless=True)
@@ -79,8 +83,12 @@ class _Sessions:
         if (response := self._by_kernel(call)) is not None:
             await response(scope, receive, send)
             return
+        if call.rpc_method == "notifications/cancelled":
+            self._calls.give_up(named(call, cancelled_request_id_from_params(call.rpc_params)))
         # space around a header's value is no part of it (RFC 9110, section 5.5), nor is the mark of an id
         headers = [(name, value.strip(b" \t").removeprefix(self._mark)) for name, value in scope["headers"]]
+        # no event has an id: there is none to send again, of which the SDK would make no response at all
+        headers = [each for each in headers if each[0] != b"last-event-id"]
         accepts = b", ".join(value for name, value in headers if name == b"accept")  # the SDK reads one
         mine = all(value.startswith(self._mark) for name, value in scope["headers"] if name == _SESSION)
         if not mine and call.body is not None and "method" not in call.body:
@@ -122,12 +130,13 @@ class _Sessions:
 
     async def _answered(self, context: Any, params: Json) -> Response:
         try:
-            status, said = 200, {"result": await self._serve(context, "tools/call", params)}
+            result = await self._serve(context, "tools/call", params)
+            return rpc_response(context.request_id, result=result)
         except Exception as error:  # noqa: BLE001 — the SDK words it, and logs a fault
             wrong = modern_error_data(error)
             status = inbound.ERROR_CODE_HTTP_STATUS.get(wrong.code, 200)
-            said = {"error": wrong.model_dump(exclude_none=True)}
-        return json_response({"jsonrpc": "2.0", "id": context.request_id, **said}, status=status)
+            said = wrong.model_dump(exclude_none=True)
+            return rpc_response(context.request_id, status=status, error=said)
 
     def _marking(self, send: Send) -> Send:
         async def marked(message: Message) -> None:

@@ -1,7 +1,9 @@
 """Carries a call out: its progress, its pauses, and its end where the host gives it up."""
 
 import asyncio
-from typing import Any, assert_never
+from collections.abc import Coroutine, Hashable
+from functools import partial
+from typing import Any
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -11,38 +13,42 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
 from tealagents.api import gate, requests
-from tealagents.api.exchange import Exchange, RequestView
+from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
+from tealagents.api.requests import OpenCalls
 from tealagents.domain.errors import InvalidRequest, TealError
-from tealagents.domain.events import Event, Started, Terminal, TextDelta, ToolCalled, ToolReturned
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
 
 Context = ServerRequestContext[Any, Request]
-#: what comes within this time is one notification: a host is not to be flooded with progress
-GATHER_SECONDS = 0.05
 #: a `CallToolResult`, or what the user is to be asked before there is one
 Result = Json | types.InputRequiredResult
 
 
-async def answer(exchange: Exchange, context: Context, params: types.CallToolRequestParams) -> Result:
+def named(call: gate.AdmittedCall, rpc_id: object) -> Hashable:
+    """By what hosts before 2026-07-28 give a call up."""
+    return call.user.user.key, call.request.headers.get("mcp-session-id"), rpc_id
+
+
+async def answer(calls: OpenCalls, context: Context, params: types.CallToolRequestParams) -> Result:
     """Answers a call. What is refused and what fails are results, which the host's model can read."""
     if params.name not in (tools.ASK, tools.DECIDE):
         raise MCPError(types.INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
     try:
-        return await _Call(exchange, context, params).result()
+        return await _Call(calls, context, params).result()
     except TealError as error:
-        exchange.refused(error)
+        calls.exchange.refused(error)
         return documents.of_error(error)
 
 
 class _Call:
     """One call of a tool."""
 
-    def __init__(self, exchange: Exchange, context: Context, params: types.CallToolRequestParams) -> None:
+    def __init__(self, calls: OpenCalls, context: Context, params: types.CallToolRequestParams) -> None:
         assert context.request is not None
-        self._exchange, self._context, self._params = exchange, context, params
+        self._calls, self._exchange, self._context, self._params = calls, calls.exchange, context, params
         self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
+        self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
 
     async def result(self) -> Result:
@@ -53,53 +59,43 @@ class _Call:
             view = await requests.own(exchange, user, request_id)
             pause = await requests.pause(exchange, view, approval_id)
             if not (answers := self._params.input_responses):  # the user is asked again
-                return await self._concluded(view)
+                return await self._concluded(await self._settled(view))
             return await self._answered(view, documents.command(pause, answers))
         if self._params.name == tools.DECIDE:
             request_id, command = tools.decided(arguments)
             return await self._answered(await requests.own(exchange, user, request_id), command)
         message, key = tools.message(arguments)
-        sending = requests.submitted(exchange, user, message, key, streamed=self._streamed)
-        return await self._concluded(await requests.begun(exchange, sending))
+        return await self._waited(requests.submitted(exchange, user, message, key, streamed=self._streamed))
 
     async def _answered(self, view: RequestView, command: Command | None) -> Result:
         """The request after a decision; as it stands where the user has not decided."""
         if command is None:
             return documents.of_request(view.record)
         user, name = self._call.user, view.record.request_id
-        deciding = self._exchange.decide(user, name, command, streamed=self._streamed)
-        return await self._concluded(await requests.begun(self._exchange, deciding))
+        return await self._waited(self._exchange.decide(user, name, command, streamed=self._streamed))
+
+    async def _waited(self, beginning: Coroutine[Any, Any, RequestView]) -> Result:
+        """What comes of the request that this call begins; canceled where the host gives the call up."""
+        name = None if self._modern else named(self._call, self._context.request_id)
+        with self._calls.begun(beginning, name) as sent:
+            view = await self._settled(await asyncio.shield(sent))
+        return await self._concluded(view)
 
     async def _concluded(self, view: RequestView) -> Result:
         """The request at its end, or in a pause that this call cannot get decided."""
-        view = await self._settled(view)
         pause = view.record.pause
         asked = documents.questions(pause, self._context.session.client_capabilities) if pause else {}
         if pause is None or not asked:
             return documents.of_request(view.record)
-        if self._context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        if self._modern:
             state = f"{pause.request_id}/{pause.approval_id}"
             return types.InputRequiredResult(input_requests={**asked}, request_state=state)
         return await self._answered(view, await self._elicited(pause, asked))
 
     async def _settled(self, view: RequestView) -> RequestView:
-        """The request as it ended or paused; canceled where the host gives the call up."""
-        with requests.canceled_with(self._exchange, view):
-            settled = requests.settled(self._exchange, view, self._call.request.receive)
-            if not self._streamed:
-                return await settled
-            ended = asyncio.ensure_future(settled)
-            _, fault = await asyncio.gather(ended, self._report(view, ended), return_exceptions=True)
-            if fault is None or isinstance(fault, TealError):  # what cannot be followed has its end
-                return await ended
-            raise fault
-
-    async def _report(self, view: RequestView, ended: "asyncio.Future[RequestView]") -> None:
-        """Progress, for a host that asks for it: the text as it comes, and the tools as they run."""
-        async for batch in self._exchange.follow(view):
-            if text := "".join(_progress(each.event) for each in batch):
-                await self._context.session.report_progress(batch[-1].id, None, text)
-                await asyncio.wait([ended], timeout=GATHER_SECONDS)
+        """The request as it ended or paused, with progress for a host that asks for it."""
+        report = partial(self._context.session.report_progress, total=None) if self._streamed else None
+        return await requests.settled(self._exchange, view, self._call.request.receive, report)
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""
@@ -116,15 +112,3 @@ class _Call:
             return documents.command(pause, answers)
         except (MCPError, InvalidRequest):  # the host could not ask, or its answer decides nothing
             return None
-
-
-def _progress(event: Event) -> str:
-    if isinstance(event, TextDelta):  # most are
-        return event.text
-    if isinstance(event, ToolCalled):
-        return f"\n[calling {event.call.tool}]\n"
-    if isinstance(event, ToolReturned):
-        return f"\n[{event.tool} {'failed' if event.is_error else 'returned'}]\n"
-    if isinstance(event, Started | Terminal):
-        return ""
-    assert_never(event)

@@ -10,14 +10,13 @@ import mcp_types as types
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from tealagents.api.decisions import decision, fields, of_fields, pending
+from tealagents.api.decisions import decision, fields, of_fields, pending, question
 from tealagents.api.gate import AdmittedCall
-from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.api.http import retry_after, rpc_response, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
 from tealagents.domain.models import Approval, Json, RequestRecord
 from tealagents.engine.approvals import Command
 
-Headers = Mapping[str, str] | None
 #: how the ids of the domain are called here
 _IDS = {"task_id": "conversation", "request_id": "request_id", "approval_id": "approval_id"}
 #: what to do about an error, where this protocol has a way of its own
@@ -68,11 +67,6 @@ def _ids(known: Mapping[str, str]) -> Json:
     return {_IDS[name]: value for name, value in known.items() if name in _IDS}
 
 
-def question(pause: Approval) -> str:
-    """A pause in words, and the calls that wait."""
-    return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
-
-
 def questions(pause: Approval, client: types.ClientCapabilities | None) -> dict[str, types.ElicitRequest]:
     """What the user is asked, by name; nothing where the host cannot ask it, and `decide` is the way."""
     able = client.elicitation if client is not None else None
@@ -118,27 +112,20 @@ def _form(pause: Approval) -> types.ElicitRequest:
     )
 
 
-def respond(call: AdmittedCall, error: TealError, headers: Headers) -> Response:
+def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) -> Response:
     """The response for a request that the gate has refused; a tool's bad arguments are a result."""
     status, rpc_id = status_of(error), call.rpc_id if call.rpc_method else None
-    if isinstance(error, InvalidRequest) and call.rpc_method == "tools/call" and rpc_id is not None:
-        wrong = InvalidRequest(error.field.removeprefix("params.arguments."), error.reason)
-        return json_response({"jsonrpc": "2.0", "id": rpc_id, "result": of_error(wrong)})
     code = types.INVALID_REQUEST if status < 500 else types.INTERNAL_ERROR
     if isinstance(error, InvalidRequest):
+        if call.rpc_method == "tools/call" and rpc_id is not None:
+            wrong = InvalidRequest(error.field.removeprefix("params.arguments."), error.reason)
+            return rpc_response(rpc_id, result=of_error(wrong))
         status = 415 if error.field == "Content-Type" else 400
         code = types.PARSE_ERROR if error.malformed and error.field == "body" else types.INVALID_REQUEST
-    return refused(status, error.detail, headers, code=code, rpc_id=rpc_id)
+    said = {"code": code, "message": error.detail}
+    return rpc_response(rpc_id, status=status, headers=headers, error=said)
 
 
-def refused(
-    status: int,
-    why: str,
-    headers: Headers = None,
-    *,
-    code: int = types.INVALID_REQUEST,
-    rpc_id: str | int | None = None,
-) -> Response:
+def refused(status: int, why: str) -> Response:
     """The response for a request that may not come in."""
-    body = {"jsonrpc": "2.0", "id": rpc_id, "error": {"code": code, "message": why}}
-    return json_response(body, status=status, headers=headers)
+    return rpc_response(None, status=status, error={"code": types.INVALID_REQUEST, "message": why})
