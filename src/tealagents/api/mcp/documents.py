@@ -58,8 +58,13 @@ def of_error(error: TealError) -> Json:
 
 
 def _result(text: str, structured: Json, *, is_error: bool = False) -> Json:
-    """A `CallToolResult`, as which the SDK validates what it sends."""
-    said = {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": is_error}
+    """A `CallToolResult`, as which the SDK validates what it sends.
+
+    The conversation is text as well: most hosts show their model nothing else.
+    """
+    named = [f"conversation: {structured['conversation']}"] if "conversation" in structured else []
+    content = [{"type": "text", "text": each} for each in (text, *named)]
+    said = {"content": content, "structuredContent": structured, "isError": is_error}
     return {"resultType": "complete", **said}
 
 
