@@ -13,6 +13,7 @@ from mcp_talk import ACCEPT, ERAS, Era, asking, headers_of, modern, opened, post
 from talk import connections
 
 from tealagents.api import sse
+from tealagents.api.mcp import app as sessions
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
@@ -31,6 +32,32 @@ def test_a_session_is_its_users(service: ServiceThread) -> None:
         assert ada.post("/mcp", json=listing, headers=headers).status_code == 200
         assert ada.delete("/mcp", headers=headers).status_code == 200
         assert ada.post("/mcp", json=listing, headers=headers).status_code == 404
+
+
+def test_a_user_does_not_use_up_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who has too many open is refused; so is everyone where the process has too many, for a while."""
+    monkeypatch.setattr(sessions, "MOST_PER_USER", 2)
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 3)
+    with serving() as (service, _), service.client() as ada, service.client("eve") as eve:
+        first, _ = opened(ada), opened(ada)
+        refused = _opening(ada)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "too many" in refused.json()["error"]["message"]
+        opened(eve)
+        full = _opening(eve)
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+        assert ada.delete("/mcp", headers={"accept": ACCEPT, "mcp-session-id": first}).status_code == 200
+        opened(ada)
+
+
+def _opening(client: httpx.Client) -> httpx.Response:
+    params = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    }
+    body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": params}
+    return client.post("/mcp", json=body, headers={"accept": ACCEPT})
 
 
 # --- where it comes from -------------------------------------------------------------------------

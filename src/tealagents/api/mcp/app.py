@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import modern_error_data, modern_on_request
-from mcp.server.streamable_http import check_accept_headers
+from mcp.server.streamable_http import StreamableHTTPServerTransport, check_accept_headers
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared import inbound
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
@@ -31,10 +31,12 @@ from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
 from tealagents.api.requests import OpenCalls
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import NotFound
+from tealagents.domain.errors import NotFound, Overloaded
 from tealagents.domain.models import Json
 
 _SESSION = b"mcp-session-id"
+#: sessions that may be open at once, of one user and in the process; one that is idle for 30 minutes ends
+MOST_PER_USER, MOST_SESSIONS = 1000, 10_000
 
 
 def build(exchange: Exchange, path: str) -> Served:
@@ -58,6 +60,17 @@ def build(exchange: Exchange, path: str) -> Served:
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
 
 
+class _Manager(StreamableHTTPSessionManager):
+    """The SDK's manager, in which no user has all the sessions."""
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport:
+        if sum(owner == requestor for owner in self._session_owners.values()) >= MOST_PER_USER:
+            raise Overloaded("You have too many open sessions. End some (DELETE).", per_user=True)
+        if (admitted := super()._admit_session(requestor)) is None:
+            raise Overloaded("Too many sessions are open in this process. Try again shortly.")
+        return admitted
+
+
 class _Sessions:
     """Hands a request to the SDK's manager that has its session; the session's id shows the process.
 
@@ -68,7 +81,7 @@ class _Sessions:
     def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:
         self._calls = calls
         most, self._keepalive = settings.max_body_bytes, settings.keepalive_seconds
-        manager = partial(StreamableHTTPSessionManager, server, max_request_body_size=most)
+        manager = partial(_Manager, server, max_request_body_size=most, max_sessions=MOST_SESSIONS)
         self._own, self._others = manager(), manager(stateless=True)
         self._serve = modern_on_request(server, None)
         self._mark = f"{uuid4().hex}.".encode()
@@ -100,7 +113,8 @@ class _Sessions:
         if sse.HEAD in scope:
             inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
         manager = self._own if mine else self._others
-        await sse.patiently(manager.handle_request, inner, receive, self._marking(send))
+        with call.refusing():
+            await sse.patiently(manager.handle_request, inner, receive, self._marking(send))
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
         """Answers a call of 2026-07-28 by the SDK's kernel alone, which costs half.
