@@ -133,9 +133,10 @@ def post(client: httpx.Client, body: Json, **headers: str) -> httpx.Response:
     return client.post("/mcp", json=body, headers={**headers_of(body), **headers})
 
 
-def opened(client: httpx.Client, era: Era = "2025-11-25") -> str:
+def opened(client: httpx.Client, era: Era = "2025-11-25", **capabilities: Any) -> str:
     """The id of a new session."""
-    params = {"protocolVersion": era, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    about = {"name": "test", "version": "1"}
+    params = {"protocolVersion": era, "capabilities": capabilities, "clientInfo": about}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     answer = client.post("/mcp", json=body, headers={"accept": ACCEPT})
     assert answer.status_code == 200, answer.text

@@ -113,7 +113,11 @@ def of_fields(pause: Approval, given: Mapping[str, object]) -> Command | None:
     if action is None and not decided:
         return None
     said = {"action": action, "reason": given.get("reason") or None, "decisions": decided}
-    return decision({"approval_id": pause.approval_id, **said})
+    try:
+        return decision({"approval_id": pause.approval_id, **said})
+    except InvalidRequest as error:
+        ids_of_pause = {"task_id": pause.task_id, "request_id": pause.request_id}
+        raise error.with_ids(**ids_of_pause, approval_id=pause.approval_id) from None
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, contextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -49,6 +49,9 @@ from tealagents.domain.models import (
 from tealagents.state import keys, latest
 from tealagents.state.history import Logged
 from tealagents.state.new_message import Key, NewMessage
+from tealagents.unwinding import unwound
+
+T = TypeVar("T")
 
 #: requests of one task that are looked through
 MOST_REQUESTS = 50
@@ -336,6 +339,27 @@ async def _settled(exchange: Exchange, view: RequestView, receive: Receive | Non
             pass
         record = (await exchange.tasks.request(view.partition, record.request_id)).value
     return replace(view, record=record)
+
+
+async def unless_decided(
+    exchange: Exchange, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T]
+) -> T | None:
+    """What comes of asking the user about a pause; None where it ends before, which ends the asking."""
+    asked = asyncio.ensure_future(asking)
+    elsewhere = asyncio.ensure_future(_continued(exchange, replace(view, after=pause.event_id)))
+    try:
+        await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() or elsewhere.exception() is not None:  # what cannot be followed is asked all the same
+            return await asked
+        return None
+    finally:
+        await unwound((asked, elsewhere))
+
+
+async def _continued(exchange: Exchange, view: RequestView) -> None:
+    """Returns once there is an event behind `view.after`."""
+    async for _ in exchange.follow(view):
+        return
 
 
 async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:

@@ -19,11 +19,11 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CallToolRequestParams
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import gate, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import rpc_response
+from tealagents.api.http import Headers, rpc_response, with_headers
 from tealagents.api.mcp.calls import answer, named
 from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.mcp.tools import listed
@@ -114,7 +114,7 @@ class _Sessions:
             inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
         manager = self._own if mine else self._others
         with call.refusing():
-            await sse.patiently(manager.handle_request, inner, receive, self._marking(send))
+            await sse.patiently(manager.handle_request, inner, receive, with_headers(send, self._marked))
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
         """Answers a call of 2026-07-28 by the SDK's kernel alone, which costs half.
@@ -144,19 +144,11 @@ class _Sessions:
 
     async def _answered(self, context: Any, params: Json) -> Response:
         try:
-            result = await self._serve(context, "tools/call", params)
-            return rpc_response(context.request_id, result=result)
+            return rpc_response(context.request_id, result=await self._serve(context, "tools/call", params))
         except Exception as error:  # noqa: BLE001 — the SDK words it, and logs a fault
             wrong = modern_error_data(error)
             status = inbound.ERROR_CODE_HTTP_STATUS.get(wrong.code, 200)
-            said = wrong.model_dump(exclude_none=True)
-            return rpc_response(context.request_id, status=status, error=said)
+            return rpc_response(context.request_id, status=status, error=wrong.model_dump(exclude_none=True))
 
-    def _marking(self, send: Send) -> Send:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = [(n, self._mark + v if n == _SESSION else v) for n, v in message["headers"]]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        return marked
+    def _marked(self, headers: Headers) -> Headers:
+        return [(name, self._mark + value if name == _SESSION else value) for name, value in headers]

@@ -10,12 +10,14 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from msgspec.structs import replace
+from pydantic import ValidationError
 from starlette.requests import Request
 
 from tealagents.api import gate, requests
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
-from tealagents.api.requests import OpenCalls
+from tealagents.api.requests import OpenCalls, settled, unless_decided
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
@@ -50,6 +52,8 @@ class _Call:
         self._call: gate.AdmittedCall = context.request.scope[gate.SCOPE]
         self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
+        report = partial(context.session.report_progress, total=None) if self._streamed else None
+        self._settled = partial(settled, calls.exchange, receive=self._call.request.receive, report=report)
 
     async def result(self) -> Result:
         exchange, user, arguments = self._exchange, self._call.user, self._params.arguments or {}
@@ -60,19 +64,26 @@ class _Call:
             pause = await requests.pause(exchange, view, approval_id)
             if not (answers := self._params.input_responses):  # the user is asked again
                 return await self._concluded(await self._settled(view))
-            return await self._answered(view, documents.command(pause, answers))
+            return await self._answered(pause, documents.command(pause, answers))
         if self._params.name == tools.DECIDE:
             request_id, command = tools.decided(arguments)
-            return await self._answered(await requests.own(exchange, user, request_id), command)
+            view = await requests.own(exchange, user, request_id)
+            return await self._decided(view.record.request_id, command)
         message, key = tools.message(arguments)
         return await self._waited(requests.submitted(exchange, user, message, key, streamed=self._streamed))
 
-    async def _answered(self, view: RequestView, command: Command | None) -> Result:
-        """The request after a decision; as it stands where the user has not decided."""
-        if command is None:
+    async def _answered(self, pause: Approval, command: Command | None) -> Result:
+        """The request after the user's decision; without one as it is, unless it was decided elsewhere."""
+        if command is not None:
+            return await self._decided(pause.request_id, command)
+        view = await requests.own(self._exchange, self._call.user, pause.request_id)
+        if view.record.pause is not None and view.record.pause.approval_id == pause.approval_id:
             return documents.of_request(view.record)
-        user, name = self._call.user, view.record.request_id
-        return await self._waited(self._exchange.decide(user, name, command, streamed=self._streamed))
+        return await self._concluded(await self._settled(replace(view, after=pause.event_id)))
+
+    async def _decided(self, request_id: str, command: Command) -> Result:
+        user, streamed = self._call.user, self._streamed
+        return await self._waited(self._exchange.decide(user, request_id, command, streamed=streamed))
 
     async def _waited(self, beginning: Coroutine[Any, Any, RequestView]) -> Result:
         """What comes of the request that this call begins; canceled where the host gives the call up."""
@@ -90,25 +101,22 @@ class _Call:
         if self._modern:
             state = f"{pause.request_id}/{pause.approval_id}"
             return types.InputRequiredResult(input_requests={**asked}, request_state=state)
-        return await self._answered(view, await self._elicited(pause, asked))
-
-    async def _settled(self, view: RequestView) -> RequestView:
-        """The request as it ended or paused, with progress for a host that asks for it."""
-        report = partial(self._context.session.report_progress, total=None) if self._streamed else None
-        return await requests.settled(self._exchange, view, self._call.request.receive, report)
+        asking = self._elicited(pause, asked)
+        return await self._answered(pause, await unless_decided(self._exchange, view, pause, asking))
 
     async def _elicited(self, pause: Approval, asked: dict[str, types.ElicitRequest]) -> Command | None:
         """What the user decides while the call waits; None where they don't, and the pause stays."""
-        answers: dict[str, types.ElicitResult] = {}
-        left = (pause.expires_at - self._exchange.tasks.records.clock.now()).total_seconds()
+        host, answers = self._context.session, dict[str, types.ElicitResult]()
         about = ServerMessageMetadata(related_request_id=self._context.request_id)
         try:
             for name, request in asked.items():
-                answers[name] = await self._context.session.send_request(
-                    request, types.ElicitResult, request_read_timeout_seconds=max(1.0, left), metadata=about
-                )
+                answers[name] = await host.send_request(request, types.ElicitResult, metadata=about)
                 if answers[name].action != "accept":
                     break
             return documents.command(pause, answers)
-        except (MCPError, InvalidRequest):  # the host could not ask, or its answer decides nothing
+        except (
+            MCPError,
+            InvalidRequest,
+            ValidationError,
+        ):  # the host could not ask, or its answer decides nothing
             return None
