@@ -300,6 +300,21 @@ def test_a_silent_answer_becomes_a_stream_that_is_kept_alive() -> None:
         assert set(seen) == {": keepalive", "event: message", f"data: {message}", ""}
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_stream_of_a_session_is_kept_alive(method: str) -> None:
+    """As often as the config says, not as the SDK has it."""
+    params = {"name": "ask", "arguments": {"message": "slowly"}}
+    body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+    with serving(SLOW, limits={"keepalive_seconds": 0.05}) as (service, _), service.client() as client:
+        headers = {**headers_of(body, "2025-11-25"), "mcp-session-id": opened(client)}
+        sent = body if method == "POST" else None
+        client.timeout = httpx.Timeout(5)
+        with client.stream(method, "/mcp", json=sent, headers=headers) as answer:
+            for line in (line for line in answer.iter_lines() if line):
+                assert line == ": keepalive"
+                break
+
+
 def test_leaving_a_stream_of_progress_cancels_its_request() -> None:
     """In 2026-07-28: there is no other cancellation."""
     body = asking("for ever")

@@ -112,9 +112,9 @@ class _Sessions:
         inner: Scope = {**scope, "headers": [(b"accept", accepts), *headers], "user": user}
         if sse.HEAD in scope:
             inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
-        manager = self._own if mine else self._others
+        handle = (self._own if mine else self._others).handle_request
         with call.refusing():
-            await sse.patiently(manager.handle_request, inner, receive, with_headers(send, self._marked))
+            await sse.patiently(handle, inner, receive, with_headers(send, self._marked), self._keepalive)
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
         """Answers a call of 2026-07-28 by the SDK's kernel alone, which costs half.
