@@ -105,19 +105,17 @@ def fields(pause: Approval) -> Json:
 
 def of_fields(pause: Approval, given: Mapping[str, object]) -> Command | None:
     """What the fields of `fields` decide; None where they decide nothing. `InvalidRequest`."""
-    action, each = (
-        given.get("action"),
-        [(call.id, given.get(f"call_{n}")) for n, call in enumerate(pause.calls, 1)],
-    )
-    decided = [{"id": name, "action": of_call} for name, of_call in each if of_call not in (None, _SAME)]
+    action = given.get("action")
+    each = [{"id": call.id, "action": given.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
+    decided = [of_call for of_call in each if of_call["action"] not in (None, _SAME)]
     if action is None and not decided:
         return None
     said = {"action": action, "reason": given.get("reason") or None, "decisions": decided}
     try:
         return decision({"approval_id": pause.approval_id, **said})
     except InvalidRequest as error:
-        ids_of_pause = {"task_id": pause.task_id, "request_id": pause.request_id}
-        raise error.with_ids(**ids_of_pause, approval_id=pause.approval_id) from None
+        found = {"task_id": pause.task_id, "request_id": pause.request_id}
+        raise error.with_ids(**found, approval_id=pause.approval_id) from None
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):

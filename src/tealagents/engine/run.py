@@ -444,7 +444,7 @@ def _pause_message(needed: HumanNeeded) -> str:
     names = ", ".join(call.tool for call in approved or needed.calls)
     if needed.authorizations:
         consents = ", ".join(call.tool for call in needed.calls if call.id in needed.consents)
-        rest = ", ".join(call.tool for call in needed.calls if call.id not in needed.consents)
+        rest = ", ".join(call.tool for call in approved if call.id not in needed.consents)
         also = f", and approval before {rest} can" if rest else ""
         wanted = f"Your authorization is needed before {consents} can run{also}"
         return f"{wanted}: visit the listed URLs, then approve."

@@ -75,7 +75,7 @@ class _Sessions:
     """Hands a request to the SDK's manager that has its session; the session's id shows the process.
 
     What comes for a session of another process, or of one that has ended, is served without: calls work on
-    every replica, and only the answer to what was asked in the middle of a call needs the process that asked.
+    every replica. Only what answers a question of a call, or cancels it, needs the process that runs it.
     """
 
     def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:
