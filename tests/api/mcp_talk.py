@@ -65,17 +65,17 @@ async def host(
 
 
 async def ask(client: Client, message: str, **arguments: Any) -> Json:
-    """What `ask` answers, its structured content; the text says the same."""
+    """What `ask` answers, its structured content; the text says the same, and names the conversation."""
     return structured_result(await client.call_tool("ask", {"message": message, **arguments}))
 
 
 def structured_result(result: types.CallToolResult) -> Json:
     structured: Json = result.structured_content
     assert result.is_error is (structured["status"] in ("Failed", "Canceled", "Refused")), structured
-    (content,) = result.content
-    assert isinstance(content, types.TextContent)
-    said = structured.get("output") or structured.get("error", {}).get("message") or content.text
-    assert content.text == said
+    texts = [content.text for content in result.content if isinstance(content, types.TextContent)]
+    said = structured.get("output") or structured.get("error", {}).get("message") or texts[0]
+    conversation = structured.get("conversation")
+    assert texts == [said, *([f"conversation: {conversation}"] if conversation else [])]
     return structured
 
 
@@ -133,9 +133,10 @@ def post(client: httpx.Client, body: Json, **headers: str) -> httpx.Response:
     return client.post("/mcp", json=body, headers={**headers_of(body), **headers})
 
 
-def opened(client: httpx.Client, era: Era = "2025-11-25") -> str:
+def opened(client: httpx.Client, era: Era = "2025-11-25", **capabilities: Any) -> str:
     """The id of a new session."""
-    params = {"protocolVersion": era, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    about = {"name": "test", "version": "1"}
+    params = {"protocolVersion": era, "capabilities": capabilities, "clientInfo": about}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     answer = client.post("/mcp", json=body, headers={"accept": ACCEPT})
     assert answer.status_code == 200, answer.text

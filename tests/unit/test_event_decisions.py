@@ -7,8 +7,7 @@ import pytest
 from msgspec import Struct
 
 from tealagents.agent.answering import _updates
-from tealagents.api.folding import EventFold
-from tealagents.api.mcp.calls import _progress
+from tealagents.api.folding import EventFold, in_words
 from tealagents.api.v1alpha1.fold import Frames
 from tealagents.domain.events import Recorded, redacted
 
@@ -28,10 +27,10 @@ EVENT: Any = Forgotten("the blue heron")
         lambda: redacted(EVENT),
         lambda: EventFold()(Recorded(1, EVENT)),
         lambda: Frames({}, "Tester", "/Tester/1")(Recorded(1, EVENT)),
-        lambda: _progress(EVENT),
+        lambda: in_words(EVENT),
         lambda: _updates(EVENT, {}),
     ],
-    ids=["redacted", "common fold", "v1alpha1", "mcp", "library"],
+    ids=["redacted", "common fold", "v1alpha1", "in words", "library"],
 )
 def test_forgotten_event_is_shown_to_no_one(show: Callable[[], object]) -> None:
     """An event that a place does not decide about is an error there. It is neither shown nor left out."""

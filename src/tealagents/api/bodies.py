@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
-from msgspec.structs import asdict
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
@@ -150,15 +149,14 @@ def parse(body: bytes, *, around: int = 0) -> Any:
     return value
 
 
-class _Identified(msgspec.Struct):
-    id: Any = None
-    method: Any = None
-
-
 def identified(body: bytes) -> Json | None:
     """Which call it is whose body `parse` refuses, as far as that is JSON: its error is for that call."""
-    with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return asdict(msgspec.json.decode(body, type=_Identified))
+    with contextlib.suppress(ValueError, RecursionError, InvalidRequest):
+        given = json.loads(body)  # which reads lone surrogates, too
+        if isinstance(given, dict):
+            found = {name: given.get(name) for name in ("id", "method")}
+            _check(found)
+            return found
     return None
 
 

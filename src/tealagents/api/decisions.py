@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +16,8 @@ from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.decisions import shown_calls
 
 Action = Literal["approve", "reject"]
+#: of a call in a form: what is decided of all
+_SAME = "same"
 
 
 class StrictDocument(BaseModel):
@@ -87,6 +89,35 @@ def of_message(items: Sequence[Item], record: RequestRecord, field: str) -> Comm
     return command
 
 
+def fields(pause: Approval) -> Json:
+    """JSON Schema of the decision as a flat form: of all calls, and of each where several wait.
+
+    What may be left out has a default: types that clients derive from the form would send null.
+    """
+    names: list[str] = list(get_args(Action))
+    asked: Json = {"action": {"type": "string", "title": "Decision", "enum": names}}
+    each = {"type": "string", "enum": [_SAME, *names], "default": _SAME}
+    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
+        asked[f"call_{n}"] = {**each, "title": call.tool, "description": call.arguments}
+    asked["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000, "default": ""}
+    return {"type": "object", "properties": asked, "required": ["action"]}
+
+
+def of_fields(pause: Approval, given: Mapping[str, object]) -> Command | None:
+    """What the fields of `fields` decide; None where they decide nothing. `InvalidRequest`."""
+    action = given.get("action")
+    each = [{"id": call.id, "action": given.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
+    decided = [of_call for of_call in each if of_call["action"] not in (None, _SAME)]
+    if action is None and not decided:
+        return None
+    said = {"action": action, "reason": given.get("reason") or None, "decisions": decided}
+    try:
+        return decision({"approval_id": pause.approval_id, **said})
+    except InvalidRequest as error:
+        found = {"task_id": pause.task_id, "request_id": pause.request_id}
+        raise error.with_ids(**found, approval_id=pause.approval_id) from None
+
+
 class CallAnswer(Struct, frozen=True, kw_only=True):
     """What is decided of one call by itself; `output` is what came of a call that the client made."""
 
@@ -121,6 +152,11 @@ def asked(pause: Approval) -> str:
     """What a pause asks, with a line for each authorization of the user's own that comes first."""
     links = (f"{each['server']}: {each['url']}" for each in pause.authorizations)
     return "\n".join((pause.message, *links))
+
+
+def question(pause: Approval) -> str:
+    """A pause in words, and the calls that wait."""
+    return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
 
 
 def until(pause: Approval) -> str:

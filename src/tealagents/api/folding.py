@@ -14,11 +14,25 @@ from tealagents.domain.events import (
     Paused,
     Recorded,
     Started,
+    Terminal,
     TextDelta,
     ToolCalled,
     ToolReturned,
 )
 from tealagents.domain.models import Approval, Failure, Outcome, ToolCall
+
+
+def in_words(event: Event) -> str:
+    """What an event adds to the answer, as plain text: the text as it comes, and the tools as they run."""
+    if isinstance(event, TextDelta):  # most are
+        return event.text
+    if isinstance(event, ToolCalled):
+        return f"\n[calling {event.call.tool}]\n"
+    if isinstance(event, ToolReturned):
+        return f"\n[{event.tool} {'failed' if event.is_error else 'returned'}]\n"
+    if isinstance(event, Started | Terminal):
+        return ""
+    assert_never(event)
 
 
 class EventFold:

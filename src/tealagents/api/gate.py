@@ -71,6 +71,12 @@ class AdmittedCall:
         given = (self.body or {}).get("method")
         return given if isinstance(given, str) else ""
 
+    @property
+    def rpc_params(self) -> Json:
+        """The parameters of a call of JSON-RPC; empty where they have no names."""
+        given = (self.body or {}).get("params")
+        return given if isinstance(given, dict) else {}
+
 
 #: the response for an error; the headers say when to come back, and with which token
 Respond = Callable[[AdmittedCall, TealError, Mapping[str, str]], Response]

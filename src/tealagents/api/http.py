@@ -5,7 +5,7 @@ answers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -57,6 +57,9 @@ RETRY_AFTER: Mapping[str, int] = {
     "interrupted": 1,
 }
 
+#: of a response, as ASGI has them
+Headers = Iterable[tuple[bytes, bytes]]
+
 #: statuses that proxies and generic clients act upon, which are shown also where errors come with 200
 OF_TRANSPORT = frozenset({401, 403, 405, 413, 415, 429, 500, 503})
 
@@ -96,20 +99,32 @@ def worded(error: TealError, advice: Mapping[str, str]) -> str:
     return " ".join(filter(None, (error.detail, advice.get(error.code))))
 
 
-def ending_connection(send: Send) -> Send:
-    """Sends a response as the last one of its connection: another process gets its client's next request."""
+def with_headers(send: Send, change: Callable[[Headers], Headers]) -> Send:
+    """Sends a response with its headers changed."""
 
-    async def ending(message: Message) -> None:
+    async def changed(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            message = {**message, "headers": change(message.get("headers", ()))}
         await send(message)
 
-    return ending
+    return changed
+
+
+def ending_connection(send: Send) -> Send:
+    """Sends a response as the last one of its connection: another process gets its client's next request."""
+    return with_headers(send, lambda headers: [*headers, (b"connection", b"close")])
 
 
 def timestamp(at: datetime, precision: str = "auto") -> str:
     """A time in UTC, as JSON documents have it (RFC 3339); `precision` as `timespec` of `isoformat`."""
     return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def rpc_response(
+    rpc_id: str | int | None, *, status: int = 200, headers: Mapping[str, str] | None = None, **said: object
+) -> Response:
+    """A response of JSON-RPC: its `result`, or its `error`."""
+    return json_response({"jsonrpc": "2.0", "id": rpc_id, **said}, status=status, headers=headers)
 
 
 def json_response(

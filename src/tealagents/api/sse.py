@@ -254,15 +254,33 @@ class _Watched:
             self.task.cancel()
 
 
-async def patiently(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serves a library's application; gives a client up that takes nothing of the response, or of its end."""
+async def patiently(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, keepalive_seconds: float = math.inf
+) -> None:
+    """Serves a library's application; gives a client up that takes nothing of the response, or of its end.
+
+    A stream of events has a comment after `keepalive_seconds` of silence.
+    """
     sending = _Sending(send, scope.get(_TRANSPORT), math.inf, lambda: None)
     sending.watch()
+
+    async def write(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sending.ended = not message.get("more_body", False)
+        await sending.write(message)
+        if message["type"] == "http.response.start" and _is_stream(message):
+            sending.keep_alive(keepalive_seconds)
+
     try:
-        await app(scope, receive, sending.write)
+        await app(scope, receive, write)
         await sending.taken()
     finally:
         sending.stop()
+
+
+def _is_stream(start: Message) -> bool:
+    kind = dict(start.get("headers", ())).get(b"content-type", b"")
+    return bool(kind.startswith(b"text/event-stream"))
 
 
 class _Sending:
@@ -300,6 +318,12 @@ class _Sending:
     def watch(self) -> None:
         """Begins to look whether the client takes what it is sent."""
         self._last = self._loop.time()
+        self._tick()
+
+    def keep_alive(self, seconds: float) -> None:
+        """From now on, sends a comment after so many seconds of silence."""
+        self.stop()
+        self._keepalive = seconds
         self._tick()
 
     def body(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:
@@ -344,10 +368,14 @@ class _Sending:
                 self._give_up()
                 return
         elif now - self._last >= self._keepalive * 0.99:
-            self._ping = self._loop.create_task(self.body(KEEPALIVE))
+            self._ping = self._loop.create_task(self._comment())
         else:
             wait -= now - self._last
         self._timer = self._loop.call_later(max(0.05, min(wait, SEND_TIMEOUT / 2)), self._tick)
+
+    async def _comment(self) -> None:
+        if not self.ended:
+            await self.body(KEEPALIVE)
 
     def _takes_nothing(self, now: float) -> bool:
         """Whether the client has taken nothing for as long as it may."""

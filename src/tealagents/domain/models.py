@@ -505,6 +505,7 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: Literal["pending", "decided", "expired", "canceled"] = "pending"
     calls: tuple[ToolCall, ...]
     message: str = ""
+    #: one for each call that waits for its owner's consent
     authorizations: tuple[Json, ...] = ()
     #: SHA-256 of the calls as they were shown; what runs is checked against it
     digest: str = ""
@@ -524,6 +525,11 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: TokenUsage = TokenUsage()
     #: rounds of calls that the request had come to; these calls are of the last
     rounds: int = 0
+
+    @property
+    def consent_only(self) -> bool:
+        """Whether its calls wait for their owner's consent alone: no one else has to approve any of them."""
+        return len(self.authorizations) == len(self.calls) > 0
 
     def shown_to(self, user: User) -> "Approval":
         """The pause as this user may read it: where to give consent is the owner's to know."""

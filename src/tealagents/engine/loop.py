@@ -82,7 +82,10 @@ class HumanNeeded(Struct, frozen=True):
     """These calls wait for a decision; the conversation continues when it is made."""
 
     calls: tuple[ToolCall, ...]
+    #: one for each call that waits for its owner's consent
     authorizations: tuple[Json, ...]
+    #: ids of those calls
+    consents: tuple[str, ...]
     #: calls that were approved already and wait only for the owner's own token
     awaits_owner: bool
     #: tools that are others now than those that were approved
@@ -189,9 +192,11 @@ def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequen
     waiting = (
         item.call if item.call.pinned and not item.changed else box.pinned(item.call) for item in deferred
     )
+    consenting = [item for item in deferred if item.authorization is not None]
     return HumanNeeded(
         (*map(box.pinned, governed), *waiting),
-        tuple(item.authorization for item in deferred if item.authorization is not None),
+        tuple(item.authorization for item in consenting if item.authorization is not None),
+        tuple(item.call.id for item in consenting),
         awaits_owner=not governed
         and all(item.authorization is None and not item.changed for item in deferred),
         changed=tuple(item.call.tool for item in deferred if item.changed),

@@ -443,7 +443,11 @@ def _pause_message(needed: HumanNeeded) -> str:
     approved = [call for call in needed.calls if not call.by_client]
     names = ", ".join(call.tool for call in approved or needed.calls)
     if needed.authorizations:
-        return f"Your authorization is needed before {names} can run: visit the listed URLs, then approve."
+        consents = ", ".join(call.tool for call in needed.calls if call.id in needed.consents)
+        rest = ", ".join(call.tool for call in approved if call.id not in needed.consents)
+        also = f", and approval before {rest} can" if rest else ""
+        wanted = f"Your authorization is needed before {consents} can run{also}"
+        return f"{wanted}: visit the listed URLs, then approve."
     if needed.changed:
         changed = ", ".join(dict.fromkeys(needed.changed))
         return f"{changed} has changed since it was approved. Approve again before {names} can run."

@@ -213,8 +213,9 @@ async def test_giving_a_call_up_cancels_its_request(era: Era) -> None:
             assert (await ask(client, "hello"))["status"] == "Completed"
 
 
-def test_closing_the_stream_of_an_older_call_does_not_cancel_it() -> None:
-    """In 2025-11-25 a connection that breaks is no cancellation."""
+@pytest.mark.parametrize("session", [None, "another.1"], ids=["own", "of another process"])
+def test_closing_the_stream_of_an_older_call_does_not_cancel_it(session: str | None) -> None:
+    """In 2025-11-25 a connection that breaks is no cancellation, whichever process holds the session."""
     body = {
         "jsonrpc": "2.0",
         "id": 7,
@@ -222,12 +223,43 @@ def test_closing_the_stream_of_an_older_call_does_not_cancel_it() -> None:
         "params": {"name": "ask", "arguments": {"message": "slowly"}, "_meta": {"progressToken": "p"}},
     }
     with serving(SLOW) as (service, model), service.client() as own:
-        _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
+        assert own.get("/tasks").json()["items"] == []
+        before = connections(service)
+        _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"], session)
+        until(lambda: connections(service) <= before)
         model.release()
-        until(lambda: own.get("/tasks?status=Completed").json()["items"])
+        until(lambda: own.get("/tasks").json()["items"][0]["status"] != "Running")
+        assert own.get("/tasks").json()["items"][0]["status"] == "Completed"
 
 
-def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels() -> None:
+@pytest.mark.parametrize("session", [None, "another.1"], ids=["own", "of another process"])
+def test_a_notification_cancels_an_older_call(session: str | None) -> None:
+    """Whichever process holds the session, where the notification reaches the one that runs the call."""
+    body = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "tools/call",
+        "params": {"name": "ask", "arguments": {"message": "for ever"}},
+    }
+    with serving(SLOW) as (service, _), service.client() as own, service.client("eve") as eve:
+        headers = {**headers_of(body, "2025-11-25"), "mcp-session-id": session or opened(own)}
+
+        def given_up(client: httpx.Client, **params: Any) -> None:
+            said = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            answer = client.post("/mcp", json=said, headers=headers)
+            assert answer.status_code == 202 if client is own else answer.status_code in (202, 404)
+
+        with own.stream("POST", "/mcp", json=body, headers=headers):
+            until(lambda: own.get("/tasks?status=Running").json()["items"])
+            given_up(eve, requestId=7)
+            given_up(own, requestId=8)
+            assert own.get("/tasks?status=Running").json()["items"]
+            given_up(own, requestId=7)
+            until(lambda: own.get("/tasks?status=Canceled").json()["items"])
+
+
+@pytest.mark.parametrize("session", [None, "another.1"], ids=["own", "of another process"])
+def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels(session: str | None) -> None:
     """With `on_disconnect: cancel`."""
     body = {
         "jsonrpc": "2.0",
@@ -236,7 +268,7 @@ def test_closing_the_stream_of_an_older_call_cancels_it_where_leaving_cancels() 
         "params": {"name": "ask", "arguments": {"message": "for ever"}},
     }
     with serving(SLOW, on_disconnect="cancel") as (service, _), service.client() as own:
-        _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"])
+        _leave(service, body, "2025-11-25", lambda: own.get("/tasks?status=Running").json()["items"], session)
         until(lambda: own.get("/tasks?status=Canceled").json()["items"])
 
 
@@ -266,6 +298,21 @@ def test_a_silent_answer_becomes_a_stream_that_is_kept_alive() -> None:
         (message,) = [line.removeprefix("data: ") for line in seen if line.startswith("data: ")]
         assert json.loads(message)["result"]["structuredContent"]["status"] == "Completed"
         assert set(seen) == {": keepalive", "event: message", f"data: {message}", ""}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_stream_of_a_session_is_kept_alive(method: str) -> None:
+    """As often as the config says, not as the SDK has it."""
+    params = {"name": "ask", "arguments": {"message": "slowly"}}
+    body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+    with serving(SLOW, limits={"keepalive_seconds": 0.05}) as (service, _), service.client() as client:
+        headers = {**headers_of(body, "2025-11-25"), "mcp-session-id": opened(client)}
+        sent = body if method == "POST" else None
+        client.timeout = httpx.Timeout(5)
+        with client.stream(method, "/mcp", json=sent, headers=headers) as answer:
+            for line in (line for line in answer.iter_lines() if line):
+                assert line == ": keepalive"
+                break
 
 
 def test_leaving_a_stream_of_progress_cancels_its_request() -> None:
@@ -350,12 +397,12 @@ def test_without_the_extra_the_start_says_which(monkeypatch: pytest.MonkeyPatch)
 # --- tools of the tests --------------------------------------------------------------------------
 
 
-def _leave(service: ServiceThread, body: Any, era: Era, when: Any) -> None:
+def _leave(service: ServiceThread, body: Any, era: Era, when: Any, session: str | None = None) -> None:
     """Sends a call over a plain connection, and closes that when something is true."""
     data = json.dumps(body).encode()
     headers = {**headers_of(body, era), "authorization": "Bearer ada", "content-type": "application/json"}
     with service.client() as client:
-        headers["mcp-session-id"] = opened(client)
+        headers["mcp-session-id"] = session or opened(client)
     head = f"POST {service.prefix}/mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection(("127.0.0.1", service.port)) as link:

@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import mcp_types as types
 import pytest
-from mcp_talk import ACCEPT, Era, asking, headers_of, modern, opened, post, serving
+from mcp_talk import ACCEPT, ERAS, Era, asking, headers_of, modern, opened, post, serving
 from talk import connections
 
 from tealagents.api import sse
+from tealagents.api.mcp import app as sessions
 from tealagents.testing.service import ServiceThread
 from tealagents.testing.waits import until
 
@@ -31,6 +32,32 @@ def test_a_session_is_its_users(service: ServiceThread) -> None:
         assert ada.post("/mcp", json=listing, headers=headers).status_code == 200
         assert ada.delete("/mcp", headers=headers).status_code == 200
         assert ada.post("/mcp", json=listing, headers=headers).status_code == 404
+
+
+def test_a_user_does_not_use_up_the_sessions_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who has too many open is refused; so is everyone where the process has too many, for a while."""
+    monkeypatch.setattr(sessions, "MOST_PER_USER", 2)
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 3)
+    with serving() as (service, _), service.client() as ada, service.client("eve") as eve:
+        first, _ = opened(ada), opened(ada)
+        refused = _opening(ada)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "too many" in refused.json()["error"]["message"]
+        opened(eve)
+        full = _opening(eve)
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+        assert ada.delete("/mcp", headers={"accept": ACCEPT, "mcp-session-id": first}).status_code == 200
+        opened(ada)
+
+
+def _opening(client: httpx.Client) -> httpx.Response:
+    params = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    }
+    body = {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": params}
+    return client.post("/mcp", json=body, headers={"accept": ACCEPT})
 
 
 # --- where it comes from -------------------------------------------------------------------------
@@ -144,6 +171,67 @@ def test_a_call_with_something_wrong_is_an_error_of_the_protocol(
         assert refused.status_code == status
         assert code is None or refused.json()["error"]["code"] == code
         assert zoe.get("/tasks").json()["items"] == []
+
+
+@pytest.mark.parametrize("session", [None, "another.1"], ids=["own", "of another process"])
+def test_a_stream_of_a_session_opens_wherever_its_client_says_it_was(
+    service: ServiceThread, session: str | None
+) -> None:
+    """No event has an id, so there is nothing to be sent again."""
+    with service.client() as client:
+        headers = {"accept": ACCEPT, "mcp-session-id": session or opened(client), "last-event-id": "1"}
+        with client.stream("GET", "/mcp", headers=headers) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (r'{"message": "a\u0000b"}', "message: holds a NUL"),
+        (r'{"message": "cut \ud83d"}', "message: holds a lone surrogate"),
+        (r'{"message": "a", "\u0000": 1}', "params.arguments: holds a NUL"),
+        (
+            '{"request_id": "x", "decisions": [{"id": "y", "arguments": {"n": 9223372036854775808}}]}',
+            "decisions.0",
+        ),
+        ('{"message": %s}' % ("[" * 200 + "]" * 200), "nested deeper"),
+    ],
+)
+@pytest.mark.parametrize("era", ERAS)
+def test_arguments_that_cannot_be_kept_are_an_error_that_the_model_can_read(
+    service: ServiceThread, era: Era, arguments: str, where: str
+) -> None:
+    """A result of the call: a status other than 200 ends the session of some hosts."""
+    body = asking("MESSAGE") if era == "2026-07-28" else _older("MESSAGE")
+    content = json.dumps(body).replace('{"message": "MESSAGE"}', arguments)
+    with service.client() as client:
+        headers = {**headers_of(body, era), "content-type": "application/json"}
+        if era == "2025-11-25":
+            headers["mcp-session-id"] = opened(client)
+        answer = client.post("/mcp", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["id"]) == (200, body["id"])
+    result = answer.json()["result"]
+    assert result["isError"]
+    assert types.CallToolResult.model_validate(result)
+    assert where in result["content"][0]["text"]
+    assert result["structuredContent"]["error"]["code"] == "invalid_request"
+
+
+def _older(message: str) -> Json:
+    """A call in a session."""
+    params = {"name": "ask", "arguments": {"message": message}}
+    return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+
+
+def test_a_refused_request_is_refused_under_its_id(service: ServiceThread) -> None:
+    """As far as that can be read."""
+    body = modern("server/discover", {"x": "a\0b"})
+    unfit = {**body, "id": 2**70}
+    with service.client() as client:
+        answers = [post(client, each) for each in (body, unfit)]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert [answer.json()["id"] for answer in answers] == [body["id"], None]
 
 
 def test_what_a_host_accepts_may_come_in_several_lines(service: ServiceThread) -> None:

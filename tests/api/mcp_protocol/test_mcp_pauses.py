@@ -1,6 +1,7 @@
 """Pauses: asked of the user in the middle of a call, in either era, or decided with `decide`; done once."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from mcp_talk import (
     asking,
     call,
     error,
+    headers_of,
     host,
     lines,
     modern,
+    opened,
     post,
     serving,
     structured_result,
@@ -99,6 +102,67 @@ async def test_an_answer_that_decides_nothing_leaves_the_pause(
     assert lines(file) == ["one"]
 
 
+async def test_a_pause_that_is_decided_elsewhere_is_asked_about_no_longer(
+    service: ServiceThread, file: Path
+) -> None:
+    """The question of an older call is withdrawn, and the call returns what came of the decision."""
+    withdrawn = asyncio.Event()
+
+    async def human(_: Asked) -> types.ElicitResult:
+        try:
+            await asyncio.to_thread(_approve_the_last, service, "zoe")
+            await asyncio.Event().wait()
+        finally:
+            withdrawn.set()
+        return types.ElicitResult(action="cancel")
+
+    async with host(service, "2025-11-25", "zoe", human) as client, asyncio.timeout(20):
+        done = await ask(client, call("Work-write", file=str(file), line="one"))
+        await withdrawn.wait()
+    assert done["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+async def test_a_dismissed_question_says_what_came_of_its_pause(
+    service: ServiceThread, era: Era, file: Path
+) -> None:
+    """Where it was decided elsewhere meanwhile, it does not wait for a decision."""
+
+    async def human(_: Asked) -> types.ElicitResult:
+        await asyncio.to_thread(_approve_the_last, service, "yan")
+        return types.ElicitResult(action="cancel")
+
+    async with host(service, era, "yan", human) as client:
+        done = await ask(client, call("Work-write", file=str(file), line="one"))
+    assert done["status"] == "Completed"
+    assert lines(file) == ["one"]
+
+
+def _approve_the_last(service: ServiceThread, user: str) -> None:
+    """Approves the pause of the user's newest task over the service's own API."""
+    with service.client(user) as own:
+        task_id = own.get("/tasks?status=Paused").json()["items"][0]["task_id"]
+        (_, paused) = own.get(f"/tasks/{task_id}/messages").json()["items"][:2]
+        done = own.post(f"/requests/{paused['request_id']}/resume", json={"action": "approve"})
+        assert done.json()["status"] == "Completed"
+
+
+def test_a_malformed_answer_leaves_the_pause(service: ServiceThread, file: Path) -> None:
+    """The call says what waits, with its ids, as when the user has not decided."""
+    body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call"}
+    body["params"] = {"name": "ask", "arguments": {"message": call("Work-write", file=str(file), line="one")}}
+    with service.client() as own:
+        headers = headers_of(body, "2025-11-25") | {"mcp-session-id": opened(own, elicitation={})}
+        with own.stream("POST", "/mcp", json=body, headers=headers) as answer:
+            said = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+            asked = next(said)
+            malformed = {"jsonrpc": "2.0", "id": asked["id"], "result": {"bla": 1}}
+            assert own.post("/mcp", json=malformed, headers=headers).status_code == 202
+            result = next(said)["result"]
+    assert result["structuredContent"]["status"] == "Paused"
+    assert lines(file) == []
+
+
 async def test_each_call_of_a_pause_can_be_decided_by_itself(
     service: ServiceThread, era: Era, tmp_path: Path
 ) -> None:
@@ -148,7 +212,9 @@ async def test_a_host_that_cannot_ask_decides_with_a_tool(
         again = structured_result(await client.call_tool("decide", decision))
         assert again == done
         other = {"request_id": paused["request_id"], "action": "reject"}
-        assert error(structured_result(await client.call_tool("decide", other))) == "already_decided"
+        refused = structured_result(await client.call_tool("decide", other))
+        assert error(refused) == "already_decided"
+        assert "call `decide` with the action that was taken" in refused["error"]["message"]
     assert lines(file) == ["edited"]
 
 
@@ -233,6 +299,7 @@ def test_a_state_that_was_forged_grants_nothing(service: ServiceThread, file: Pa
         wrong = {"action": "accept", "content": {"action": "perhaps"}}
         result = post(ada, _answering(state, words, **wrong)).json()["result"]
         assert error(result["structuredContent"]) == "invalid_request"
+        assert state.startswith(result["structuredContent"]["request_id"])
     assert lines(file) == []
 
 
@@ -256,6 +323,49 @@ async def test_a_consent_is_a_link_and_the_form_is_answered_afterwards(
     assert done["status"] == "Completed", done
     assert lines(file) == ["entered"]
     assert sorted(seen) == ["form", "form", "url"]
+
+
+def test_a_host_that_shows_links_only_is_asked_for_consent_alone(service: ServiceThread, file: Path) -> None:
+    """Having visited the link lets the call run that waits for it."""
+    consent = file.with_name("consent")
+    words = call("Work-peek", file=str(file), consent=str(consent))
+    with service.client() as client:
+        asked = post(client, _with_links(asking(words))).json()["result"]
+        assert set(asked["inputRequests"]) == {"authorization_0"}
+        consent.touch()
+        params = {"requestState": asked["requestState"], "inputResponses": {"authorization_0": _VISITED}}
+        done = post(client, _with_links(asking(words), **params)).json()["result"]["structuredContent"]
+    assert done["status"] == "Completed"
+    assert lines(file) == ["peeked"]
+
+
+def test_a_link_approves_no_call_that_needs_approval(service: ServiceThread, file: Path) -> None:
+    """Where one waits with the call that waits for consent, a host that shows links only is not asked."""
+    calls = (
+        call("Work-peek", file=str(file), consent=str(file)),
+        call("Work-write", file=str(file), line="one"),
+    )
+    words = " and ".join(calls)
+    with service.client() as client:
+        paused = post(client, _with_links(asking(words))).json()["result"]["structuredContent"]
+        assert paused["status"] == "Paused"
+        message = paused["approval"]["message"]
+        assert "authorization is needed before Work-peek can run, and approval before Work-write" in message
+        state = f"{paused['request_id']}/{paused['approval']['approval_id']}"
+        params = {"requestState": state, "inputResponses": {"authorization_0": _VISITED}}
+        still = post(client, _with_links(asking(words), **params)).json()["result"]["structuredContent"]
+        assert still == paused
+    assert lines(file) == []
+
+
+_VISITED = {"action": "accept"}
+
+
+def _with_links(body: Json, **params: Any) -> Json:
+    """A call from a host that shows links, and no forms."""
+    body["params"] |= params
+    body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = {"elicitation": {"url": {}}}
+    return body
 
 
 async def test_a_host_without_links_is_given_the_link_to_show(

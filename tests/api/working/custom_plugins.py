@@ -50,6 +50,14 @@ class Work(Plugin):
         return "entered"
 
     @tool
+    async def peek(self, file: str, consent: str) -> str:
+        """Look into a place that asks for the user's consent; no human has to agree."""
+        if not Path(consent).exists():
+            raise NeedsAuthorization("secrets", "https://secrets.example/consent", ("secrets.open",))
+        _append(file, "peeked")
+        return "peeked"
+
+    @tool
     async def note(self, file: str, line: str) -> str:
         """Write a line."""
         _append(file, line)

@@ -7,32 +7,36 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import modern_error_data, modern_on_request
-from mcp.server.streamable_http import check_accept_headers
+from mcp.server.streamable_http import StreamableHTTPServerTransport, check_accept_headers
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared import inbound
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import CallToolRequestParams
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tealagents.api import gate, sse
 from tealagents.api.exchange import Exchange
-from tealagents.api.http import json_response
-from tealagents.api.mcp.calls import answer
+from tealagents.api.http import Headers, rpc_response, with_headers
+from tealagents.api.mcp.calls import answer, named
 from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.mcp.tools import listed
 from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
+from tealagents.api.requests import OpenCalls
 from tealagents.api.settings import ApiSettings
-from tealagents.domain.errors import NotFound
+from tealagents.domain.errors import NotFound, Overloaded
 from tealagents.domain.models import Json
 
 _SESSION = b"mcp-session-id"
+#: sessions that may be open at once, of one user and in the process; one that is idle for 30 minutes ends
+MOST_PER_USER, MOST_SESSIONS = 1000, 10_000
 
 
 def build(exchange: Exchange, path: str) -> Served:
@@ -45,26 +49,39 @@ def build(exchange: Exchange, path: str) -> Served:
         instructions=f"{about} Call `ask` to talk to the agent.",
         on_list_tools=partial(listed, agent.name, about),
     )
-    server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, exchange))
+    calls = OpenCalls(exchange)
+    server.add_request_handler("tools/call", CallToolRequestParams, partial(answer, calls))
     server.middleware.clear()  # the SDK's own span of a call: each request has one already
-    sessions = _Sessions(server, exchange.settings)
+    sessions = _Sessions(server, exchange.settings, calls)
     routes = Router([Route(each, sessions) for each in (path, path + "/")], False, gate.nothing_here)
-    calls = gate.Gate(routes, exchange, path, respond, holds=False)
-    app = gate.with_cors(KnownOrigins(calls, exchange.settings, refused), exchange, "mcp-session-id")
+    gated = gate.Gate(routes, exchange, path, respond, holds=False)
+    app = gate.with_cors(KnownOrigins(gated, exchange.settings, refused), exchange, "mcp-session-id")
     known = exchange.resource(path).route()
     return Served(app=app, path=path, discovery=[known], urls={"url": path}, lifespan=sessions.open)
+
+
+class _Manager(StreamableHTTPSessionManager):
+    """The SDK's manager, in which no user has all the sessions."""
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport:
+        if sum(owner == requestor for owner in self._session_owners.values()) >= MOST_PER_USER:
+            raise Overloaded("You have too many open sessions. End some (DELETE).", per_user=True)
+        if (admitted := super()._admit_session(requestor)) is None:
+            raise Overloaded("Too many sessions are open in this process. Try again shortly.")
+        return admitted
 
 
 class _Sessions:
     """Hands a request to the SDK's manager that has its session; the session's id shows the process.
 
     What comes for a session of another process, or of one that has ended, is served without: calls work on
-    every replica, and only the answer to what was asked in the middle of a call needs the process that asked.
+    every replica. Only what answers a question of a call, or cancels it, needs the process that runs it.
     """
 
-    def __init__(self, server: Server, settings: ApiSettings) -> None:
+    def __init__(self, server: Server, settings: ApiSettings, calls: OpenCalls) -> None:
+        self._calls = calls
         most, self._keepalive = settings.max_body_bytes, settings.keepalive_seconds
-        manager = partial(StreamableHTTPSessionManager, server, max_request_body_size=most)
+        manager = partial(_Manager, server, max_request_body_size=most, max_sessions=MOST_SESSIONS)
         self._own, self._others = manager(), manager(stateless=True)
         self._serve = modern_on_request(server, None)
         self._mark = f"{uuid4().hex}.".encode()
@@ -79,8 +96,12 @@ class _Sessions:
         if (response := self._by_kernel(call)) is not None:
             await response(scope, receive, send)
             return
+        if call.rpc_method == "notifications/cancelled":
+            self._calls.give_up(named(call, cancelled_request_id_from_params(call.rpc_params)))
         # space around a header's value is no part of it (RFC 9110, section 5.5), nor is the mark of an id
         headers = [(name, value.strip(b" \t").removeprefix(self._mark)) for name, value in scope["headers"]]
+        # no event has an id: there is none to send again, of which the SDK would make no response at all
+        headers = [each for each in headers if each[0] != b"last-event-id"]
         accepts = b", ".join(value for name, value in headers if name == b"accept")  # the SDK reads one
         mine = all(value.startswith(self._mark) for name, value in scope["headers"] if name == _SESSION)
         if not mine and call.body is not None and "method" not in call.body:
@@ -91,8 +112,9 @@ class _Sessions:
         inner: Scope = {**scope, "headers": [(b"accept", accepts), *headers], "user": user}
         if sse.HEAD in scope:
             inner["method"] = "HEAD"  # which the SDK refuses; a stream asked for so would never end
-        manager = self._own if mine else self._others
-        await sse.patiently(manager.handle_request, inner, receive, self._marking(send))
+        handle = (self._own if mine else self._others).handle_request
+        with call.refusing():
+            await sse.patiently(handle, inner, receive, with_headers(send, self._marked), self._keepalive)
 
     def _by_kernel(self, call: gate.AdmittedCall) -> ASGIApp | None:
         """Answers a call of 2026-07-28 by the SDK's kernel alone, which costs half.
@@ -122,18 +144,11 @@ class _Sessions:
 
     async def _answered(self, context: Any, params: Json) -> Response:
         try:
-            status, said = 200, {"result": await self._serve(context, "tools/call", params)}
+            return rpc_response(context.request_id, result=await self._serve(context, "tools/call", params))
         except Exception as error:  # noqa: BLE001 — the SDK words it, and logs a fault
             wrong = modern_error_data(error)
             status = inbound.ERROR_CODE_HTTP_STATUS.get(wrong.code, 200)
-            said = {"error": wrong.model_dump(exclude_none=True)}
-        return json_response({"jsonrpc": "2.0", "id": context.request_id, **said}, status=status)
+            return rpc_response(context.request_id, status=status, error=wrong.model_dump(exclude_none=True))
 
-    def _marking(self, send: Send) -> Send:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = [(n, self._mark + v if n == _SESSION else v) for n, v in message["headers"]]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        return marked
+    def _marked(self, headers: Headers) -> Headers:
+        return [(name, self._mark + value if name == _SESSION else value) for name, value in headers]

@@ -10,20 +10,20 @@ import mcp_types as types
 from msgspec.structs import asdict
 from starlette.responses import Response
 
-from tealagents.api.decisions import decision, pending
+from tealagents.api.decisions import decision, fields, of_fields, pending, question
 from tealagents.api.gate import AdmittedCall
-from tealagents.api.http import json_response, retry_after, status_of
+from tealagents.api.http import retry_after, rpc_response, status_of
 from tealagents.domain.errors import InvalidRequest, NotFound, NotOwner, TealError
 from tealagents.domain.models import Approval, Json, RequestRecord
 from tealagents.engine.approvals import Command
 
-Headers = Mapping[str, str] | None
 #: how the ids of the domain are called here
 _IDS = {"task_id": "conversation", "request_id": "request_id", "approval_id": "approval_id"}
 #: what to do about an error, where this protocol has a way of its own
 _ADVICE = {
     "task_busy": " Call again when its answer is there, or begin a new conversation.",
     "idempotency_key_reused": " Use a new idempotency_key for other arguments.",
+    "already_decided": " To see it, call `decide` with the action that was taken: nothing runs again.",
     "approval_pending": " Ask the user, then call `decide` with these ids: {request_id}, {approval_id}.",
 }
 _FORM = "decision"
@@ -59,18 +59,18 @@ def of_error(error: TealError) -> Json:
 
 
 def _result(text: str, structured: Json, *, is_error: bool = False) -> Json:
-    """A `CallToolResult`, as which the SDK validates what it sends."""
-    said = {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": is_error}
+    """A `CallToolResult`, as which the SDK validates what it sends.
+
+    The conversation is text as well: most hosts show their model nothing else.
+    """
+    named = [f"conversation: {structured['conversation']}"] if "conversation" in structured else []
+    content = [{"type": "text", "text": each} for each in (text, *named)]
+    said = {"content": content, "structuredContent": structured, "isError": is_error}
     return {"resultType": "complete", **said}
 
 
 def _ids(known: Mapping[str, str]) -> Json:
     return {_IDS[name]: value for name, value in known.items() if name in _IDS}
-
-
-def question(pause: Approval) -> str:
-    """A pause in words, and the calls that wait."""
-    return pause.message + "".join(f"\n- {call.tool} {call.arguments}" for call in pause.calls)
 
 
 def questions(pause: Approval, client: types.ClientCapabilities | None) -> dict[str, types.ElicitRequest]:
@@ -79,15 +79,15 @@ def questions(pause: Approval, client: types.ClientCapabilities | None) -> dict[
     if able is None or any(call.by_client for call in pause.calls):
         return {}
     forms, links = able.form is not None or able.url is None, able.url is not None
-    if not (links if pause.authorizations else forms):
-        return {}
-    return {**_links(pause), _FORM: _form(pause)} if forms else _links(pause)
+    if forms and (links or not pause.authorizations):
+        return {**_links(pause), _FORM: _form(pause)}
+    return _links(pause) if links and pause.consent_only else {}
 
 
 def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
     """What the answers decide; None where the user has not decided. `InvalidRequest`."""
     which, names = {"approval_id": pause.approval_id}, [*_links(pause)]
-    if not names or _FORM in answers:
+    if _FORM in answers or not pause.consent_only:
         names.append(_FORM)
     given = [each for name in names if isinstance(each := answers.get(name), types.ElicitResult)]
     if any(each.action == "decline" for each in given):
@@ -96,13 +96,7 @@ def command(pause: Approval, answers: Mapping[str, object]) -> Command | None:
         return None
     if _FORM not in names:  # the host shows links only: having been there is consent
         return decision({**which, "action": "approve"})
-    content = given[-1].content or {}
-    each = [{"id": call.id, "action": content.get(f"call_{n}")} for n, call in enumerate(pause.calls, 1)]
-    decided = [one for one in each if one["action"] is not None]
-    if content.get("action") is None and not decided:  # the host has a button to accept, and no form
-        return None
-    said = {"action": content.get("action"), "reason": content.get("reason") or None, "decisions": decided}
-    return decision({**which, **said})
+    return of_fields(pause, given[-1].content or {})
 
 
 def _links(pause: Approval) -> dict[str, types.ElicitRequest]:
@@ -116,29 +110,28 @@ def _links(pause: Approval) -> dict[str, types.ElicitRequest]:
 
 
 def _form(pause: Approval) -> types.ElicitRequest:
-    """The decision document as a form; forms are flat."""
+    """The decision as a form; forms are flat."""
     servers = ", ".join(each["server"] for each in pause.authorizations)
     text = question(pause) + (f"\nApprove when you have authorized {servers}." if servers else "")
-    action: Json = {"type": "string", "enum": ["approve", "reject"]}
-    fields: Json = {"action": {**action, "title": "Decision"}}
-    for n, call in enumerate(pause.calls if len(pause.calls) > 1 else (), 1):
-        fields[f"call_{n}"] = {**action, "title": call.tool, "description": call.arguments}
-    fields["reason"] = {"type": "string", "title": "Reason", "maxLength": 4000}
-    schema = {"type": "object", "properties": fields, "required": ["action"]}
-    return types.ElicitRequest(params=types.ElicitRequestFormParams(message=text, requested_schema=schema))
+    return types.ElicitRequest(
+        params=types.ElicitRequestFormParams(message=text, requested_schema=fields(pause))
+    )
 
 
-def respond(_: AdmittedCall, error: TealError, headers: Headers) -> Response:
-    """The response for a request that the gate has refused."""
-    status = status_of(error)
+def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) -> Response:
+    """The response for a request that the gate has refused; a tool's bad arguments are a result."""
+    status, rpc_id = status_of(error), call.rpc_id if call.rpc_method else None
     code = types.INVALID_REQUEST if status < 500 else types.INTERNAL_ERROR
     if isinstance(error, InvalidRequest):
+        if call.rpc_method == "tools/call" and rpc_id is not None:
+            wrong = InvalidRequest(error.field.removeprefix("params.arguments."), error.reason)
+            return rpc_response(rpc_id, result=of_error(wrong))
         status = 415 if error.field == "Content-Type" else 400
         code = types.PARSE_ERROR if error.malformed and error.field == "body" else types.INVALID_REQUEST
-    return refused(status, error.detail, headers, code=code)
+    said = {"code": code, "message": error.detail}
+    return rpc_response(rpc_id, status=status, headers=headers, error=said)
 
 
-def refused(status: int, why: str, headers: Headers = None, *, code: int = types.INVALID_REQUEST) -> Response:
+def refused(status: int, why: str) -> Response:
     """The response for a request that may not come in."""
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": why}}
-    return json_response(body, status=status, headers=headers)
+    return rpc_response(None, status=status, error={"code": types.INVALID_REQUEST, "message": why})
