@@ -144,6 +144,20 @@ async def test_a_tools_result_is_answered(client: AsyncOpenAI) -> None:
     assert answer.choices[0].message.content == "Shell-delete said: gone 0\nShell-delete said: gone 1"
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "Shell-delete"}}])
+async def test_a_tool_that_has_to_be_called_is_called(client: AsyncOpenAI, choice: Any) -> None:
+    """Whatever is said, with arguments that fit."""
+    answer = await ask(client, user("hello"), tools=[DELETE], tool_choice=choice)
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "Shell-delete"
+    assert isinstance(json.loads(call.function.arguments), dict)
+
+
+async def test_any_json_object_is_one(client: AsyncOpenAI) -> None:
+    answer = await ask(client, user("thanks"), response_format={"type": "json_object"})
+    assert json.loads(answer.choices[0].message.content) == {"answer": "You are welcome."}
+
+
 async def test_a_tool_that_is_not_offered_is_not_called(client: AsyncOpenAI) -> None:
     """Only the tools of the request are called, and none where the request says `none`."""
     asked = user('call Shell-delete {"path": "/x"}')

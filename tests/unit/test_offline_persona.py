@@ -4,7 +4,7 @@ import pytest
 
 from tealagents.llm.offline.answer import in_pieces
 from tealagents.llm.offline.persona import built_in_answer
-from tealagents.llm.offline.prompt import Message, ModelPrompt
+from tealagents.llm.offline.prompt import Message, ModelPrompt, OfferedTool
 
 
 def answer(*texts: str, system: str | None = None, tools: tuple[str, ...] = ()) -> str:
@@ -12,7 +12,8 @@ def answer(*texts: str, system: str | None = None, tools: tuple[str, ...] = ()) 
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for text in texts:
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "I see."}]
-    return built_in_answer(ModelPrompt(messages[:-1], model="offline", tools=tools)).text
+    offered = [OfferedTool(name, {}) for name in tools]
+    return built_in_answer(ModelPrompt(messages[:-1], model="offline", tools=offered)).text
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,9 @@ def test_a_long_message_is_quoted_in_part() -> None:
 )
 def test_a_call_can_be_asked_for(text: str, arguments: list[str]) -> None:
     """The words `call NAME {…}` make a tool call, with broken arguments as they stand: covers HITL-1."""
-    asked = ModelPrompt([{"role": "user", "content": text}], model="m", tools=("Shell-delete",))
+    asked = ModelPrompt(
+        [{"role": "user", "content": text}], model="m", tools=(OfferedTool("Shell-delete", {}),)
+    )
     assert [call.arguments for call in built_in_answer(asked).tool_calls] == arguments
 
 

@@ -12,8 +12,9 @@ from tealagents.llm.offline.answer import FunctionCall, ModelAnswer, TokenCounts
 from tealagents.llm.offline.delivery import Delivery, Frame, answered_in_stream, answered_whole
 from tealagents.llm.offline.errors import ServiceError, invalid
 from tealagents.llm.offline.ids import IdSource
-from tealagents.llm.offline.prompt import Message, ModelPrompt
+from tealagents.llm.offline.prompt import Message, ModelPrompt, OfferedTool
 from tealagents.llm.offline.reading import one_of, optional, required, text_or_parts
+from tealagents.llm.offline.shapes import ANY_OBJECT
 
 _ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 _SPEAKERS = ("user", "assistant", "system", "developer")
@@ -42,10 +43,12 @@ def read_request(body: dict[str, Any], deployment: str | None = None) -> ChatReq
     """
     messages = required(body.get("messages"), list, "messages")
     check_messages(messages)
+    tools = offered_tools(body.get("tools"), "function")
     prompt = ModelPrompt(
         messages,
         model=requested_model(body, deployment),
-        tools=() if body.get("tool_choice") == "none" else offered_tools(body.get("tools"), "function"),
+        tools=() if body.get("tool_choice") == "none" else tools,
+        forced=forced_tool(body.get("tool_choice"), tools, "function"),
         max_tokens=requested_limit(body, "max_completion_tokens", "max_tokens"),
         shape=_shape(body),
     )
@@ -55,6 +58,8 @@ def read_request(body: dict[str, Any], deployment: str | None = None) -> ChatReq
 
 def _shape(body: dict[str, Any]) -> dict[str, Any] | None:
     wanted = optional(body.get("response_format"), dict, "response_format") or {}
+    if wanted.get("type") == "json_object":
+        return ANY_OBJECT
     described = optional(wanted.get("json_schema"), dict, "response_format.json_schema") or {}
     return optional(described.get("schema"), dict, "response_format.json_schema.schema")
 
@@ -82,14 +87,29 @@ def requested_limit(body: dict[str, Any], *names: str) -> int | None:
     return None
 
 
-def offered_tools(tools: Any, nested_in: str | None = None) -> tuple[str, ...]:
-    """The names of the function tools; chat completions nest them, responses do not."""
+def forced_tool(
+    choice: Any, tools: Sequence[OfferedTool], nested_in: str | None = None
+) -> OfferedTool | None:
+    """The tool that has to be called: of any, the first."""
+    if choice == "required" and tools:
+        return tools[0]
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        return None
+    named = required(choice.get(nested_in), dict, f"tool_choice.{nested_in}") if nested_in else choice
+    for tool in tools:
+        if tool.name == named.get("name"):
+            return tool
+    raise invalid("Tool choice 'function' not found in 'tools' parameter.", "tool_choice")
+
+
+def offered_tools(tools: Any, nested_in: str | None = None) -> tuple[OfferedTool, ...]:
+    """The function tools; chat completions nest them, responses do not."""
     given = enumerate(optional(tools, list, "tools") or ())
-    named = (_tool_name(tool, f"tools[{position}]", nested_in) for position, tool in given)
-    return tuple(name for name in named if name is not None)
+    named = (_tool(tool, f"tools[{position}]", nested_in) for position, tool in given)
+    return tuple(tool for tool in named if tool is not None)
 
 
-def _tool_name(given: Any, param: str, nested_in: str | None) -> str | None:
+def _tool(given: Any, param: str, nested_in: str | None) -> OfferedTool | None:
     """None for tools that are no functions: they are not called."""
     tool = required(given, dict, param)
     if tool.get("type") != "function":
@@ -97,7 +117,8 @@ def _tool_name(given: Any, param: str, nested_in: str | None) -> str | None:
     if nested_in:
         param = f"{param}.{nested_in}"
         tool = required(tool.get(nested_in), dict, param)
-    return _checked_name(tool, param)
+    parameters = tool.get("parameters")
+    return OfferedTool(_checked_name(tool, param), parameters if isinstance(parameters, dict) else {})
 
 
 def _checked_name(tool: dict[str, Any], param: str) -> str:

@@ -49,7 +49,12 @@ _FAREWELL = re.compile(r"^\s*(?:good)?bye\b|^\s*see you\b", re.IGNORECASE)
 
 def built_in_answer(prompt: ModelPrompt) -> ModelAnswer:
     answer = next(answer for say in ANSWERS if (answer := say(prompt)) is not None)
-    if prompt.shape is None or answer.tool_calls:
+    if answer.tool_calls:
+        return answer
+    if prompt.forced is not None:
+        arguments = json.dumps(fitting(prompt.forced.parameters, answer.text), ensure_ascii=False)
+        return ModelAnswer(tool_calls=(FunctionCall(None, prompt.forced.name, arguments),))
+    if prompt.shape is None:
         return answer
     return saying(json.dumps(fitting(prompt.shape, answer.text), ensure_ascii=False))
 

@@ -28,6 +28,14 @@ class PromptImage:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that is offered; `parameters` is a JSON Schema."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionOutput:
     tool: str
     output: str
@@ -39,17 +47,20 @@ class ModelPrompt:
         messages: Sequence[Message],
         *,
         model: str,
-        tools: Sequence[str] = (),
+        tools: Sequence[OfferedTool] = (),
         max_tokens: int | None = None,
         shape: dict[str, Any] | None = None,
+        forced: OfferedTool | None = None,
     ) -> None:
         self.messages = messages
         self.model = model
         #: The names of the tools that may be called.
-        self.tools = tools
+        self.tools = [tool.name for tool in tools]
         self.max_tokens = max_tokens
         #: the JSON Schema that the answer is to fit
         self.shape = shape
+        #: the tool that has to be called
+        self.forced = forced
 
     @cached_property
     def last_user(self) -> Message | None:

@@ -8,13 +8,14 @@ from typing import Any
 import orjson
 
 from tealagents.llm.offline.answer import FunctionCall, ModelAnswer, TokenCounts, in_pieces
-from tealagents.llm.offline.chat import offered_tools, requested_limit, requested_model
+from tealagents.llm.offline.chat import forced_tool, offered_tools, requested_limit, requested_model
 from tealagents.llm.offline.delivery import Delivery, Frame, answered_in_stream, answered_whole
 from tealagents.llm.offline.errors import invalid
 from tealagents.llm.offline.ids import IdSource
 from tealagents.llm.offline.items import Item, as_messages, check_calls, input_items
 from tealagents.llm.offline.prompt import ModelPrompt
 from tealagents.llm.offline.reading import optional, required
+from tealagents.llm.offline.shapes import ANY_OBJECT
 from tealagents.llm.offline.stored import ResponsesStore, StoredConversation, StoredResponse
 
 
@@ -49,10 +50,12 @@ def read_request(body: dict[str, Any], stored: ResponsesStore, ids: IdSource) ->
     earlier = previous.conversation() if previous else conversation.items if conversation else []
     context = [*earlier, *items]
     check_calls(context)
+    tools = offered_tools(body.get("tools"))
     prompt = ModelPrompt(
         [*_instructions(body), *as_messages(context)],
         model=requested_model(body),
-        tools=() if body.get("tool_choice") == "none" else offered_tools(body.get("tools")),
+        tools=() if body.get("tool_choice") == "none" else tools,
+        forced=forced_tool(body.get("tool_choice"), tools),
         max_tokens=requested_limit(body, "max_output_tokens"),
         shape=_shape(body),
     )
@@ -61,7 +64,10 @@ def read_request(body: dict[str, Any], stored: ResponsesStore, ids: IdSource) ->
 
 def _shape(body: dict[str, Any]) -> dict[str, Any] | None:
     wanted = (optional(body.get("text"), dict, "text") or {}).get("format")
-    return optional((optional(wanted, dict, "text.format") or {}).get("schema"), dict, "text.format.schema")
+    described = optional(wanted, dict, "text.format") or {}
+    if described.get("type") == "json_object":
+        return ANY_OBJECT
+    return optional(described.get("schema"), dict, "text.format.schema")
 
 
 def _continued(

@@ -9,6 +9,10 @@ _FORMATS = {"date": "2026-01-01", "date-time": "2026-01-01T00:00:00Z", "time": "
 _FORMATS |= {"uuid": "6f1c2a9e-51f0-4c8e-9d53-0a4b7c1d2e3f", "uri": "https://example.com"}
 
 
+#: where any object will do
+ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {"answer": {"type": "string"}}}
+
+
 def fitting(schema: dict[str, Any], text: str) -> Any:
     """The value: texts are `text`, numbers 1, lists of one item, choices the first of them.
 
