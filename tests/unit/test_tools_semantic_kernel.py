@@ -1,6 +1,7 @@
 """Plugins written for the earlier framework, with stand-ins for the packages they import."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +59,17 @@ async def test_class_without_base_works() -> None:
     assert await tools("PlainPlugin")["PlainPlugin-greet"].call(Context(), {}) == "hello"
 
 
+async def test_functions_without_an_instance_work() -> None:
+    """Static and class methods are tools, whichever decorator comes first."""
+    loaded = tools("Sums")
+    assert list(loaded) == ["Sums-inc", "Sums-dec", "Sums-kind"]
+    assert loaded["Sums-dec"].spec.description == "Take one away."
+    assert loaded["Sums-dec"].spec.parameters["properties"]["x"]["description"] == "a number"
+    assert await loaded["Sums-inc"].call(Context(), {"x": 1}) == "2"
+    assert await loaded["Sums-dec"].call(Context(), {"x": 1}) == "0"
+    assert await loaded["Sums-kind"].call(Context(), {}) == "Sums"
+
+
 def test_what_cannot_be_called_is_reported_at_start() -> None:
     """A function that needs the kernel, or a class with another constructor, is refused with the reason."""
     with pytest.raises(
@@ -84,6 +96,7 @@ def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path) -> None:
 
 def test_an_mcp_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package may have brought an older one along: an error that says so, and no traceback."""
+    import_module("mcp")  # what it imports of its own is there; only what we want of it is not
     older = ModuleType("mcp.client")
     monkeypatch.setitem(sys.modules, "mcp.client", older)
     for name in [name for name in sys.modules if name.startswith("tealagents.tools.mcp")]:

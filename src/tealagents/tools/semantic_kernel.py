@@ -20,25 +20,26 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, method_name, run_method
+from tealagents.tools.methods import check_method, marked, method_name, run_method
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
 
+_MARK = "__kernel_function__"
 #: what the framework fills in by itself; here it is left out
 _OWN_PARAMETERS = frozenset({"kernel", "service", "execution_settings", "arguments"})
 
 
 def is_plugin_class(kind: type[Any]) -> bool:
-    return any(True for _ in _kernel_functions(kind))
+    return any(True for _ in marked(kind, _MARK))
 
 
 def tools_of(kind: type[Any], name: str, where: str, threads: Threads) -> list[Tool]:
     """One tool for each kernel function of the class. `ToolsetError` where one cannot be called."""
     takes_context = _takes_context(kind, where)
     return [
-        _tool(kind, name, attribute, f"{where}.{attribute}", threads, takes_context)
-        for attribute in _kernel_functions(kind)
+        _tool(kind, name, attribute, bearer, f"{where}.{attribute}", threads, takes_context)
+        for attribute, bearer in marked(kind, _MARK)
     ]
 
 
@@ -195,13 +196,6 @@ def missing_package(module: str) -> str | None:
     )
 
 
-def _kernel_functions(kind: type[Any]) -> Iterator[str]:
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-    for name in names:
-        if getattr(inspect.getattr_static(kind, name), "__kernel_function__", False):
-            yield name
-
-
 def _takes_context(kind: type[Any], where: str) -> bool:
     """Whether the constructor takes the authorization and the collector, or nothing at all."""
     signature = inspect.signature(kind)
@@ -217,17 +211,23 @@ def _takes_context(kind: type[Any], where: str) -> bool:
 
 
 def _tool(
-    kind: type[Any], plugin_name: str, attribute: str, where: str, threads: Threads, takes_context: bool
+    kind: type[Any],
+    plugin_name: str,
+    attribute: str,
+    bearer: Any,
+    where: str,
+    threads: Threads,
+    takes_context: bool,
 ) -> KernelFunctionTool:
     function = getattr(kind, attribute)
     check_method(function, where)
     hidden = {"self", *_hidden(function, where)}
     # the decorator takes descriptions in dictionaries out of the annotations
-    texts = {one["name"]: one.get("description") or "" for one in function.__kernel_function_parameters__}
+    texts = {one["name"]: one.get("description") or "" for one in bearer.__kernel_function_parameters__}
     signature = Signature(function, where, hidden=hidden, lenient=True, texts=texts)
     spec = ToolSpec(
-        name=method_name(plugin_name, function.__kernel_function_name__, where),
-        description=inspect.cleandoc(function.__kernel_function_description__ or ""),
+        name=method_name(plugin_name, bearer.__kernel_function_name__, where),
+        description=inspect.cleandoc(bearer.__kernel_function_description__ or ""),
         parameters=signature.schema,
         governance=Governance(),
     )
