@@ -130,9 +130,9 @@ def imported(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pydantic look their module up while it is still being run
     sys.modules[name] = module
+    semantic_kernel.stand_in()
     try:
-        with semantic_kernel.earlier_framework():
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ToolsetError(_import_failure(file, error)) from error

@@ -8,11 +8,11 @@ As there, an instance is made for each use, with the caller's authorization and 
 data; here a use is one call.
 """
 
-import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -147,13 +147,12 @@ def _parameter(parameter: inspect.Parameter) -> Json:
     return described
 
 
-_SEMANTIC_KERNEL: dict[str, dict[str, Any]] = {
+#: by the module's name, what can be imported of it
+_STAND_INS: dict[str, Mapping[str, Any]] = {
     "semantic_kernel": {"Kernel": Kernel},
     "semantic_kernel.functions": {"kernel_function": kernel_function},
     "semantic_kernel.functions.kernel_function_decorator": {"kernel_function": kernel_function},
     "semantic_kernel.kernel_pydantic": {"KernelBaseModel": input_types.KernelBaseModel},
-}
-_SK_AGENTS: dict[str, dict[str, Any]] = {
     "sk_agents": {},
     "sk_agents.ska_types": {"BasePlugin": BasePlugin, **input_types.ALL},
     "sk_agents.extra_data_collector": {
@@ -163,26 +162,31 @@ _SK_AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@contextmanager
-def earlier_framework() -> Iterator[None]:
-    """While a plugin file is imported, its imports of the earlier framework find what plugins need of it.
+class _StandIns(MetaPathFinder, Loader):
+    """Finds and makes the modules that stand in."""
 
-    Each of the two packages is stood in for only where the real one is not installed.
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # a stand-in has no path: below a package that has one, the real modules alone are there
+        if fullname not in _STAND_INS or path:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(_STAND_INS[module.__name__])
+
+
+_FINDER = _StandIns()
+
+
+def stand_in() -> None:
+    """From now on, imports of the earlier framework find what plugins need of it, inside functions as well.
+
+    Each of its two packages is stood in for only where the real one is not installed.
     """
-    stand_ins = {
-        **({} if importlib.util.find_spec("semantic_kernel") else _SEMANTIC_KERNEL),
-        **({} if importlib.util.find_spec("sk_agents") else _SK_AGENTS),
-    }
-    for name, members in stand_ins.items():
-        module = ModuleType(name)
-        module.__path__ = []  # a package, whose other modules are not there
-        vars(module).update(members)
-        sys.modules[name] = module
-    try:
-        yield
-    finally:
-        for name in stand_ins:
-            sys.modules.pop(name, None)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)  # the last to be asked
 
 
 def missing_package(module: str) -> str | None:
