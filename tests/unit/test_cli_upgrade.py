@@ -107,6 +107,17 @@ def test_one_agent(tmp_path: Path, text: str) -> None:
     assert config.agent.system_prompt.startswith("You")
 
 
+def test_plugins_lose_what_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's Authorization, unless it is passed on: it says so, for agents that have plugins."""
+    lost = "plugins are no longer given the caller's Authorization"
+    file = write(tmp_path, ADDER)
+    assert lost in upgrade(file, "-o", tmp_path / "one.yaml")[1]
+    monkeypatch.setenv("TA_FORWARD_HEADERS", "Authorization")
+    assert lost not in upgrade(file, "-o", tmp_path / "two.yaml")[1]
+    monkeypatch.delenv("TA_FORWARD_HEADERS")
+    assert lost not in upgrade(write(tmp_path, CHAT))[1]
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """One sentence, and no traceback."""
     file = write(tmp_path, CHAT)

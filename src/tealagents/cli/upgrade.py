@@ -103,6 +103,12 @@ def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
         yield f"input_type {config.input_type}: clients say in words what its fields said"
     if config.tasks:
         yield "the tasks have become part of system_prompt: one agent does them in one turn; read it once"
+    has_plugins = any(agent.plugins for agent in config.agents)
+    if has_plugins and "authorization" not in config.forward_headers:
+        yield (
+            "plugins are no longer given the caller's Authorization: let them declare on_behalf_of_scopes, "
+            "or set TA_FORWARD_HEADERS=authorization"
+        )
     if config.auth.provider == "gateway":
         yield "TA_AUTH=gateway is for the earlier versions; choose entra"
     try:
