@@ -12,7 +12,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from tealagents import telemetry
@@ -117,8 +117,20 @@ def _module_of(config: EarlierConfig) -> ModuleType | None:
 
 def _input_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel]:
     given = _named(config.input_type, config, module)
-    _schema_of(given, "input_type")
+    if _schema_of(given, "input_type").get("type", "object") != "object":
+        raise ToolsetError(f"the input_type {given.__name__} is no object, which the body of each call is")
+    if not config.tasks and not _may_have(given, "chat_history"):
+        raise ToolsetError(
+            f"the input_type {given.__name__} has no chat_history, which is all that a Chat answers"
+        )
     return given
+
+
+def _may_have(kind: type[BaseModel], name: str) -> bool:
+    """Whether values of a type can have something by a name."""
+    if issubclass(kind, RootModel) or kind.model_config.get("extra") == "allow":
+        return True
+    return name in kind.model_fields or name in kind.model_computed_fields
 
 
 def _output_of(config: EarlierConfig, module: ModuleType | None) -> type[BaseModel] | None:
@@ -151,8 +163,6 @@ def instructions_of(task: EarlierTask) -> Instructions:
 def format_of(kind: type[BaseModel]) -> ResponseFormat:
     """A type as the model service is asked for it. `ToolsetError` where it cannot be asked for."""
     schema = _schema_of(kind, "output_type")
-    if root := schema.pop("$ref", None):  # of a type that holds its own kind; services want an object here
-        schema |= schema["$defs"][root.rpartition("/")[2]]
     closed: Json = deepcopy(schema)
     strict = _close(closed)
     name = valid_name(kind.__name__)  # the class of a generic type has brackets in its name
@@ -162,10 +172,13 @@ def format_of(kind: type[BaseModel]) -> ResponseFormat:
 def _schema_of(kind: type[BaseModel], key: str) -> Json:
     """The JSON schema of a type that `key` names. `ToolsetError` where it has none."""
     try:
-        return kind.model_json_schema()
+        schema = kind.model_json_schema()
     except (PydanticInvalidForJsonSchema, PydanticUserError) as error:
         reason = str(error).partition("\n")[0]
         raise ToolsetError(f"the {key} {kind.__name__} has no JSON schema: {reason}") from error
+    if root := schema.pop("$ref", None):  # of a type that holds its own kind; services want an object here
+        schema |= schema["$defs"][root.rpartition("/")[2]]
+    return schema
 
 
 def _close(node: Any) -> bool:

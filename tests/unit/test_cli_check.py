@@ -180,3 +180,21 @@ def test_an_unknown_protocol_is_said_with_those_there_are(folder: Path) -> None:
     assert checked.exit_code == 2, checked.output
     assert "TA_PROTOCOLS: Unknown protocol 'opanai'. Known: a2a, ag-ui, mcp, openai." in checked.output
     assert check(folder, TA_PROTOCOLS="tealagents/v1alpha1").exit_code == 2
+
+
+def test_brackets_are_shown_as_they_are(folder: Path) -> None:
+    """Of values, of warnings and of what is wrong: none is taken for markup of the terminal."""
+    config = folder / "\\[old] x" / "config.yaml"
+    config.parent.mkdir()
+    shutil.copy(folder / "custom_plugins.py", config.parent)
+    text = (folder / "config.yaml").read_text()
+    config.write_text(text.replace("  agent:\n", '  agent:\n    "[/x]": y\n    "[bold]role": z\n'))
+    checked = check(config.parent)
+    assert checked.exit_code == 0, checked.output
+    assert str(config) in checked.output
+    assert '"[/x]"' in checked.output
+    assert '"[bold]role"' in checked.output
+    config.write_text(f"{text}\n[bold")
+    checked = check(config.parent)
+    assert checked.exit_code == 2, checked.output
+    assert f"{config}:" in checked.output

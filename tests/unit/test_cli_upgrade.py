@@ -73,6 +73,8 @@ spec:
 #       agent: default
 # the end
 """
+FLOW = "{name: default, model: gpt-4o, system_prompt: You add.}"
+TASK = "name: add, task_no: 1, instructions: Add., agent: default"
 
 
 def upgrade(*arguments: object) -> tuple[int, str]:
@@ -103,6 +105,17 @@ def test_one_agent(tmp_path: Path, text: str) -> None:
     config = load(file, env={}, dotenv=None)
     assert config.api_version == "tealagents/v1alpha1"
     assert config.agent.system_prompt.startswith("You")
+
+
+def test_plugins_lose_what_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's Authorization, unless it is passed on: it says so, for agents that have plugins."""
+    lost = "plugins are no longer given the caller's Authorization"
+    file = write(tmp_path, ADDER)
+    assert lost in upgrade(file, "-o", tmp_path / "one.yaml")[1]
+    monkeypatch.setenv("TA_FORWARD_HEADERS", "Authorization")
+    assert lost not in upgrade(file, "-o", tmp_path / "two.yaml")[1]
+    monkeypatch.delenv("TA_FORWARD_HEADERS")
+    assert lost not in upgrade(write(tmp_path, CHAT))[1]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -140,3 +153,55 @@ def test_a_file_that_cannot_be_written_anew_stays_as_it_is(tmp_path: Path) -> No
     assert (ended.returncode, ended.stderr) == (2, f"✗ {file}: cannot be written: file too large\n")
     assert file.read_text() == before
     assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            ("You add, ${NAME}.  # short", "*prompt"),
+            "spec.agents[0].system_prompt is, or ends in, an alias: write it out first",
+        ),
+        (
+            ("system_prompt: You add, ${NAME}.  # short", "<<: *base"),
+            "spec.agents[0].system_prompt is merged in with <<: write it out first",
+        ),
+        (
+            (ADDER[ADDER.index("name: default") : ADDER.index("  tasks:")], FLOW + "\n"),
+            "spec.agents[0] is written in {…}: write it as a block first",
+        ),
+        (
+            (ADDER[ADDER.index("spec:") :], "spec: {agents: [" + FLOW + "], tasks: [{" + TASK + "}]}"),
+            "spec.agents is",
+        ),
+        (("Tell {{ _add }}.", r'"Ring \x07"'), "the character U+0007 cannot stand in the result"),
+        (
+            ("Tell {{ _add }}.", r'"One\u2028            Two"'),
+            "the result would say something else under spec.agent.system_prompt",
+        ),
+        (("agents:\n", "agents: &all\n"), "the result would not be YAML, in line"),
+    ],
+)
+def test_what_cannot_be_edited_is_refused(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    """By its place, and nothing is written: the result says what the file said, or there is none."""
+    shared = "x-prompt: &prompt You add.\nx-base: &base {system_prompt: You add.}\n"
+    assert change[0] in ADDER
+    file = write(tmp_path, shared + ADDER.replace(*change))
+    code, output = upgrade(file)
+    assert code == 2, output
+    assert said in output.replace("\n", "")
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+    assert upgrade(write(tmp_path, shared + ADDER))[0] == 0
+
+
+def test_signs_that_look_like_others(tmp_path: Path) -> None:
+    """A dash in a comment is no item, and a number sign in a prompt begins no comment."""
+    prompt = "|  # long\n        You add.\n        # Output\n"
+    text = ADDER.replace("- name: default", "- # first-rate\n      name: default")
+    file = write(tmp_path, text.replace("You add, ${NAME}.  # short\n", prompt))
+    code, said = upgrade(file)
+    assert code == 0, said
+    made = (tmp_path / "config.v1alpha1.yaml").read_text()
+    assert "agent:\n      # first-rate\n      name: default" in made
+    assert "system_prompt: | # long\n" in made
+    assert made.count("# Output") == 1

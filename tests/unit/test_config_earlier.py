@@ -20,6 +20,17 @@ spec:
     system_prompt: You help.
 """
 
+#: what the file of types must not give a config
+ODD = """
+TYPES = 1
+import collections.abc
+from pydantic import RootModel
+class Odd(BaseModel):
+    does: collections.abc.Callable
+class Names(RootModel[list[str]]): ...
+class Nested(RootModel[list["Nested"]]): ...
+"""
+
 
 def read(folder: Path, text: str, **env: str) -> ServiceConfig:
     return load(write(folder, text), env=env, dotenv=None)
@@ -151,6 +162,8 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
         (("output_type: Report", "output_type: TYPES"), "there is no type TYPES"),
         (("output_type: Report", "output_type: Odd"), "the output_type Odd has no JSON schema: Cannot"),
         (("input_type: ReportInput", "input_type: Odd"), "the input_type Odd has no JSON schema: Cannot"),
+        (("input_type: ReportInput", "input_type: Names"), "the input_type Names is no object"),
+        (("input_type: ReportInput", "input_type: Nested"), "the input_type Nested is no object"),
         (
             ("model: gpt-4o\n", "model: gpt-4o\n      plugins: [Shell]\n"),
             "spec.agents[0].plugins: The plugins",
@@ -159,11 +172,25 @@ def test_gateway_is_for_earlier_files_only(tmp_path: Path) -> None:
 )
 def test_check_finds_what_is_wrong(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     """Templates, types and tools are made by `check`, which runs nothing."""
-    odd = "\nTYPES = 1\nimport collections.abc\nclass Odd(BaseModel):\n    does: collections.abc.Callable\n"
-    file = write(tmp_path, SEQUENTIAL.replace(*change), custom_types=TYPES + odd)
+    file = write(tmp_path, SEQUENTIAL.replace(*change), custom_types=TYPES + ODD)
     env = {"TA_API_KEY": "x", "COLUMNS": "400"}
     ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
     assert ended.exit_code == 2
+    assert said in ended.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("BaseEmbeddedImage", "has no chat_history"), ("Report", "has no chat_history"), ("Any", "")],
+)
+def test_a_chat_needs_a_type_with_a_history(tmp_path: Path, kind: str, said: str) -> None:
+    """Else no call could be answered."""
+    text = CHAT.replace("BaseInputWithUserContext", kind)
+    open_type = "\nclass Any(BaseModel):\n    model_config = {'extra': 'allow'}\n"
+    file = write(tmp_path, text, custom_types=TYPES + open_type)
+    env = {"TA_API_KEY": "x", "COLUMNS": "400"}
+    ended = CliRunner().invoke(command_line("check", "schema"), ["check", str(file)], env=env)
+    assert (ended.exit_code == 0) == (not said), ended.output
     assert said in ended.output
 
 

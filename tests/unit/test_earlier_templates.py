@@ -37,6 +37,8 @@ VALUES: dict[str, Any] = {
         ("{% if nothing is none %}{{ _first }}{% else %}no{% endif %}{{ missing }}", "A teapot."),
         ("{% set t = topic ~ '!' %}{{ t }} {{ points[0] }} {{ points|length }}", "tea! hot 2"),
         ("{{ points }} {{ nothing }} {# a comment #}", "['hot', 'green'] None "),
+        ("{{ points|tojson(indent=1) }} {{ topic|replace('t', 'T', 1) }}", '[\n "hot",\n "green"\n] Tea'),
+        ("{{ points|sort|first }} {{ 2.567|round(1) }} {{ author|dictsort }}", "green 2.6 [('name', 'Ada')]"),
         ("{% raw %}{{ topic }}{% endraw %}{{ missing|default('none') }}", "{{ topic }}none"),
     ],
 )
@@ -57,6 +59,12 @@ def test_what_templates_are_for(source: str, text: str) -> None:
         ("{{ topic.format(topic) }}", "only range"),
         ("{{ topic.ljust(99999999) }}", "only range"),
         ("{% set ns = namespace(a='x') %}", "only range"),
+        (
+            "{{ points|tojson(wide=1) }}",
+            "line 1: the filter tojson: got an unexpected keyword argument 'wide'",
+        ),
+        ("{{ topic|replace('a') }}", "line 1: the filter replace: missing a required argument"),
+        ("{{ topic.replace('a', 'b') }}", "replace and join are filters"),
         ("{{ topic|center(99999999) }}", "the filter center"),
         ("{{ topic|map('attr', '__class__')|list }}{{ 'x' * 99999999 }}", "numbers only"),
         ("{{ 9 ** 99999999 }}", "pow is not"),
@@ -105,6 +113,10 @@ def test_hostile_templates_are_refused_before_anything_is_sent(source: str, why:
         ("{{ author.name.first }}", {"author": {}}),
         ("{{ points + points }}", {"points": [1]}),
         ("{{ big * big }}", {"big": 10**30}),
+        ("{{ tags|sort|first }}", {"tags": ["a"] * 200_000}),
+        ("{{ tags|map('upper')|unique|list|length }}", {"tags": ["a"] * 200_000}),
+        ("{{ points|tojson(indent=wide) }}", {"points": [1], "wide": 10**9}),
+        ("{{ number|round(digits, 'ceil') }}", {"number": 1.5, "digits": 10**9}),
     ],
 )
 def test_hostile_values_are_refused(source: str, values: dict[str, Any]) -> None:

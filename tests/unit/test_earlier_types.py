@@ -293,3 +293,14 @@ def test_fields_have_their_own_names_whatever_they_are_sent_as() -> None:
     given = inputs.read(Camel, {"userContext": {"City": "Oslo"}}, 2)
     assert given.values == {"user_context": {"City": "Oslo"}}
     assert given.context is not None
+
+
+class Named(BaseModel):
+    session_id: str = Field("the default", validation_alias="session")
+
+
+def test_the_session_is_that_of_the_type() -> None:
+    """Its default and its alias count; without such a field, what was sent does."""
+    assert inputs.read(Named, {}, 2).session_id == "the default"
+    assert inputs.read(Named, {"session": "mine"}, 2).session_id == "mine"
+    assert inputs.read(Diary, {**DIARY, "session_id": "sent"}, 2).session_id == "sent"

@@ -1,6 +1,7 @@
 """Plugins written for the earlier framework, with stand-ins for the packages they import."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -58,6 +59,17 @@ async def test_class_without_base_works() -> None:
     assert await tools("PlainPlugin")["PlainPlugin-greet"].call(Context(), {}) == "hello"
 
 
+async def test_functions_without_an_instance_work() -> None:
+    """Static and class methods are tools, whichever decorator comes first."""
+    loaded = tools("Sums")
+    assert list(loaded) == ["Sums-inc", "Sums-dec", "Sums-kind"]
+    assert loaded["Sums-dec"].spec.description == "Take one away."
+    assert loaded["Sums-dec"].spec.parameters["properties"]["x"]["description"] == "a number"
+    assert await loaded["Sums-inc"].call(Context(), {"x": 1}) == "2"
+    assert await loaded["Sums-dec"].call(Context(), {"x": 1}) == "0"
+    assert await loaded["Sums-kind"].call(Context(), {}) == "Sums"
+
+
 def test_what_cannot_be_called_is_reported_at_start() -> None:
     """A function that needs the kernel, or a class with another constructor, is refused with the reason."""
     with pytest.raises(
@@ -68,10 +80,36 @@ def test_what_cannot_be_called_is_reported_at_start() -> None:
         tools("OddConstructor")
 
 
-def test_stand_ins_do_not_stay() -> None:
-    """The earlier framework's modules can be imported only while a plugin file is."""
-    tools("PlainPlugin")
-    assert not [name for name in sys.modules if name.startswith(("sk_agents", "semantic_kernel"))]
+async def test_every_form_of_import_works(tmp_path: Path) -> None:
+    """Of a module by its whole name, and inside a function that is called later."""
+    file = tmp_path / "custom_plugins.py"
+    file.write_text(
+        "import semantic_kernel.functions\n"
+        "import sk_agents.ska_types\n\n"
+        "class Late(sk_agents.ska_types.BasePlugin):\n"
+        "    @semantic_kernel.functions.kernel_function\n"
+        "    def usage(self) -> str:\n"
+        "        from sk_agents.ska_types import TokenUsage\n"
+        "        return TokenUsage.__name__\n"
+    )
+    [usage] = load_plugins(file, ["Late"]).tools()
+    assert await usage.call(Context(), {}) == "AnswerUsage"
+
+
+def test_a_package_that_is_installed_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of its modules is stood in for, not even one that it lacks."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sk_agents"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    package = tmp_path / "sk_agents"
+    package.mkdir()
+    (package / "__init__.py").write_text("REAL = True")
+    file = tmp_path / "custom_plugins.py"
+    file.write_text("from sk_agents import REAL\nimport sk_agents.ska_types\n")
+    with pytest.raises(ToolsetError, match=r"imports sk_agents\.ska_types of the earlier"):
+        load_plugins(file, ["Any"])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sk_agents"]:
+        del sys.modules[name]
 
 
 def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path) -> None:
@@ -84,6 +122,7 @@ def test_a_module_that_is_not_stood_in_for_is_named(tmp_path: Path) -> None:
 
 def test_an_mcp_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package may have brought an older one along: an error that says so, and no traceback."""
+    import_module("mcp")  # what it imports of its own is there; only what we want of it is not
     older = ModuleType("mcp.client")
     monkeypatch.setitem(sys.modules, "mcp.client", older)
     for name in [name for name in sys.modules if name.startswith("tealagents.tools.mcp")]:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from tealagents.cli.findings import find
 from tealagents.cli.loading import fail, stderr
@@ -42,12 +43,12 @@ def _show(checked: ServiceConfig, tools: Sequence[ToolSpec]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, value in summary(checked):
-        table.add_row(label, value)
+        table.add_row(label, Text(value))
     if tools:
-        table.add_row("tools", ", ".join(map(_named, tools)))
+        table.add_row("tools", Text(", ".join(map(_named, tools))))
     Console(highlight=False).print(table)
     for warning in checked.warnings:
-        stderr.print(f"[yellow]![/] {warning}")
+        stderr.print(f"[yellow]![/] {escape(warning)}")
 
 
 def _named(tool: ToolSpec) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.registry import import_from
@@ -22,7 +23,7 @@ def load_or_exit(path: Path | None, *, overrides: dict[str, str] | None = None) 
         config = load(path, env=env)
     except ConfigError as error:
         for problem in error.problems:
-            stderr.print(f"[red]✗[/] {_escaped(str(problem))}")
+            stderr.print(f"[red]✗[/] {escape(str(problem))}")
         raise typer.Exit(2) from None
     import_from(config.source.parent)
     return config
@@ -31,7 +32,7 @@ def load_or_exit(path: Path | None, *, overrides: dict[str, str] | None = None) 
 def fail(*reasons: str) -> typer.Exit:
     """Prints why a command cannot continue; raise what it returns."""
     for reason in reasons:
-        stderr.print(f"[red]✗[/] {_escaped(reason)}")
+        stderr.print(f"[red]✗[/] {escape(reason)}")
     return typer.Exit(2)
 
 
@@ -41,7 +42,3 @@ def unusable(host: str, port: int, error: OSError) -> str:
         return f"port {port} on {host} is in use by another process; stop it, or choose another with --port"
     reason = (error.strerror or type(error).__name__).lower()
     return f"cannot listen on port {port} of {host}: {reason}; choose another with --port or --host"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

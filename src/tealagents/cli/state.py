@@ -13,6 +13,7 @@ from typing import IO, Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -130,7 +131,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _show_problems(problems: list[str], what: str) -> None:
     for problem in problems[:MOST_SHOWN]:
-        stderr.print(f"[yellow]![/] {problem}", markup=True)
+        stderr.print(f"[yellow]![/] {escape(problem)}")
     if len(problems) > MOST_SHOWN:
         stderr.print(f"[yellow]![/] … and {len(problems) - MOST_SHOWN} more {what}")
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -15,8 +15,9 @@ from rich.markup import escape
 
 from tealagents.cli.loading import fail, stderr
 from tealagents.config import API_VERSIONS, ConfigError, load
-from tealagents.config.problems import reason
-from tealagents.config.skagents import EarlierConfig
+from tealagents.config.problems import KeyPath, key_text, reason
+from tealagents.config.skagents import V1, EarlierConfig
+from tealagents.domain.models import Json
 from tealagents.tools.input_types import INPUTS
 
 _CLIENTS = """\
@@ -28,6 +29,7 @@ What changes for clients:
   callers    Authorization: Bearer … on every call, as TA_AUTH wants it; gateway is for earlier files
   gone       /stream (the WebSocket), output_pydantic"""
 _PARTS = re.compile(r"\{\{-?\s*(?P<name>\w+(?:\.\w+)*)\s*(?:\|[^}]*)?-?\}\}")
+_BY_HAND = "write that part in another way first, or upgrade the file by hand"
 _CODE = re.compile(r"\{[{%#]")
 
 
@@ -101,6 +103,12 @@ def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
         yield f"input_type {config.input_type}: clients say in words what its fields said"
     if config.tasks:
         yield "the tasks have become part of system_prompt: one agent does them in one turn; read it once"
+    has_plugins = any(agent.plugins for agent in config.agents)
+    if has_plugins and "authorization" not in config.forward_headers:
+        yield (
+            "plugins are no longer given the caller's Authorization: let them declare on_behalf_of_scopes, "
+            "or set TA_FORWARD_HEADERS=authorization"
+        )
     if config.auth.provider == "gateway":
         yield "TA_AUTH=gateway is for the earlier versions; choose entra"
     try:
@@ -113,42 +121,87 @@ def notes(config: EarlierConfig, target: Path) -> Iterator[str]:
 
 
 def upgraded(text: str, config: EarlierConfig) -> str:
-    """The text of the file as `tealagents/v1alpha1`. `NotUpgraded` where only a person can decide."""
+    """The text of the file as `tealagents/v1alpha1`. `NotUpgraded` where only a person can decide, or where
+    the file is written in a way that cannot be edited in place."""
     root = yaml.compose(text)
-    assert isinstance(root, yaml.MappingNode)
-    edit = _Edit(text)
-    keys = _entries(root)
-    edit.value(keys["apiVersion"][1], API_VERSIONS[0])
-    if "service_name" in keys:
-        edit.value(keys["service_name"][0], "name")
+    assert root is not None
+    edit, meant = _Edit(text), _values(text)
+    edit.value(_entry(root, ("apiVersion",))[1], API_VERSIONS[0])
+    meant["apiVersion"] = API_VERSIONS[0]
+    if config.api_version == V1:
+        edit.value(_entry(root, ("service_name",))[0], "name")
+        meant["name"] = meant.pop("service_name")
     for key in ("input_type", "output_type"):
-        if key in keys:
-            edit.comment(*keys[key])
+        if key in meant:
+            edit.comment(root, (key,))
+            del meant[key]
     if config.tasks:
-        _one_agent(edit, config, keys)
-    return edit.text()
+        _one_agent(edit, config, root, meant)
+    after = edit.text()
+    _compare(after, meant)
+    return after
 
 
-def _one_agent(edit: "_Edit", config: EarlierConfig, keys: "_Entries") -> None:
+def _values(text: str) -> Json:
+    """What a file says: mappings, lists, and each other value as its text."""
+    said: Json = yaml.load(text, yaml.BaseLoader)  # noqa: S506 - makes nothing but these
+    return said
+
+
+def _compare(text: str, meant: Json) -> None:
+    """`NotUpgraded` where the text does not say what is meant."""
+    try:
+        said = _values(text)
+    except yaml.reader.ReaderError as error:
+        raise NotUpgraded(
+            f"the character U+{error.character:04X} cannot stand in the result: {_BY_HAND}"
+        ) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", in line {mark.line + 1}" if mark else ""
+        raise NotUpgraded(f"the result would not be YAML{line}: {_BY_HAND}") from None
+    if said != meant:
+        place = key_text(_difference(said, meant))
+        raise NotUpgraded(f"the result would say something else under {place}: {_BY_HAND}")
+
+
+def _difference(said: Any, meant: Any) -> KeyPath:
+    """The first key, from the top, at which two values differ."""
+    if isinstance(said, dict) and isinstance(meant, dict):
+        for key in (*meant, *said):
+            if said.get(key) != meant.get(key):
+                return (key, *_difference(said.get(key), meant.get(key)))
+    return ()
+
+
+def _one_agent(edit: "_Edit", config: EarlierConfig, root: yaml.Node, meant: Json) -> None:
     """A sequence as one agent that is given its tasks."""
     if len(config.agents) > 1:
         raise NotUpgraded(
             f"its tasks are done by {len(config.agents)} agents, and a file of {API_VERSIONS[0]} has one: "
             "make a file of each, or keep this one as it is"
         )
-    edit.value(keys["kind"][1], "Agent")
-    spec = _entries(keys["spec"][1])
-    key, agents = spec["agents"]
-    if not isinstance(agents, yaml.SequenceNode) or agents.flow_style:
-        raise NotUpgraded("spec.agents is written in […]: write it as a block first")
+    spec = _entry(root, ("spec",))[1]
+    key, agents = _entry(spec, ("spec", "agents"))
+    tasks = _entry(spec, ("spec", "tasks"))[1].value
+    edit.value(_entry(root, ("kind",))[1], "Agent")
     edit.value(key, "agent")
-    edit.dash(agents.value[0])
-    edit.comment(*spec["tasks"])
-    written = [_entries(task) for task in spec["tasks"][1].value]
-    tasks = [written[task.place] for task in config.tasks]
-    steps = _steps([(str(task["name"][1].value), str(task["instructions"][1].value)) for task in tasks])
-    key, prompt = _entries(agents.value[0])["system_prompt"]
-    edit.block(key, prompt, f"{prompt.value.strip()}\n\n{steps}")
+    edit.dash(agents, ("spec", "agents"))
+    edit.comment(spec, ("spec", "tasks"))
+    steps = _steps([_task(tasks[task.place], ("spec", "tasks", task.place)) for task in config.tasks])
+    agent, place = agents.value[0], ("spec", "agents", 0, "system_prompt")
+    prompt = f"{_entry(agent, place)[1].value.strip()}\n\n{steps}"
+    edit.block(agent, prompt, place)
+    [own] = meant["spec"].pop("agents")
+    del meant["spec"]["tasks"]
+    meant["spec"]["agent"] = {**own, "system_prompt": f"{prompt}\n"}
+    meant["kind"] = "Agent"
+
+
+def _task(node: yaml.Node, place: KeyPath) -> tuple[str, str]:
+    """The name and the instructions of a task, as they are written."""
+    name, instructions = (_entry(node, (*place, key))[1].value for key in ("name", "instructions"))
+    return name, instructions
 
 
 def _steps(tasks: Sequence[tuple[str, str]]) -> str:
@@ -173,11 +226,12 @@ def _plain(name: str, instructions: str) -> str:
     return text
 
 
-_Entries = dict[str, tuple[yaml.Node, yaml.Node]]
-
-
-def _entries(node: yaml.Node) -> _Entries:
-    return {key.value: (key, value) for key, value in node.value}
+def _entry(mapping: yaml.Node, place: KeyPath) -> tuple[yaml.Node, yaml.Node]:
+    """The key and the value of the entry at `place`, which the mapping holds."""
+    for key, value in mapping.value:
+        if key.value == place[-1]:
+            return key, value
+    raise NotUpgraded(f"{key_text(place)} is merged in with <<: write it out first")
 
 
 class _Edit:
@@ -192,34 +246,55 @@ class _Edit:
         """Another text for a scalar."""
         self._changes.append((node.start_mark.index, node.end_mark.index, text))
 
-    def dash(self, item: yaml.Node) -> None:
+    def dash(self, items: yaml.Node, place: KeyPath) -> None:
         """The first item of a list as what the list's key holds."""
-        dash = self._text.rindex("-", 0, item.start_mark.index)
-        self._changes.append((dash, dash + 1, " "))
+        self._in_place(items, place)
+        start = items.start_mark.index
+        self._changes.append((start, start + 1, " "))
 
-    def comment(self, key: yaml.Node, value: yaml.Node) -> None:
+    def comment(self, mapping: yaml.Node, place: KeyPath) -> None:
         """The lines of an entry as comments."""
-        start, end = self._lines(key, value)
+        self._in_place(mapping, place[:-1])
+        start, end = self._lines(*_entry(mapping, place), place)
         lines = self._text[start:end].splitlines(keepends=True)
         self._changes.append((start, end, "".join(f"# {line}" if line.strip() else line for line in lines)))
 
-    def block(self, key: yaml.Node, value: yaml.Node, text: str) -> None:
+    def block(self, mapping: yaml.Node, text: str, place: KeyPath) -> None:
         """Another text, of several lines, for an entry of a mapping; a comment behind it stays."""
-        start, end = value.start_mark.index, self._lines(key, value)[1]
-        is_block = isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")
-        behind = "" if is_block else self._text[value.end_mark.index : end].strip()
+        self._in_place(mapping, place[:-1])
+        key, value = _entry(mapping, place)
+        start, end = value.start_mark.index, self._lines(key, value, place)[1]
+        behind = self._comment(value)
         indent = " " * (key.start_mark.column + 2)
-        lines = [f"{indent}{line}".rstrip() for line in text.splitlines()]
+        lines = [indent + line if line else "" for line in text.split("\n")]
         head = f"| {behind}" if behind else "|"
         self._changes.append((start, end, "\n".join([head, *lines]) + "\n"))
 
-    def _lines(self, key: yaml.Node, value: yaml.Node) -> tuple[int, int]:
+    def _comment(self, value: yaml.Node) -> str:
+        """The comment behind a value, or behind the sign that begins a block."""
+        is_block = isinstance(value, yaml.ScalarNode) and value.style in ("|", ">")
+        mark = value.start_mark if is_block else value.end_mark
+        line = self._text[mark.index :].partition("\n")[0]
+        return line[line.index("#") :].rstrip() if "#" in line else ""
+
+    def _in_place(self, node: yaml.Node, place: KeyPath) -> None:
+        """`NotUpgraded` for a mapping or list whose lines are not its own."""
+        if isinstance(node, yaml.CollectionNode) and node.flow_style:
+            brackets = "[…]" if isinstance(node, yaml.SequenceNode) else "{…}"
+            where = key_text(place) if place else "the file"
+            raise NotUpgraded(f"{where} is written in {brackets}: write it as a block first")
+
+    def _lines(self, key: yaml.Node, value: yaml.Node, place: KeyPath) -> tuple[int, int]:
         """Where the lines of an entry begin and end, without what is blank or a comment behind it."""
         start = self._text.rfind("\n", 0, key.start_mark.index) + 1
-        lines = self._text[start : value.end_mark.index].splitlines()
-        last = max(n for n, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
-        whole = self._text[start:].splitlines(keepends=True)
-        return start, start + sum(map(len, whole[: last + 1]))
+        last = value
+        while isinstance(last, yaml.CollectionNode) and not last.flow_style and last.value:
+            last = last.value[-1][1] if isinstance(last, yaml.MappingNode) else last.value[-1]
+        if last.end_mark.index < key.end_mark.index:
+            raise NotUpgraded(f"{key_text(place)} is, or ends in, an alias: write it out first")
+        end = start + len(self._text[start : last.end_mark.index].rstrip())
+        newline = self._text.find("\n", end)
+        return start, len(self._text) if newline < 0 else newline + 1
 
     def text(self) -> str:
         text = self._text

@@ -8,7 +8,7 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +21,7 @@ from tealagents.plugins import TOOL_MARK, Plugin, ToolOptions
 from tealagents.registry import import_from
 from tealagents.tools import semantic_kernel
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, method_name, run_method
+from tealagents.tools.methods import check_method, marked, method_name, run_method
 from tealagents.tools.naming import suggestion
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
@@ -130,9 +130,9 @@ def imported(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pydantic look their module up while it is still being run
     sys.modules[name] = module
+    semantic_kernel.stand_in()
     try:
-        with semantic_kernel.earlier_framework():
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ToolsetError(_import_failure(file, error)) from error
@@ -186,27 +186,14 @@ def _instance(kind: type[Plugin], where: str) -> Plugin:
 
 
 def _tools_of(plugin: Plugin, name: str, where: str, threads: Threads) -> list[Tool]:
-    marked = dict(_marked(type(plugin)))
     tools: list[Tool] = [
-        _tool(plugin, name, attribute, marked[attribute], where, threads) for attribute in marked
+        _tool(plugin, name, attribute, options, where, threads)
+        for attribute, bearer in marked(type(plugin), TOOL_MARK)
+        if isinstance(options := getattr(bearer, TOOL_MARK), ToolOptions)
     ]
     if not tools:
         raise ToolsetError(f"{where}: the plugin has no tool: mark a method with @tool.")
     return tools
-
-
-def _marked(kind: type[Any]) -> Iterator[tuple[str, ToolOptions]]:
-    """The attributes marked with `@tool`, in the order of their definition, base classes first.
-
-    An override without the decorator is no tool.
-    """
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-    for name in names:
-        attribute = inspect.getattr_static(kind, name)
-        function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
-        options = getattr(function, TOOL_MARK, None) or getattr(attribute, TOOL_MARK, None)
-        if isinstance(options, ToolOptions):
-            yield name, options
 
 
 def _tool(

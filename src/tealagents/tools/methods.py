@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,22 @@ def _text_or_awaitable(
     """A function that is not async can still return a coroutine; the loop has to await that."""
     result = method(**arguments)
     return result if inspect.isawaitable(result) else to_text(result, nothing=nothing)
+
+
+def marked(kind: type[Any], mark: str) -> Iterator[tuple[str, Any]]:
+    """The attributes of a class that a decorator has marked, in the order of their definition, base classes
+    first. With each comes what bears the mark: the function, or the static or class method made of it.
+
+    An override without the decorator is not marked.
+    """
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+    for name in names:
+        attribute = inspect.getattr_static(kind, name)
+        function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+        if getattr(function, mark, None):
+            yield name, function
+        elif getattr(attribute, mark, None):
+            yield name, attribute
 
 
 def check_method(method: Any, where: str) -> None:

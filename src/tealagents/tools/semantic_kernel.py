@@ -8,11 +8,11 @@ As there, an instance is made for each use, with the caller's authorization and 
 data; here a use is one call.
 """
 
-import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -20,25 +20,26 @@ from tealagents.domain.models import Json
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.tools import input_types
 from tealagents.tools.errors import ToolsetError
-from tealagents.tools.methods import check_method, method_name, run_method
+from tealagents.tools.methods import check_method, marked, method_name, run_method
 from tealagents.tools.results import DONE
 from tealagents.tools.signature import Signature
 from tealagents.tools.threads import Threads
 
+_MARK = "__kernel_function__"
 #: what the framework fills in by itself; here it is left out
 _OWN_PARAMETERS = frozenset({"kernel", "service", "execution_settings", "arguments"})
 
 
 def is_plugin_class(kind: type[Any]) -> bool:
-    return any(True for _ in _kernel_functions(kind))
+    return any(True for _ in marked(kind, _MARK))
 
 
 def tools_of(kind: type[Any], name: str, where: str, threads: Threads) -> list[Tool]:
     """One tool for each kernel function of the class. `ToolsetError` where one cannot be called."""
     takes_context = _takes_context(kind, where)
     return [
-        _tool(kind, name, attribute, f"{where}.{attribute}", threads, takes_context)
-        for attribute in _kernel_functions(kind)
+        _tool(kind, name, attribute, bearer, f"{where}.{attribute}", threads, takes_context)
+        for attribute, bearer in marked(kind, _MARK)
     ]
 
 
@@ -146,13 +147,12 @@ def _parameter(parameter: inspect.Parameter) -> Json:
     return described
 
 
-_SEMANTIC_KERNEL: dict[str, dict[str, Any]] = {
+#: by the module's name, what can be imported of it
+_STAND_INS: dict[str, Mapping[str, Any]] = {
     "semantic_kernel": {"Kernel": Kernel},
     "semantic_kernel.functions": {"kernel_function": kernel_function},
     "semantic_kernel.functions.kernel_function_decorator": {"kernel_function": kernel_function},
     "semantic_kernel.kernel_pydantic": {"KernelBaseModel": input_types.KernelBaseModel},
-}
-_SK_AGENTS: dict[str, dict[str, Any]] = {
     "sk_agents": {},
     "sk_agents.ska_types": {"BasePlugin": BasePlugin, **input_types.ALL},
     "sk_agents.extra_data_collector": {
@@ -162,26 +162,31 @@ _SK_AGENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@contextmanager
-def earlier_framework() -> Iterator[None]:
-    """While a plugin file is imported, its imports of the earlier framework find what plugins need of it.
+class _StandIns(MetaPathFinder, Loader):
+    """Finds and makes the modules that stand in."""
 
-    Each of the two packages is stood in for only where the real one is not installed.
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # a stand-in has no path: below a package that has one, the real modules alone are there
+        if fullname not in _STAND_INS or path:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(_STAND_INS[module.__name__])
+
+
+_FINDER = _StandIns()
+
+
+def stand_in() -> None:
+    """From now on, imports of the earlier framework find what plugins need of it, inside functions as well.
+
+    Each of its two packages is stood in for only where the real one is not installed.
     """
-    stand_ins = {
-        **({} if importlib.util.find_spec("semantic_kernel") else _SEMANTIC_KERNEL),
-        **({} if importlib.util.find_spec("sk_agents") else _SK_AGENTS),
-    }
-    for name, members in stand_ins.items():
-        module = ModuleType(name)
-        module.__path__ = []  # a package, whose other modules are not there
-        vars(module).update(members)
-        sys.modules[name] = module
-    try:
-        yield
-    finally:
-        for name in stand_ins:
-            sys.modules.pop(name, None)
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.append(_FINDER)  # the last to be asked
 
 
 def missing_package(module: str) -> str | None:
@@ -193,13 +198,6 @@ def missing_package(module: str) -> str | None:
         "plugins from tealagents.plugins.Plugin, or install the package semantic-kernel in an environment of "
         "its own without MCP servers: it needs an older version of the package mcp."
     )
-
-
-def _kernel_functions(kind: type[Any]) -> Iterator[str]:
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
-    for name in names:
-        if getattr(inspect.getattr_static(kind, name), "__kernel_function__", False):
-            yield name
 
 
 def _takes_context(kind: type[Any], where: str) -> bool:
@@ -217,17 +215,23 @@ def _takes_context(kind: type[Any], where: str) -> bool:
 
 
 def _tool(
-    kind: type[Any], plugin_name: str, attribute: str, where: str, threads: Threads, takes_context: bool
+    kind: type[Any],
+    plugin_name: str,
+    attribute: str,
+    bearer: Any,
+    where: str,
+    threads: Threads,
+    takes_context: bool,
 ) -> KernelFunctionTool:
     function = getattr(kind, attribute)
     check_method(function, where)
     hidden = {"self", *_hidden(function, where)}
     # the decorator takes descriptions in dictionaries out of the annotations
-    texts = {one["name"]: one.get("description") or "" for one in function.__kernel_function_parameters__}
+    texts = {one["name"]: one.get("description") or "" for one in bearer.__kernel_function_parameters__}
     signature = Signature(function, where, hidden=hidden, lenient=True, texts=texts)
     spec = ToolSpec(
-        name=method_name(plugin_name, function.__kernel_function_name__, where),
-        description=inspect.cleandoc(function.__kernel_function_description__ or ""),
+        name=method_name(plugin_name, bearer.__kernel_function_name__, where),
+        description=inspect.cleandoc(bearer.__kernel_function_description__ or ""),
         parameters=signature.schema,
         governance=Governance(),
     )

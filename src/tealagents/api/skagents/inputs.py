@@ -41,7 +41,7 @@ class Input(Struct, frozen=True, kw_only=True):
 def read(kind: type[BaseModel], body: Any, most_items: int) -> Input:
     """The input in a body, or `InvalidRequest` that names the first field that is wrong."""
     plain, seen, images = _validated(kind, body)
-    session_id = body.get("session_id")
+    session_id = plain.get("session_id", body.get("session_id"))
     if session_id is not None and not isinstance(session_id, str):
         raise InvalidRequest("session_id", "must be a string")
     context = plain.get("user_context")

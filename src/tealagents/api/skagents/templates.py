@@ -6,9 +6,10 @@ it is rendered, its steps, its time and its output are bounded.
 """
 
 import contextlib
+import inspect
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
@@ -22,6 +23,9 @@ from tealagents.api.skagents import values
 #: characters of a result, and of a text on the way to it; steps and seconds of making it
 LONGEST, MOST_STEPS, MOST_SECONDS = 1_000_000, 100_000, 1.0
 
+#: the most blanks that a level of JSON is indented by, and digits that a number is rounded to
+WIDEST, MOST_DIGITS = 20, 30
+
 #: integers beyond this are not counted with
 LARGEST = 2**63 - 1
 
@@ -30,6 +34,13 @@ _FILTERS = (
     *("int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr"),
     *("reverse", "select", "selectattr", "sort", "string", "striptags", "sum", "title", "trim", "truncate"),
     *("unique", "upper", "wordcount"),
+)
+#: those that go through all that they are given, and take longer for more of it
+_WALKING = frozenset(
+    (
+        *("dictsort", "groupby", "join", "list", "map", "max", "min", "reject", "rejectattr", "select"),
+        *("selectattr", "sort", "sum", "unique"),
+    )
 )
 _METHODS = (
     *("get", "items", "keys", "values", "lower", "upper", "title", "capitalize", "strip", "lstrip"),
@@ -45,6 +56,9 @@ _NODES = (
 )
 _ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod)
 _BUDGET = "budget of the rendering"
+_CALLABLE = (
+    f"only range() and these methods can be called here: {', '.join(_METHODS)}; replace and join are filters"
+)
 
 
 class TemplateRefused(ValueError):
@@ -62,11 +76,14 @@ class _Budget:
         self._steps = MOST_STEPS
         self._until = time.monotonic() + MOST_SECONDS
 
+    def take(self, steps: int) -> None:
+        self._steps -= steps
+        if self._steps < 0 or time.monotonic() > self._until:
+            raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
+
     def counted(self, looped: Iterable[Any]) -> Iterator[Any]:
         for value in looped:
-            self._steps -= 1
-            if self._steps < 0 or time.monotonic() > self._until:
-                raise TemplateRefused(f"takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} s")
+            self.take(1)
             yield value
 
 
@@ -84,16 +101,26 @@ def _counted(context: Context, looped: Iterable[Any]) -> Iterator[Any]:
     return budget.counted(looped)
 
 
+@pass_context
+def _walked(context: Context, value: Any) -> Any:
+    """What a filter goes through: counted at once where its length is known, and else one by one."""
+    budget: _Budget = context[_BUDGET]
+    if isinstance(value, Sized):
+        budget.take(len(value))
+        return value
+    return budget.counted(value) if isinstance(value, Iterable) else value
+
+
 def _kept(value: Any) -> Any:
     if isinstance(value, str):
         _bounded(len(value))
     return value
 
 
-def _replaced(text: Any, old: str, new: str) -> str:
-    whole = str(text)
+def _replaced(text: Any, old: str, new: str, count: int | None = None) -> str:
+    whole, times = str(text), -1 if count is None else count
     _bounded(len(whole) + whole.count(old) * len(new))
-    return whole.replace(old, new)
+    return whole.replace(old, new, times)
 
 
 def _joined(joined: Iterable[Any], by: str = "", attribute: str | None = None) -> str:
@@ -104,8 +131,24 @@ def _joined(joined: Iterable[Any], by: str = "", attribute: str | None = None) -
     return by.join(parts)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _rounded(value: float, precision: int = 0, method: Any = "common") -> float:
+    if abs(precision) > MOST_DIGITS:
+        raise TemplateRefused(f"cannot round to more than {MOST_DIGITS} digits")
+    rounded: float = FILTERS["round"](value, precision, method)
+    return rounded
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    if indent is not None and indent > WIDEST:
+        raise TemplateRefused(f"cannot indent by more than {WIDEST}")
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _taken(function: Callable[..., Any]) -> inspect.Signature:
+    """The arguments that a template gives to a filter, without what Jinja adds and what is filtered."""
+    added = 1 if hasattr(function, "jinja_pass_arg") else 0
+    whole = inspect.signature(function)
+    return whole.replace(parameters=list(whole.parameters.values())[added + 1 :])
 
 
 class _Environment(SandboxedEnvironment):
@@ -116,8 +159,9 @@ class _Environment(SandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(autoescape=False)
         self.filters = {name: FILTERS[name] for name in _FILTERS}
-        self.filters |= {"join": _joined, "replace": _replaced, "tojson": _json}
-        self.filters |= {_COUNTED: _counted, _KEPT: _kept}
+        self.filters |= {"join": _joined, "replace": _replaced, "round": _rounded, "tojson": _json}
+        self.arguments = {name: _taken(function) for name, function in self.filters.items()}
+        self.filters |= {_COUNTED: _counted, _KEPT: _kept, _WALKED: _walked}
         self.globals = {"range": self.globals["range"]}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -147,7 +191,7 @@ def _is_number(value: Any) -> bool:
 
 
 #: names that no template can write
-_COUNTED, _KEPT = "counted loop", "kept text"
+_COUNTED, _KEPT, _WALKED = "counted loop", "kept text", "counted filter"
 _environment = _Environment()
 
 
@@ -205,14 +249,25 @@ def _check(tree: nodes.Template) -> None:
         if isinstance(node, nodes.Assign) and any(map(node.find, (nodes.List, nodes.Tuple, nodes.Dict))):
             raise TemplateRefused(f"line {node.lineno}: a set of lists is not for templates here")
         if isinstance(node, nodes.Call) and not _is_known(node.node):
-            raise TemplateRefused(f"line {node.lineno}: only range() and methods of texts can be called here")
+            raise TemplateRefused(f"line {node.lineno}: {_CALLABLE}")
         if _reached(node).startswith("__"):
             raise TemplateRefused(f"line {node.lineno}: {_reached(node)} cannot be reached here")
-        if isinstance(node, nodes.Filter) and node.name not in _environment.filters:
-            raise TemplateRefused(f"line {node.lineno}: the filter {node.name} is not for templates here")
+        if isinstance(node, nodes.Filter):
+            _check_filter(node)
         if isinstance(node, _ARITHMETIC) and not _can_be_done(node):
             also = " and texts only" if isinstance(node, nodes.Add) else " only; ~ joins texts"
             raise TemplateRefused(f"line {node.lineno}: {node.operator} is for numbers{also}")
+
+
+def _check_filter(node: nodes.Filter) -> None:
+    taken = _environment.arguments.get(node.name)
+    if taken is None:
+        raise TemplateRefused(f"line {node.lineno}: the filter {node.name} is not for templates here")
+    if node.dyn_args is None and node.dyn_kwargs is None:
+        try:
+            taken.bind(*node.args, **{str(each.key): each.value for each in node.kwargs})
+        except TypeError as error:
+            raise TemplateRefused(f"line {node.lineno}: the filter {node.name}: {error}") from None
 
 
 def _can_be_done(node: nodes.BinExpr) -> bool:
@@ -249,6 +304,9 @@ def _bound(tree: nodes.Template) -> nodes.Template:
     """The template with every loop counted, and every text that is put together measured."""
     for loop in tree.find_all(nodes.For):
         loop.iter = _filtered(loop.iter, _COUNTED)
+    for each in list(tree.find_all(nodes.Filter)):
+        if each.name in _WALKING and each.node is not None:
+            each.node = _filtered(each.node, _WALKED)
     for assignment in tree.find_all(nodes.Assign):
         assignment.node = _filtered(assignment.node, _KEPT)
     return tree
