@@ -85,7 +85,11 @@ async def test_what_a_model_wants_back_with_its_calls_survives_a_pause(native: s
 @pytest.mark.parametrize(
     ("wrote", "edited", "note"),
     [
-        ('{"path": "/x"}', {"path": "/y"}, 'The user changed the arguments of this call to {"path":"/y"}\n'),
+        (
+            '{"path": "/x"}',
+            {"path": "/y"},
+            '\n(The user changed the arguments of this call: it ran with {"path":"/y"}.)',
+        ),
         ('{"path": "/x", "n": 1}', {"n": 1, "path": "/x"}, ""),
         ("", {}, ""),
     ],
@@ -104,12 +108,12 @@ async def test_the_model_is_sent_what_an_approver_changed(wrote: str, edited: Js
         await here.ask("and?", ended.task_id)
         assert ran == [edited]
         for call in (1, 2):
-            assert model.calls[call].prompt[2].decode() == f"tool: {note}ok"
+            assert model.calls[call].prompt[2].decode() == f"tool: ok{note}"
         partition = here.partition()
         path = (await here.tasks.head(partition, ended.task_id)).value.path
         kept, _ = await here.tasks.history.messages(partition, ended.task_id, path, after=0, limit=10)
         assert kept[1].tool_calls[0].arguments == wrote
-        assert kept[2].text == f"{note}ok"
+        assert kept[2].text == f"ok{note}"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

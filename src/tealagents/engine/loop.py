@@ -376,11 +376,11 @@ async def _make_calls(
 
 
 def _result_message(state: LoopState, result: ToolOutput) -> Message:
-    """The result, with the arguments in front of it where an approver edited those that the model wrote."""
+    """The result, and behind it the arguments where an approver edited those that the model wrote."""
     ran, text = result.call, result.output
     asked = next(call for call in state.round_calls if call.id == ran.id)
     if not _is_same(asked.arguments, ran.arguments):
-        text = f"The user changed the arguments of this call to {ran.arguments}\n{text}"
+        text = f"{text}\n(The user changed the arguments of this call: it ran with {ran.arguments}.)"
     return tool_message(state.request_id, ran, text, state.clock.now(), is_error=result.is_error)
 
 
