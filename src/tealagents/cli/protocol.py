@@ -157,6 +157,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
             self._too_large = True
             raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
+            raise ValueError("a request has one Host")
         super().on_headers_complete()
         if self.cycle is not None:  # None where a WebSocket has taken over
             self.cycle.message_event = _Event()  # type: ignore[assignment]
