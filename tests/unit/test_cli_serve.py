@@ -15,7 +15,7 @@ import yaml
 from starlette.types import Message
 
 from tealagents.api.protocols import PROTOCOLS
-from tealagents.cli.serve import build_or_exit
+from tealagents.cli.serve import _check_start, build_or_exit
 from tealagents.config import load
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import agent_config
@@ -90,6 +90,26 @@ async def test_a_start_that_fails_says_why_whatever_is_served(tmp_path: Path) ->
     await app({"type": "lifespan"}, receive, send)
     assert [each["type"] for each in sent] == ["lifespan.startup.failed"]
     assert sent[0]["message"].startswith("The redis store at 127.0.0.1:1 is unavailable")
+
+
+@pytest.mark.parametrize(
+    ("host", "env", "warned"),
+    [
+        ("0.0.0.0", {}, True),
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"TA_PUBLIC_URL": "https://agents.example.com"}, False),
+    ],
+)
+def test_a_service_that_does_not_know_its_address_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str, env: dict[str, str], warned: bool
+) -> None:
+    """Behind a proxy that terminates TLS it would send clients, with their tokens, to http."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config()))
+    entra = {"TA_ENTRA_TENANT_ID": "contoso.example", "TA_ENTRA_AUDIENCE": "api://assistant"}
+    config = load(path, env={"TA_API_KEY": "any", **entra, **env}, dotenv=None)
+    _check_start(config, host, 1)
+    assert ("TA_PUBLIC_URL is not set" in capsys.readouterr().err) is warned
 
 
 @pytest.fixture
