@@ -26,7 +26,7 @@ PUBLIC = frozenset(
         "GET /oauth/callback",
         "GET /a2a/.well-known/agent-card.json",
         "GET /.well-known/agent-card.json",
-        *(f"GET /.well-known/oauth-protected-resource{path}" for path in (*PATHS, "{path:path}")),
+        *(f"GET /.well-known/oauth-protected-resource{path}" for path in (*PATHS, "/{path:path}")),
     }
 )
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     @property
     def path(self) -> str:
         """Below the agent's prefix, with ids that nothing has."""
-        path = self.name.partition(" ")[2].replace("{path:path}", "")
+        path = self.name.partition(" ")[2].replace("/{path:path}", "")
         for name in ("{model}", "{push_id}"):
             path = path.replace(name, "x")
         head, *rest = path.split("{")

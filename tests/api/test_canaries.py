@@ -5,6 +5,7 @@ OpenTelemetry, what it answers where something is wrong, and every byte that it 
 """
 
 import base64
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -15,6 +16,8 @@ import httpx
 import pytest
 import yaml
 from collecting import Collector
+from earlier_agents import CHAT, write
+from websockets.sync.client import connect
 from wire import JSON, text
 
 from tealagents.bootstrap import application
@@ -201,6 +204,31 @@ def test_encrypted_state_holds_nothing_that_can_be_read(nursery: Nursery, tmp_pa
     assert stored
     for name in ("message", "metadata", "encryption key", "api key"):
         assert not any(form in stored + log for form in _forms(canary(name))), name
+
+
+@pytest.mark.parametrize("content", ["false", "true"])
+def test_a_websocket_leaves_no_secret_in_the_log(nursery: Nursery, tmp_path: Path, content: str) -> None:
+    """Its handshake holds credentials, its frames hold messages. Allowing content allows no credentials."""
+    secrets = {"authorization": f"Bearer {canary('forged token')}", "taagwkey": canary("header")}
+    said = {"chat_history": [{"role": "user", "content": canary("message")}]}
+    with OfflineModel() as model:
+        env = {
+            "TA_BASE_URL": model.base_url,
+            "TA_API_KEY": canary("api key"),
+            "TA_AUTH": "gateway",
+            "TA_GATEWAY_SECRET": canary("header"),
+            "TA_LOG_LEVEL": "DEBUG",
+            "TA_LOG_CONTENT": content,
+        }
+        with nursery.service(write(tmp_path, CHAT), env) as service:
+            stream = service.url.replace("http", "ws") + "/stream"
+            with connect(stream, additional_headers=secrets) as socket:
+                socket.send(json.dumps(said))
+                assert canary("message") in "".join(map(str, socket))
+            service.terminate()
+            left = Traces({LOG: service.log().encode()})
+    kept = ("forged token", "header", "api key") if content == "true" else CANARIES
+    assert left.leaks({name: CANARIES[name] for name in kept}) == []
 
 
 async def test_an_encrypted_store_is_not_served_without_its_key(tmp_path: Path) -> None:

@@ -519,16 +519,18 @@ JSON_LINE = "content-type: application/json\r\n"
 BROKEN_HTTP = [
     b"GET / HTTP/9.9\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"POST %b HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
-    b"POST %b HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST %b HTTP/1.1\r\ncontent-length: \xb2\r\n\r\n{}",
-    b"POST %b HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+    b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: \xb2\r\n\r\n{}",
+    b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
     b"GET %b/\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
     b"GET %b/tasks HTTP/1.1\r\nhost: x\r\nno colon\r\n\r\n",
+    b"GET %b/health HTTP/1.1\r\n\r\n",
+    b"GET %b/health HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: localhost\r\n\r\n",
 ]
 
 
-@pytest.mark.parametrize("sent", BROKEN_HTTP, ids=lambda sent: repr(sent)[:40])
+@pytest.mark.parametrize("sent", BROKEN_HTTP, ids=lambda sent: repr(sent)[:70])
 def test_what_is_no_http_is_refused_by_the_server(service: ServiceThread, sent: bytes) -> None:
     """Requests that cannot be read, or be read in two ways, end with a 400 and the connection."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
@@ -539,6 +541,12 @@ def test_what_is_no_http_is_refused_by_the_server(service: ServiceThread, sent: 
                 answer += piece
     assert answer.startswith(b"HTTP/1.1 400 "), answer
     assert b"HTTP/1.1 200" not in answer
+
+
+def test_http_1_0_needs_no_host(service: ServiceThread) -> None:
+    """Probes and old tools send none."""
+    sent = f"GET {service.prefix}/health/live HTTP/1.0\r\n\r\n"
+    assert answered(service, sent.encode()).startswith(b"HTTP/1.1 200 ")
 
 
 def test_the_last_of_two_equal_names_counts(ada: httpx.Client) -> None:

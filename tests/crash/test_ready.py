@@ -80,10 +80,15 @@ def everything(partition: str, commit: Commit) -> bool:
     return True
 
 
-@pytest.mark.parametrize("refused", [leases, everything])
-def test_a_store_that_refuses_writes_and_answers_reads(refused: Refuses) -> None:
+@pytest.mark.parametrize(
+    ("refused", "logged"), [(leases, "could not renew its lease"), (everything, "postgres.internal")]
+)
+def test_a_store_that_refuses_writes_and_answers_reads(
+    refused: Refuses, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where the lease cannot be renewed no message is taken, and the process is not ready; nor where nothing
-    can be written. Both are over when the store takes writes again. covers: STATE-4"""
+    can be written. Both are over when the store takes writes again. The log, and no answer, says
+    which store it is. covers: STATE-4"""
     store = "refusing_store:RefusingStore"
     with (
         offline_service(persistence=store, limits={"lease_seconds": 0.3}) as (service, _),
@@ -94,6 +99,10 @@ def test_a_store_that_refuses_writes_and_answers_reads(refused: Refuses) -> None
             assert say(ada, "hello") == 503
             assert ada.get("/health/ready").status_code == 503
             assert ada.get("/health/live").status_code == 200
-            assert ada.get("/health").json()["status"] == "degraded"
+            health = ada.get("/health")
+            assert health.json()["status"] == "degraded"
+            assert "postgres.internal" not in health.text
         until(lambda: ada.get("/health/ready").status_code == 200)
         until(lambda: say(ada, "hello") == 200)
+    probed = [each.getMessage() for each in caplog.records if each.name == "tealagents.api.v1alpha1.health"]
+    assert any(logged in each for each in probed)

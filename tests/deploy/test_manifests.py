@@ -94,7 +94,11 @@ def test_a_folder_as_the_page_shows_builds(tmp_path: Path) -> None:
     made = plain(list(yaml.safe_load_all(done.stdout)))
     assert made["ConfigMap", "tealagents-config"]["data"] == {"config.yaml": "my: agent\n"}
     settings = made["ConfigMap", "tealagents-settings"]["data"]
-    assert settings == {"TA_ENTRA_TENANT_ID": "contoso.example", "TA_ENTRA_AUDIENCE": "api://assistant"}
+    assert settings == {
+        "TA_ENTRA_TENANT_ID": "contoso.example",
+        "TA_ENTRA_AUDIENCE": "api://assistant",
+        "TA_PUBLIC_URL": "https://agents.example.com",
+    }
     [container] = made["Deployment", "tealagents"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example.com/tealagents:0.1.0"
     for name, path in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):

@@ -260,6 +260,31 @@ def test_the_encryption_key_is_rotated(site: Site, nursery: Nursery) -> None:
         assert "Ada" in said(ada, "What is my name?", task_id=task)["content"]["output"]
 
 
+def test_the_encryption_key_is_rotated_twice(site: Site) -> None:
+    """What was not written since the first rotation is still read after the second, and moves with the rest.
+
+    Where a key is missing nothing is moved.
+    """
+    site.env["TA_ENCRYPTION_KEY"] = KEY
+    operator = site.operator("Rotating the encryption key", NEW_STORE=f"sqlite:///{site.folder}/new.db")
+    with site.service() as service, service.client() as ada:
+        task = said(ada, "My name is Ada.")["task_id"]
+    for step in (1, 2, 1, 2):
+        operator.does(step)
+        with ServiceThread(site.config, variables(operator)) as service, service.client() as ada:
+            assert "Ada" in ada.get(f"/tasks/{task}/messages").raise_for_status().text
+    kept = operator.env["TA_ENCRYPTION_OLD_KEYS"]
+    second, first = kept.split()
+    assert first == KEY
+    operator.env["TA_ENCRYPTION_OLD_KEYS"] = second
+    operator.does(3, status=2)
+    assert operator.env["TA_PERSISTENCE"] == site.env["TA_PERSISTENCE"]
+    operator.env["TA_ENCRYPTION_OLD_KEYS"] = kept
+    operator.does(3)
+    with ServiceThread(site.config, variables(operator)) as service, service.client() as ada:
+        assert "Ada" in ada.get(f"/tasks/{task}/messages").raise_for_status().text
+
+
 def variables(operator: Operator) -> dict[str, str]:
     """What the operator's shell has set of the service's variables."""
     return {name: value for name, value in operator.env.items() if name.startswith("TA_")}

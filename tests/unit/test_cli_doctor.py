@@ -1,5 +1,6 @@
 """`tealagents doctor`: each planted fault is found with what to do, and nothing on a sound service."""
 
+import itertools
 import json
 import os
 import sqlite3
@@ -24,6 +25,7 @@ from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import OTHER_TENANT, LocalAuthority
 from tealagents.testing.servers import free_port
 from tealagents.testing.service import ServiceThread
+from tealagents.testing.signing_in import self_signed
 
 CONFIG = """\
 apiVersion: tealagents/v1alpha1
@@ -114,11 +116,17 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Patient
 
 
 @contextmanager
-def answering(status: int, body: Any = None, date: float | None = None) -> Iterator[str]:
-    """A server that gives one answer to everything."""
+def answering(
+    status: int, body: Any = None, date: float | None = None, answers: int | None = None
+) -> Iterator[str]:
+    """A server that gives one answer to everything, so often, and then none."""
+    left = itertools.repeat(True, answers) if answers is not None else itertools.repeat(True)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if not next(left, False):
+                self.close_connection = True
+                return
             text = json.dumps(body).replace("SELF", url).encode()
             self.send_response_only(status)
             self.send_header("date", formatdate(date, usegmt=True))
@@ -162,18 +170,33 @@ def schema_of_another_version(patient: Patient) -> None:
         database.execute("INSERT INTO schema_version VALUES (99, 'of tomorrow', 'then')")
 
 
-def authority_of(patient: Patient, tenant: str, date: float | None = None) -> None:
+def authority_of(
+    patient: Patient, tenant: str, date: float | None = None, answers: int | None = None
+) -> None:
     """Another authority, which says that it is the issuer of a tenant."""
     document = {
         "issuer": f"https://sts.example/{tenant}/v2.0",
         "jwks_uri": "SELF/keys",
         "keys": [patient.authority.signing_key.jwk(None)],
     }
-    patient.env["TA_ENTRA_AUTHORITY"] = patient.stack.enter_context(answering(200, document, date))
+    url = patient.stack.enter_context(answering(200, document, date, answers))
+    patient.env["TA_ENTRA_AUTHORITY"] = url
 
 
 def other_issuer(patient: Patient) -> None:
     authority_of(patient, OTHER_TENANT)
+
+
+def authority_that_hangs_up(patient: Patient) -> None:
+    """Once it has said who it is and what its keys are."""
+    authority_of(patient, patient.env["TA_ENTRA_TENANT_ID"], answers=2)
+
+
+def untrusted_authority(patient: Patient) -> None:
+    certificate = self_signed(patient.folder / "authority.pem")
+    patient.env["TA_ENTRA_AUTHORITY"] = patient.stack.enter_context(
+        LocalAuthority(certificate=certificate)
+    ).url
 
 
 def clock_of_the_authority(patient: Patient) -> None:
@@ -220,6 +243,9 @@ NOWHERE = "127.0.0.1:1"
         (setting(TA_ENTRA_AUDIENCE=""), "or TA_ENTRA_AUDIENCE in the environment"),
         (clock_of_the_authority, "Synchronize both with NTP"),
         (setting(TA_LIMITS__LEASE_SECONDS="0.5"), "Raise limits.lease_seconds"),
+        (setting(SSL_CERT_FILE="/nowhere.pem"), "SSL_CERT_FILE: /nowhere.pem"),
+        (authority_that_hangs_up, "the authority's keys cannot be read"),
+        (untrusted_authority, "Its certificate is not trusted"),
     ],
 )
 def test_a_planted_fault_is_found(patient: Patient, plant: Callable[[Patient], Any], said: str) -> None:
@@ -299,6 +325,16 @@ def test_a_running_service_is_looked_at_from_outside(status: int, date: float | 
         result = CliRunner().invoke(command_line("doctor"), ["doctor", f"{url}/Patient/1"])
     assert result.exit_code == 1
     assert said in " ".join(result.output.split())
+
+
+def test_a_store_that_is_not_there_is_not_made(patient: Patient) -> None:
+    """What is looked for at a mistyped path is found missing by the next command as well."""
+    mistyped = patient.folder / "no such folder"
+    patient.env["TA_PERSISTENCE"] = f"sqlite:///{mistyped}/state.db"
+    code, found = patient.examined()
+    assert code == 1
+    assert f"There is no store at {mistyped}/state.db" in found
+    assert not mistyped.exists()
 
 
 def test_another_service_and_none_are_distinguished(patient: Patient) -> None:

@@ -11,8 +11,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
+from starlette.types import Message
 
+from tealagents.api.protocols import PROTOCOLS
+from tealagents.cli.serve import _check_start, build_or_exit
+from tealagents.config import load
 from tealagents.testing.servers import free_port
+from tealagents.testing.service import agent_config
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
 
@@ -84,6 +90,45 @@ def test_workers_that_cannot_start_are_a_start_that_fails(tmp_path: Path) -> Non
     assert served.returncode == 3, served
     assert "redis" in served.stderr
     assert served.stdout == ""
+
+
+async def test_a_start_that_fails_says_why_whatever_is_served(tmp_path: Path) -> None:
+    """What a protocol keeps open does not wrap what the store says."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config(protocols=[name for name in PROTOCOLS if "/" not in name])))
+    away = {"TA_PERSISTENCE": "redis://127.0.0.1:1", "TA_API_KEY": "any", "TA_AUTH": "mock"}
+    app = build_or_exit(load(path, env=away, dotenv=None))
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app({"type": "lifespan"}, receive, send)
+    assert [each["type"] for each in sent] == ["lifespan.startup.failed"]
+    assert sent[0]["message"].startswith("The redis store at 127.0.0.1:1 is unavailable")
+
+
+@pytest.mark.parametrize(
+    ("host", "env", "warned"),
+    [
+        ("0.0.0.0", {}, True),
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"TA_PUBLIC_URL": "https://agents.example.com"}, False),
+    ],
+)
+def test_a_service_that_does_not_know_its_address_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str, env: dict[str, str], warned: bool
+) -> None:
+    """Behind a proxy that terminates TLS it would send clients, with their tokens, to http."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(agent_config()))
+    entra = {"TA_ENTRA_TENANT_ID": "contoso.example", "TA_ENTRA_AUDIENCE": "api://assistant"}
+    config = load(path, env={"TA_API_KEY": "any", **entra, **env}, dotenv=None)
+    _check_start(config, host, 1)
+    assert ("TA_PUBLIC_URL is not set" in capsys.readouterr().err) is warned
 
 
 @pytest.fixture

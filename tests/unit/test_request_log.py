@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tealagents.api.bearer import WELL_KNOWN
 from tealagents.telemetry.logs import JsonLines, Readable
+from tealagents.telemetry.requests import route_of
 from tealagents.testing.servers import free_port
 
 CONFIG = """\
@@ -143,3 +145,25 @@ def test_a_line_holds_what_is_no_text() -> None:
     record.__dict__.update(facts={"route": Path("/x")})
     fields = json.loads(JsonLines(content=False).format(record))
     assert (fields["message"], fields["route"]) == ("opened a\udc80b", "/x")
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "route"),
+    [
+        ("/tasks/t/messages", {"task_id": "t"}, "/tasks/{task_id}/messages"),
+        ("/tasks/t:cancel", {"id": "t"}, "/tasks/{id}:cancel"),
+        ("/files/a/b.js", {"path": "a/b.js"}, "/files/{path}"),
+        ("/filesfoo", {"path": "foo"}, None),
+    ],
+)
+def test_no_route_holds_what_a_client_wrote(path: str, given: dict[str, str], route: str | None) -> None:
+    """Where a parameter is no whole part of the path there is no route that could be named."""
+    assert route_of({"endpoint": None, "path": path, "path_params": given}) == route
+
+
+def test_discovery_has_one_route_whatever_is_asked_for(service: Logged) -> None:
+    """No token is needed to ask: each path would be a series of metrics for the life of the process."""
+    root = service.client.base_url.join("/")
+    for path in ("foo", "/bar/baz"):
+        assert httpx.get(root.join(WELL_KNOWN + path), trust_env=False).status_code == 404
+    assert [line["route"] for line in service.lines()] == ["GET (no route)", f"GET {WELL_KNOWN}/{{path}}"]

@@ -12,6 +12,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
+from starlette.types import Scope
 from typing_extensions import TypeVar
 
 from tealagents.domain.depth import DEEPEST, LARGEST_INTEGER, SMALLEST_INTEGER
@@ -30,6 +31,8 @@ DISCARD_SECONDS = 5.0
 BODIES_PER_USER, BODIES_PER_PROCESS = 4, 16
 #: bytes of each body that are not counted
 FREE = 64 * 1024
+#: where the scope of a WebSocket has the server's function that takes `IncomingBody.resize`
+MESSAGE_COUNTER = "tealagents.message_counter"
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
@@ -64,27 +67,49 @@ class BodyBudget:
             del self._by_user[user]
 
 
+class IncomingBody:
+    """What one body takes of a budget while it is received."""
+
+    def __init__(self, budget: BodyBudget, user: str) -> None:
+        self._budget = budget
+        self._user = user
+        self._held = 0
+        #: why it could not grow
+        self.refused: Overloaded | None = None
+
+    def resize(self, size: int) -> None:
+        """So many bytes are in memory now. `Overloaded`."""
+        held = max(size - FREE, 0)
+        if held > self._held:
+            try:
+                self._budget.take(self._user, held - self._held)
+            except Overloaded as error:
+                self.refused = error
+                raise
+        else:
+            self._budget.give_back(self._user, self._held - held)
+        self._held = held
+
+
 async def read(request: Request, limit: int, budget: BodyBudget, user: str) -> bytes:
     """The body, or `TooLarge` beyond `limit` bytes, or `Overloaded` beyond the budget."""
-    held = 0
-
-    def take(size: int) -> None:
-        nonlocal held
-        more = max(size - FREE, 0) - held
-        if more > 0:
-            budget.take(user, more)
-            held += more
-
+    body = IncomingBody(budget, user)
     try:
-        return await _read(request, limit, take)
+        return await _read(request, limit, body.resize)
     except Overloaded:
         await _discard(request)
         raise
     finally:
-        budget.give_back(user, held)
+        body.resize(0)
 
 
-async def _read(request: Request, limit: int, take: Callable[[int], None]) -> bytes:
+def count_message(scope: Scope, body: IncomingBody) -> None:
+    """Has the server count what it holds of a WebSocket's message, which ASGI shows only once it is whole."""
+    if (count_by := scope.get(MESSAGE_COUNTER)) is not None:
+        count_by(body.resize)
+
+
+async def _read(request: Request, limit: int, resize: Callable[[int], None]) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         await _discard(request)
@@ -103,7 +128,7 @@ async def _read(request: Request, limit: int, take: Callable[[int], None]) -> by
             if more:
                 await _discard(request)
             _too_large(limit)
-        take(size)
+        resize(size)
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

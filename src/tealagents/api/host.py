@@ -66,11 +66,11 @@ class Host:
 
     @asynccontextmanager
     async def _opened(self, app: object) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
+        """The service around its protocols: an error of its start is not wrapped in a group of theirs."""
+        async with self.lifespan(app), AsyncExitStack() as stack:
             for served in self._others:
                 if served.lifespan is not None:
                     await stack.enter_async_context(served.lifespan())
-            await stack.enter_async_context(self.lifespan(app))
             yield
 
     def _owner(self, scope: Scope) -> ASGIApp:

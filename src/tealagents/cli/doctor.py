@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -23,9 +24,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from tealagents.cli.findings import find
-from tealagents.cli.loading import unusable
+from tealagents.cli.loading import check_exists, unusable
 from tealagents.config import ServiceConfig
-from tealagents.config.problems import KeyPath, key_text
+from tealagents.config.problems import KeyPath, key_text, reason
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
 from tealagents.domain.ports import Commit, Put, Store
 
@@ -84,18 +85,35 @@ async def _examined(url: str | None, path: Path | None, port: int | None) -> lis
         said = await asyncio.to_thread(find, path)
         config = said.config
         found += [Ailment(each) for each in (*said.wrong, *said.needed)]
-    if config is not None and not said.wrong and not config.document.unset:
-        if not config.stateless:
-            found += [each async for each in _store(config)]
+    whole = config is not None and not said.wrong and not config.document.unset
+    if config is not None and whole and not config.stateless:
+        found += [each async for each in _store(config)]
+    if port is not None:
+        found += _port(port)
+    if untrusting := _certificates():
+        return [*found, *untrusting]  # no server can be called
+    if config is not None and whole:
         for key, agent in () if said.needed else wiring(config).agents(config):
             # of agents that share a model service the first one says what is wrong with it
             found += [each async for each in _model(agent, key) if each not in found]
         found += [each async for each in _authority(config)]
-    if port is not None:
-        found += _port(port)
     if url is not None:
         found += [each async for each in _service(url, config)]
     return found
+
+
+def _certificates() -> list[Ailment]:
+    file = os.environ.get("SSL_CERT_FILE")
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as error:
+        return [
+            Ailment(
+                f"SSL_CERT_FILE: {file}: no certificates can be read: {reason(error)}",
+                "Name a file of certificates in PEM, or unset the variable.",
+            )
+        ]
+    return []
 
 
 def _port(port: int) -> list[Ailment]:
@@ -113,8 +131,13 @@ def _port(port: int) -> list[Ailment]:
 
 async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
     from tealagents.bootstrap import store_of
-    from tealagents.stores import StoreConfigError
+    from tealagents.stores import StoreConfigError, plain_store
 
+    try:
+        check_exists(plain_store(config.persistence))
+    except StoreConfigError as error:
+        yield Ailment(str(error), "The first start of the service makes a new store.")
+        return
     try:
         async with store_of(config) as store:
             async for ailment in _opened(config, store):
@@ -235,28 +258,34 @@ def _remedy_of_model(config: ServiceConfig, place: KeyPath, said: str) -> str:
     if status and status[1] == "404":
         key, model = key_text((*place, "model")), config.agent.model
         return f"Correct {key} ({model}) or TA_BASE_URL: the service has no such model."
-    return "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
+    return (
+        _remedy_of_connection(said)
+        or "See that TA_BASE_URL is right, that the service runs, and that this machine may connect to it."
+    )
 
 
 async def _authority(config: ServiceConfig) -> AsyncIterator[Ailment]:
     entra = config.auth.entra
     if entra is None:
         return
+    from httpx2 import HTTPError
+
     from tealagents.auth.jwks import KeysUnreadable, read_key_set
     from tealagents.auth.options import UUID
     from tealagents.outbound.reading import BoundedClient, fetch
 
     url = f"{entra.authority}/{entra.tenant_id}/v2.0/.well-known/openid-configuration"
-    async with BoundedClient(entra.authority, seconds=ANSWER_SECONDS) as client:
-        try:
+    try:
+        async with BoundedClient(entra.authority, seconds=ANSWER_SECONDS) as client:
             keys = await read_key_set(client, url)
-        except KeysUnreadable as error:
-            yield Ailment(
-                f"the authority's keys cannot be read at {url}: {error}",
-                "Correct TA_ENTRA_AUTHORITY and TA_ENTRA_TENANT_ID, and let this machine connect to it.",
-            )
-            return
-        date = (await fetch(client, "GET", url)).headers.get("date", "")
+            date = (await fetch(client, "GET", url)).headers.get("date", "")
+    except (KeysUnreadable, HTTPError) as error:
+        yield Ailment(
+            f"the authority's keys cannot be read at {url}: {error}",
+            _remedy_of_connection(str(error))
+            or "Correct TA_ENTRA_AUTHORITY and TA_ENTRA_TENANT_ID, and let this machine connect to it.",
+        )
+        return
     if UUID.fullmatch(entra.tenant_id) and entra.tenant_id not in keys.issuer.split("/"):
         yield Ailment(
             f"the authority's issuer is {keys.issuer}, which is not tenant {entra.tenant_id}: every token "

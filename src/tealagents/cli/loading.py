@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -9,6 +10,9 @@ from rich.markup import escape
 
 from tealagents.config import ConfigError, ServiceConfig, load
 from tealagents.registry import import_from
+
+if TYPE_CHECKING:
+    from tealagents.stores.base import BaseStore
 
 #: for what is not the command's output
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -34,6 +38,14 @@ def fail(*reasons: str) -> typer.Exit:
     for reason in reasons:
         stderr.print(f"[red]✗[/] {escape(reason)}")
     return typer.Exit(2)
+
+
+def check_exists(store: "BaseStore") -> None:
+    """`StoreConfigError` where a file or folder was never made: a mistyped path is no empty store."""
+    from tealagents.stores import StoreConfigError
+
+    if store.name in ("sqlite", "files") and not Path(store.where).exists():
+        raise StoreConfigError(f"There is no store at {store.where}: check TA_PERSISTENCE.")
 
 
 def unusable(host: str, port: int, error: OSError) -> str:

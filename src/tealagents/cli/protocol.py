@@ -1,24 +1,31 @@
 """HTTP/1.1 as uvicorn serves it with httptools, with two bounds more, and 2 KB less of each open stream.
 
 httptools keeps a request line and headers of any size in memory before the application sees any of it, and
-uvicorn waits for ever for the rest of a request. And WebSockets as it serves them, without a false error for
-each that is refused.
+uvicorn waits for ever for the rest of a request. And WebSockets as it serves them, with a bound on what is
+held of a message, and without a false error for each that is refused.
 """
 
 import asyncio
 import json
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
+from websockets.http11 import Request
 
+from tealagents.api.bodies import DISCARD_SECONDS, MESSAGE_COUNTER
+from tealagents.domain.errors import Overloaded
 from tealagents.limits import Limits
 
-__all__ = ["MOST_HEAD", "BoundedProtocol", "RefusingProtocol", "server_options"]
+__all__ = ["MOST_HEAD", "BoundedProtocol", "CountingProtocol", "server_options"]
 
 #: bytes of a request's line and headers together
 MOST_HEAD: Final = 64 * 1024
+#: bytes of memory that a fragment of a message takes beside its content
+FRAGMENT: Final = 64
 
 _PROBLEM: Final = json.dumps(
     {
@@ -45,8 +52,9 @@ def server_options(limits: Limits) -> dict[str, Any]:
         "lifespan": "on",
         "interface": "asgi3",
         "http": BoundedProtocol,
-        "ws": RefusingProtocol,
+        "ws": CountingProtocol,
         "ws_max_size": limits.max_body_bytes,
+        "ws_per_message_deflate": False,  # a kilobyte would unpack to a megabyte
         "timeout_keep_alive": limits.idle_connection_seconds,
     }
 
@@ -149,6 +157,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD:
             self._too_large = True
             raise ValueError("the head is too large")  # which ends the parser, and comes back as a 400
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and self.parser.get_http_version() == "1.1":  # RFC 9112, section 3.2
+            raise ValueError("a request has one Host")
         super().on_headers_complete()
         if self.cycle is not None:  # None where a WebSocket has taken over
             self.cycle.message_event = _Event()  # type: ignore[assignment]
@@ -190,12 +201,57 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-class RefusingProtocol(WebSocketsSansIOProtocol):
-    """Knows that a WebSocket that was refused with a response has had its handshake.
+class CountingProtocol(WebSocketsSansIOProtocol):
+    """Counts what it holds of a message that is not whole, and reads nothing before a caller is accepted.
 
-    uvicorn notes that only where it was accepted, or closed without a response. For any other it logs an
-    error when the application returns, with which anyone without credentials could fill the log.
+    It also knows that a WebSocket that was refused with a response has had its handshake. uvicorn notes that
+    only where it was accepted, or closed without a response. For any other it logs an error when the
+    application returns, with which anyone without credentials could fill the log.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: is given how many bytes are held, and raises `Overloaded`
+        self._resize: Callable[[int], None] | None = None
+        self._discards = False
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:  # the application has been started, and runs from the next turn of the loop
+            cast(dict[str, Any], self.scope)[MESSAGE_COUNTER] = self._count_by
+            self.read_paused = True  # until the application receives what accepts or refuses it
+            self.transport.pause_reading()
+
+    def _count_by(self, resize: Callable[[int], None]) -> None:
+        self._resize = resize
+
+    def data_received(self, data: bytes) -> None:
+        if self._discards:
+            return
+        super().data_received(data)
+        if self._resize is None or self._discards:
+            return
+        fragments = (self.conn.current_size or 0) + FRAGMENT * len(self.frames)
+        try:
+            self._resize(fragments + len(self.conn.reader.buffer))
+        except Overloaded as error:
+            self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.detail)
+            self.handle_parser_exception()
+
+    def handle_parser_exception(self) -> None:
+        """Closes it with the code that was decided on, and discards for a while what is still being sent.
+
+        uvicorn closes the connection at once: a client that is sending is reset, and reads no code.
+        """
+        close = self.conn.close_sent
+        assert close is not None
+        self._discards = self.close_sent = self.disconnected = True
+        self.frames = []
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.close_timer = self.loop.call_later(DISCARD_SECONDS, self.transport.close)
 
     async def send(self, message: Any) -> None:
         await super().send(message)

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tealagents.cli.loading import fail, load_or_exit, unusable
+from tealagents.cli.loading import fail, load_or_exit, stderr, unusable
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -124,6 +124,20 @@ def _check_start(config: ServiceConfig, host: str, workers: int) -> None:
 
     if reasons := wiring(config).problems_at_start(config, host, workers):
         raise fail(*reasons)
+    if warning := _unknown_address(config, host):
+        stderr.print(f"[yellow]![/] {warning}")
+
+
+def _unknown_address(config: ServiceConfig, host: str) -> str | None:
+    """A warning where clients, with their tokens, would be sent to the http that a proxy for TLS calls."""
+    from tealagents.outbound.addresses import is_loopback_host
+
+    if config.auth.entra is None or config.stateless or config.public_url or is_loopback_host(host):
+        return None
+    return (
+        "TA_PUBLIC_URL is not set: cards and challenges name the address that is called, with http:// behind "
+        "a proxy that terminates TLS. Set it to the https address that clients see"
+    )
 
 
 def with_console_on_loopback(config: ServiceConfig, host: str) -> ServiceConfig:

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tealagents.cli.loading import fail, load_or_exit, stderr
+from tealagents.cli.loading import check_exists, fail, load_or_exit, stderr
 from tealagents.cli.output import OutputLost
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import reason
@@ -41,7 +41,6 @@ from tealagents.state.records import RecordStore, SystemClock
 from tealagents.state.tasks import TaskRules, Tasks
 from tealagents.state.workers import Lease
 from tealagents.stores import StoreConfigError, plain_store
-from tealagents.stores.base import BaseStore
 
 T = TypeVar("T")
 
@@ -95,7 +94,7 @@ def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, cr
         raise fail("state in memory is visible only to the process that holds it; set TA_PERSISTENCE")
     try:
         if not creates:
-            _check_exists(plain_store(checked.persistence))
+            check_exists(plain_store(checked.persistence))
         return asyncio.run(do())
     except (OutputLost, BrokenPipeError):
         raise
@@ -103,12 +102,6 @@ def _run(config: Path | None, work: Callable[[OpenedState], Awaitable[T]], *, cr
         raise fail(f"{error.filename}: {reason(error)}" if error.filename else str(error)) from None
     except (PersistenceUnavailable, StoreConfigError, CorruptState, Refused) as error:
         raise fail(str(error)) from None
-
-
-def _check_exists(store: BaseStore) -> None:
-    """`StoreConfigError` where a file or folder was never made: a mistyped path is no empty store."""
-    if store.name in ("sqlite", "files") and not Path(store.where).exists():
-        raise StoreConfigError(f"There is no store at {store.where}: check TA_PERSISTENCE.")
 
 
 @contextmanager

@@ -33,6 +33,8 @@ _TALKATIVE = (
     "redis",
     "multipart",
 )
+#: loggers that at DEBUG have the handshake of each WebSocket, with its credentials, and every frame
+_WEBSOCKETS = ("uvicorn.error", "websockets")
 
 
 class Ids(logging.Filter):
@@ -131,7 +133,8 @@ def _raised(error: BaseException | None, known: frozenset[int] = frozenset()) ->
 def configure_logs(level: str, *, content: bool) -> None:
     """Sends the log to standard error: readable on a terminal, JSON lines elsewhere.
 
-    Unless `content` is allowed, libraries that would log messages or tokens are kept at WARNING.
+    Unless `content` is allowed, libraries that would log messages or tokens are kept at WARNING. WebSockets
+    are never logged at DEBUG: allowing content allows no credentials.
     """
     # looked up for each record, and in none of our lines
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -143,6 +146,8 @@ def configure_logs(level: str, *, content: bool) -> None:
         root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("uvicorn.error").addFilter(_no_handshake)
+    for name in _WEBSOCKETS:
+        logging.getLogger(name).setLevel(max(logging.INFO, root.level))
     if not content:
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -63,17 +63,21 @@ def status_in(message: Message) -> int:
 
 
 def route_of(scope: Scope) -> str | None:
-    """The path, with names for what the client wrote into it; None where no route has taken the request."""
+    """The path, with names for what the client wrote into it.
+
+    None where no route has taken the request, or where a parameter is no whole part of the path: the rest of
+    that part is the client's as well.
+    """
     if "endpoint" not in scope:
         return None
-    path: str = scope["path"]
+    path: str | None = scope["path"]
     for name, given in reversed(scope.get("path_params", {}).items()):
-        if value := str(given):
+        if path is not None and (value := str(given)):
             path = _named(path, value if value[0] == "/" else f"/{value}", name)
-    return path.rstrip("/") or "/"
+    return path and (path.rstrip("/") or "/")
 
 
-def _named(path: str, value: str, name: str) -> str:
+def _named(path: str, value: str, name: str) -> str | None:
     """A path whose last parts of this value are named; an id may repeat parts that come before it."""
     at = path.rfind(value)
     while at >= 0:
@@ -81,7 +85,7 @@ def _named(path: str, value: str, name: str) -> str:
         if rest[:1] in ("", "/", ":"):  # and not the beginning of a part
             return f"{path[:at]}/{{{name}}}{rest}"
         at = path.rfind(value, 0, at + len(value) - 1)
-    return path
+    return None
 
 
 _call: ContextVar[_Call | None] = ContextVar("call", default=None)

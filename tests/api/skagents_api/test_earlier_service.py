@@ -3,11 +3,13 @@
 import http.client
 import json
 import logging
+import select
 import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +20,11 @@ from hostile_tokens import HOSTILE, Forge
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from tealagents.api import bodies
 from tealagents.llm.offline import OfflineModel
 from tealagents.testing.authority import LocalAuthority
 from tealagents.testing.forking import Nursery
-from tealagents.testing.service import agent_config
+from tealagents.testing.service import ServiceThread, agent_config
 from tealagents.testing.waits import until
 from tealagents.tools.errors import ToolsetError
 
@@ -420,6 +423,66 @@ def test_a_message_of_the_websocket_may_be_as_large_as_a_body(nursery: Nursery, 
                     socket.recv()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+def frame(first: int, content: bytes) -> bytes:
+    """A frame from a client, masked with zeros; `first` is its first byte."""
+    return bytes([first, 0xFE if len(content) < 65536 else 0xFF]) + (
+        len(content).to_bytes(2 if len(content) < 65536 else 8, "big") + bytes(4) + content
+    )
+
+
+def upgraded(service: ServiceThread, user: str) -> socket.socket:
+    """A WebSocket whose frames are the caller's to write; compression is offered, and not taken."""
+    connection = socket.create_connection(("127.0.0.1", service.port), timeout=60)
+    connection.sendall(
+        f"GET {service.prefix}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {user}\r\n"
+        "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        "sec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+        "sec-websocket-extensions: permessage-deflate\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    assert head.startswith(b"HTTP/1.1 101")
+    assert b"deflate" not in head
+    return connection
+
+
+def closed(connection: socket.socket) -> int | None:
+    """The code with which a WebSocket was closed; None while it is open."""
+    if not select.select([connection], [], [], 0)[0]:
+        return None
+    said = connection.recv(4, socket.MSG_PEEK)
+    return int.from_bytes(said[2:], "big")
+
+
+def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path: Path) -> None:
+    """However they are cut: in one frame that does not end, in fragments, in fragments of two bytes.
+
+    Nothing is unpacked, and nothing is read before the caller is known. Others are answered meanwhile.
+    """
+    text, end = 1, 0x80
+    unfinished = (
+        frame(text, b"x" * 990_000)[:-1],
+        frame(text, b"x" * 500_000) + frame(0, b"x" * 490_000),
+        frame(text, b"xx") + frame(0, b"xx") * 15_000,
+        frame(text, b"") + frame(0, b"") * 15_000,
+    )
+    config = write(tmp_path, CHAT + "  limits: {max_body_bytes: 1000000}\n")
+    with served(config, env={"TA_AUTH": "mock"}) as (service, _), ExitStack() as stack:
+        for sent in unfinished:
+            sockets = (upgraded(service, "ada") for _ in range(bodies.BODIES_PER_USER + 1))
+            opened = [stack.enter_context(each) for each in sockets]
+            for each in opened:
+                each.sendall(sent)
+            until(lambda: any(closed(each) == 1013 for each in opened))  # noqa: B023
+            with upgraded(service, "eve") as eve:
+                eve.sendall(frame(text | end, json.dumps(HELLO).encode()))
+                assert eve.recv(1) == b"\x81"
+            for each in opened:
+                each.close()
+            until(lambda: service.app._incoming._held == 0)
 
 
 def test_hostile_types(tmp_path: Path) -> None:

@@ -182,14 +182,20 @@ class StatelessApp:
             self._note(error)
             await socket.send_denial_response(documents.refusal(error, self._front.challenge))
             return
-        await socket.accept()
+        body = bodies.IncomingBody(self._incoming, caller.user.key)
+        bodies.count_message(socket.scope, body)
         try:
+            await socket.accept()
             await self._talk(socket, caller)
         except TealError as error:
             self._note(error)
             await socket.close(_FAILED, error.detail.encode()[:_LONGEST_REASON].decode(errors="ignore"))
         except WebSocketDisconnect:
-            return
+            pass
+        finally:
+            body.resize(0)
+            if body.refused is not None:
+                self._note(body.refused)
 
     async def _talk(self, socket: WebSocket, caller: Caller) -> None:
         message = await socket.receive()

@@ -31,8 +31,9 @@ async def root(request: Request) -> Response:
 
 
 @routes.get(WELL_KNOWN)
-@routes.get(WELL_KNOWN + "{path:path}")
+@routes.get(WELL_KNOWN + "/{path:path}")
 async def protected_resource(request: Request) -> Response:
     exchange = exchange_of(request)
-    path = request.path_params.get("path", "")
-    return json_response(exchange.resource(exchange.prefix).document(request, path))
+    path = request.path_params.get("path")
+    below = "" if path is None else f"/{path}"
+    return json_response(exchange.resource(exchange.prefix).document(request, below))

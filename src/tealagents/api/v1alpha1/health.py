@@ -80,6 +80,6 @@ async def _probe(probe: object) -> Json:
     try:
         details: Json = await probe()  # type: ignore[operator]
     except TealError as error:
-        log.warning("health: %s", error.detail)  # names hosts, which callers of this must not learn
+        log.warning("health: %s", error)  # names hosts, which callers of this must not learn
         return {"status": "unavailable", "detail": "It does not answer. The log of the service says more."}
     return {"status": "ok", **details}
