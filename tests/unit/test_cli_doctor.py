@@ -335,6 +335,9 @@ def test_a_store_that_is_not_there_is_not_made(patient: Patient) -> None:
     assert code == 1
     assert f"There is no store at {mistyped}/state.db" in found
     assert not mistyped.exists()
+    patient.env["TA_PERSISTENCE"] = f"sqlite:///{patient.folder}/before-the-first-start.db"
+    assert patient.examined() == (0, "✓ nothing is wrong\n")
+    assert not (patient.folder / "before-the-first-start.db").exists()
 
 
 def test_another_service_and_none_are_distinguished(patient: Patient) -> None:

@@ -133,10 +133,18 @@ async def _store(config: ServiceConfig) -> AsyncIterator[Ailment]:
     from tealagents.bootstrap import store_of
     from tealagents.stores import StoreConfigError, plain_store
 
+    plain = plain_store(config.persistence)
     try:
-        check_exists(plain_store(config.persistence))
+        check_exists(plain)
     except StoreConfigError as error:
-        yield Ailment(str(error), "The first start of the service makes a new store.")
+        # the first start makes it: looked at is where, since a mistyped path is a folder that is not there
+        if not (folder := Path(plain.where).parent).is_dir():
+            yield Ailment(str(error), "The first start of the service makes a new store, and its folder.")
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            yield Ailment(
+                f"the store cannot be made: {folder} cannot be written",
+                "Grant this user the right to write to it.",
+            )
         return
     try:
         async with store_of(config) as store:
