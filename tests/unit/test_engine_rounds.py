@@ -10,7 +10,7 @@ from tealagents.domain.errors import AlreadyDecided, ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import LONGEST_NATIVE, Json, Message, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
-from tealagents.engine.approvals import CallDecision, Command
+from tealagents.engine.approvals import Command
 from tealagents.state.exporting import export
 from tealagents.stores.encrypted import EncryptedStore
 from tealagents.stores.memory import MemoryStore
@@ -80,40 +80,6 @@ async def test_what_a_model_wants_back_with_its_calls_survives_a_pause(native: s
     async with process(sealed, Keeping(says("done")), noting([], governed=True)) as other:
         assert (await approved(other, paused)).status == "Completed"
         assert other.model.calls[0].prompt[1] == b"assistant: <Shell-delete {}>" + sent_back
-
-
-@pytest.mark.parametrize(
-    ("wrote", "edited", "note"),
-    [
-        (
-            '{"path": "/x"}',
-            {"path": "/y"},
-            '\n(The user changed the arguments of this call: it ran with {"path":"/y"}.)',
-        ),
-        ('{"path": "/x", "n": 1}', {"n": 1, "path": "/x"}, ""),
-        ("", {}, ""),
-    ],
-)
-async def test_the_model_is_sent_what_an_approver_changed(wrote: str, edited: Json, note: str) -> None:
-    """With the result, at once and in later turns; what it wrote itself stays. covers: HITL-1"""
-    ran: list[Json] = []
-    model = Scripted(calls(ToolCall("c1", "Shell-delete", wrote)), says("done"))
-    async with process(None, model, noting(ran, governed=True)) as here:
-        paused = await here.ask()
-        decision = CallDecision("c1", "approve", edited)
-        sent_back = await here.approvals.resume(
-            ADA, paused.request_id, Command(decisions=(decision,)), streamed=True
-        )
-        ended = await here.service.outcome(sent_back)
-        await here.ask("and?", ended.task_id)
-        assert ran == [edited]
-        for call in (1, 2):
-            assert model.calls[call].prompt[2].decode() == f"tool: ok{note}"
-        partition = here.partition()
-        path = (await here.tasks.head(partition, ended.task_id)).value.path
-        kept, _ = await here.tasks.history.messages(partition, ended.task_id, path, after=0, limit=10)
-        assert kept[1].tool_calls[0].arguments == wrote
-        assert kept[2].text == f"ok{note}"
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from datetime import datetime
 
-import msgspec
 from msgspec import Struct
 
 from tealagents.domain import ids
@@ -140,9 +139,9 @@ class LoopState(Struct, kw_only=True):
     rounds: int = 0
     #: ids of calls so far, None where there were none: where a model uses one twice, the second is renamed
     call_ids: set[str] | None = None
-    #: the calls of the round under way, as the model made them, and their results as far as they are there:
-    #: the model is sent them together, in the order of the calls
-    round_calls: tuple[ToolCall, ...] = ()
+    #: the calls of the round under way, in the model's order, and their results as far as they are there: the
+    #: model is sent them together, in that order
+    round_ids: tuple[str, ...] = ()
     held: list[Message] = []
 
 
@@ -176,7 +175,7 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
                 "`limits.max_tool_rounds` or ask for less at once."
             )
         state.prompt.add(answered.message)
-        state.round_calls = calls
+        state.round_ids = tuple(call.id for call in calls)
         governed = tuple(call for call in calls if state.toolbox.governed(call))
         free = [call for call in calls if call not in governed]
         deferred = []
@@ -362,7 +361,7 @@ async def _make_calls(
                 yield Called(tuple(finished))
     finally:
         await unwound(pending)  # what they let go of is let go before anything they use is closed
-    order = {call.id: n for n, call in enumerate(state.round_calls)}
+    order = {call_id: n for n, call_id in enumerate(state.round_ids)}
     deferred.sort(key=lambda item: order[item.call.id])
     messages = [*decided.rejected, *(_result_message(state, result) for result in results.values())]
     messages.sort(key=lambda message: order[message.tool_call_id or ""])
@@ -376,17 +375,9 @@ async def _make_calls(
 
 
 def _result_message(state: LoopState, result: ToolOutput) -> Message:
-    """The result, and behind it the arguments where an approver edited those that the model wrote."""
-    ran, text = result.call, result.output
-    asked = next(call for call in state.round_calls if call.id == ran.id)
-    if not _is_same(asked.arguments, ran.arguments):
-        text = f"{text}\n(The user changed the arguments of this call: it ran with {ran.arguments}.)"
-    return tool_message(state.request_id, ran, text, state.clock.now(), is_error=result.is_error)
-
-
-def _is_same(asked: str, ran: str) -> bool:
-    """Whether the arguments have one value. A call waits for an approval only if they can be read."""
-    return asked == ran or bool(msgspec.json.decode(asked or "{}") == msgspec.json.decode(ran))
+    return tool_message(
+        state.request_id, result.call, result.output, state.clock.now(), is_error=result.is_error
+    )
 
 
 def tool_message(

@@ -116,7 +116,7 @@ async def test_a_pause_that_is_decided_elsewhere_is_asked_about_no_longer(
             withdrawn.set()
         return types.ElicitResult(action="cancel")
 
-    async with host(service, "2025-11-25", "zoe", human) as client, asyncio.timeout(20):
+    async with host(service, "2025-11-25", "zoe", human) as client, asyncio.timeout(30):
         done = await ask(client, call("Work-write", file=str(file), line="one"))
         await withdrawn.wait()
     assert done["status"] == "Completed"
