@@ -41,6 +41,22 @@ def test_a_session_is_deleted_after_a_question(ada: Tab, service: ServiceThread,
         assert client.get(f"/sessions/{session}").status_code == 404
 
 
+def test_deleting_a_session_counts_what_the_list_does_not_show(
+    ada: Tab, service: ServiceThread, session: str
+) -> None:
+    """A filter leaves conversations out of the list, and the deletion takes them too."""
+    with service.client("ada") as client:
+        for fruit in ("apple", "apple", "pear"):
+            body = {"items": [{"content_type": "text", "content": "hello"}], "metadata": {"title": fruit}}
+            client.post("", json={**body, "session_id": session}).raise_for_status()
+    ada.page.get_by_role("searchbox").fill("apple")
+    expect(ada.page.locator(".task")).to_have_count(2)
+    dialog = _asked(ada, "Session", "Delete session")
+    expect(dialog).to_contain_text("Its 5 conversations (3 of them not in the list now) are erased")
+    ada.page.keyboard.press("Escape")
+    ada.page.get_by_role("searchbox").fill("")
+
+
 def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, session: str) -> None:
     """The id is typed into a dialog."""
     with service.client("ada") as client:

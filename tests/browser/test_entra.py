@@ -84,3 +84,25 @@ def test_signing_out_forgets_the_tokens(tabs: Tabs, protected: ServiceProcess) -
     kept = tab.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
     assert "accesstoken" not in kept.lower()
     assert "refreshtoken" not in kept.lower()
+
+
+@pytest.mark.parametrize("refusal", ["invalid_grant", "interaction_required"])
+def test_a_refresh_token_that_is_refused_leads_to_the_sign_in(
+    tabs: Tabs, authority: LocalAuthority, protected: ServiceProcess, refusal: str
+) -> None:
+    """The user signs in again, and finds what they had written."""
+    authority.lifetime = 30
+    tab = _signed_in(tabs, protected)
+    tab.expected = {400}
+    field = tab.page.get_by_role("textbox", name="Message", exact=True)
+    field.fill("Half a thought")
+    cors = {"access-control-allow-origin": "*"}
+    answer = {"error": refusal, "error_description": "AADSTS50076: sign in again"}
+    tokens = "**/oauth2/v2.0/token*"
+    tab.page.route(tokens, lambda route: route.fulfill(status=400, headers=cors, json=answer))
+    tab.look_again()
+    expect(tab.page.get_by_role("alert")).to_contain_text("Sign in again")
+    authority.lifetime = 3600
+    tab.page.unroute(tokens)
+    tab.button("Sign in with Microsoft").click()
+    expect(field).to_have_value("Half a thought")

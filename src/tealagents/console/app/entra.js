@@ -3,6 +3,7 @@
  * where the service wants it. Tokens are kept in the tab's session storage and renewed with the refresh token;
  * where that is no longer taken, the user signs in again.
  */
+import {SIGNED_OUT} from "./session.js";
 import {CacheLookupPolicy, PublicClientApplication} from "../vendor/msal-browser.js";
 
 let opened = null;
@@ -36,13 +37,19 @@ export async function restoredFromEntra(settings) {
   if (!account) return null;
   entra.setActiveAccount(account);
   const token = async ({refused}) => {
-    const {accessToken} = await entra.acquireTokenSilent({
-      account,
-      scopes: settings.scopes,
-      forceRefresh: refused,
-      cacheLookupPolicy: CacheLookupPolicy.AccessTokenAndRefreshToken,
-    });
-    return accessToken;
+    try {
+      const {accessToken} = await entra.acquireTokenSilent({
+        account,
+        scopes: settings.scopes,
+        forceRefresh: refused,
+        cacheLookupPolicy: CacheLookupPolicy.AccessTokenAndRefreshToken,
+      });
+      return accessToken;
+    } catch (error) {
+      // all else, such as a lost connection, may be over at the next attempt
+      const final = error.name === "InteractionRequiredAuthError" || error.errorCode === "invalid_grant";
+      throw final ? SIGNED_OUT : error;
+    }
   };
   return {me: {tid: account.tenantId, oid: account.localAccountId}, label: account.username || account.name, token};
 }

@@ -5,7 +5,7 @@ import {App, setTime} from "./context.js";
 import {useRead} from "./data.js";
 import {keepFocus} from "./focus.js";
 import {useRoute} from "./router.js";
-import {drafts, restored, signOut} from "./session.js";
+import {drafts, restored, signOut, SIGNED_OUT} from "./session.js";
 import {Approvals} from "./approvals.js";
 import {Compare} from "./compare.js";
 import {NewConversation} from "./conversation.js";
@@ -15,13 +15,13 @@ import {TaskView} from "./task.js";
 import {applyTheme} from "./theme.js";
 import {Back, Empty, Guard, Problem} from "./ui.js";
 
-function Console({config, session, onSignOut, onRefused}) {
+function Console({config, session, onSignOut, onRefused, onLapsed}) {
   const route = useRoute();
   const [notice, setNotice] = useState("");
   const app = useMemo(() => {
     const made = (retry) =>
       new Client(location.origin + config.url, {
-        token: session.token,
+        token: typeof session.token === "string" ? session.token : renewed(session.token, onLapsed),
         fetch: (...call) => watched(fetch(...call), onRefused),
         retry,
       });
@@ -53,8 +53,6 @@ const SOON_TOLD = {attempts: 2};
 /** An answer is waited for as long as one looks at it. */
 const NEVER_GIVEN_UP = {attempts: Infinity, longestDelayMs: 2000};
 
-const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
-
 /** The answer of a call; a token that is not accepted is reported, another user's things are not (`not_owner`). */
 async function watched(answer, onRefused) {
   const {status, headers} = await answer;
@@ -62,6 +60,16 @@ async function watched(answer, onRefused) {
   if (status === 401 && /\berror=/.test(headers.get("www-authenticate") ?? "")) onRefused();
   return answer;
 }
+
+/** Tokens from `token`; `onLapsed` is called once the user has to sign in for more. */
+const renewed = (token, onLapsed) => async (how) => {
+  try {
+    return await token(how);
+  } catch (error) {
+    if (error === SIGNED_OUT) onLapsed();
+    throw error;
+  }
+};
 
 /** The address stays: what follows its `#` is the view. */
 function toMain(event) {
@@ -95,13 +103,14 @@ function Root({config, first}) {
     },
     [config],
   );
+  const lapsed = useCallback(() => leave(SIGNED_OUT), [leave]);
   const refused = useCallback(() => {
     // Entra's tokens are renewed, and the call is made again; what others gave is worth nothing now.
-    if (config.sign_in.kind !== "entra") leave(SIGNED_OUT);
-  }, [config, leave]);
+    if (config.sign_in.kind !== "entra") lapsed();
+  }, [config, lapsed]);
   if (!session) return html`<${SignIn} config=${config} error=${error} onSignedIn=${setSession} />`;
   return html`<${Console} key=${session.label} config=${config} session=${session}
-    onSignOut=${() => leave()} onRefused=${refused} />`;
+    onSignOut=${() => leave()} onRefused=${refused} onLapsed=${lapsed} />`;
 }
 
 async function start() {

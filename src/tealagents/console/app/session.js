@@ -6,6 +6,9 @@
  */
 const KEPT = "tealagents.console.session";
 
+/** Why a session is over that the user did not end. */
+export const SIGNED_OUT = {code: "unauthenticated", detail: "The service no longer takes your token. Sign in again."};
+
 const DRAFTS = "tealagents.console.drafts";
 
 export const NAME = /^[\x21-\x7e]{1,200}$/;

@@ -1,7 +1,7 @@
 /** What there is: conversations by session, the inbox, and who is signed in. */
 import {html, useEffect, useMemo, useRef, useState} from "./html.js";
 import {isForeign, useApp, useAttempt} from "./context.js";
-import {Shared, usePages, useRead} from "./data.js";
+import {all, Shared, usePages, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
@@ -133,7 +133,7 @@ function bySession(tasks) {
 }
 
 function SessionGroup({session, tasks, current, reload}) {
-  const {client, notify} = useApp();
+  const {client, me, notify} = useApp();
   const [asking, setAsking] = useState(false);
   const remove = useAttempt()(async () => {
     setAsking(false);
@@ -145,21 +145,39 @@ function SessionGroup({session, tasks, current, reload}) {
     <section class="session" aria-label=${`Session ${shortId(session)}`}>
       <header>
         <span>Session ${shortId(session)}</span>
-        <${Menu} label="Session">
+        ${!tasks.some((task) => !task.error && isForeign(task, me)) &&
+        html`<${Menu} label="Session">
           <button onClick=${() => (location.hash = `#/new?session=${session}`)}>New conversation in this session</button>
           <button class="danger" onClick=${() => setAsking(true)}>Delete session</button>
-        <//>
+        <//>`}
       </header>
       ${asking &&
-      html`<${Dialog} title="Delete this session?" onClose=${() => setAsking(false)}>
-        <p>Its ${tasks.length} conversations are erased with their traces and audits. The service cannot undo this.</p>
-        <div class="actions">
-          <button onClick=${() => setAsking(false)} autofocus>Keep it</button>
-          <button class="primary danger" onClick=${remove}>Delete</button>
-        </div>
-      <//>`}
+      html`<${DeleteSession} session=${session} listed=${tasks.length} onDelete=${remove} onClose=${() => setAsking(false)} />`}
       ${tasks.map((task) => html`<${TaskLink} key=${task.task_id} task=${task} current=${current} />`)}
     </section>
+  `;
+}
+
+/** Names everything that would be erased, of which the list may show a part: it is filtered, and loaded in pages. */
+function DeleteSession({session, listed, onDelete, onClose}) {
+  const {client} = useApp();
+  const list = (signal) => all(client.tasks({session_id: session, limit: 200, signal}), signal);
+  const {data: erased, error, reload} = useRead(list, [client, session]);
+  const hidden = Math.max(0, (erased?.length ?? 0) - listed);
+  return html`
+    <${Dialog} title="Delete this session?" onClose=${onClose}>
+      ${error && html`<${Problem} error=${error} onRetry=${reload} />`}
+      ${!erased && !error && html`<p role="status">Counting its conversations …</p>`}
+      ${erased &&
+      html`<p>
+        Its ${plural(erased.length, "conversation")} ${hidden > 0 && `(${hidden} of them not in the list now)`} are erased with
+        their traces and audits. The service cannot undo this.
+      </p>`}
+      <div class="actions">
+        <button onClick=${onClose} autofocus>Keep it</button>
+        <button class="primary danger" disabled=${!erased} onClick=${onDelete}>Delete</button>
+      </div>
+    <//>
   `;
 }
 

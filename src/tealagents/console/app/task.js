@@ -9,7 +9,7 @@ import {Conversation} from "./conversation.js";
 import {Details} from "./details.js";
 import {Trace} from "./trace.js";
 import {Travel} from "./travel.js";
-import {Back, Dialog, Guard, Icon, Loading, Menu, Problem, Status} from "./ui.js";
+import {Back, Dialog, Guard, Icon, inWords, Loading, Menu, Problem, Status} from "./ui.js";
 
 const TABS = [
   ["conversation", "Conversation", "chat", Conversation],
@@ -51,8 +51,7 @@ export function TaskView({taskId, tab}) {
   `;
 }
 
-const inBanner = (error) =>
-  error.code ? error.detail : "The service cannot be reached. This page will try again.";
+const inBanner = (error) => (error.code ? error.detail : `${inWords(error).title}. This page will try again.`);
 
 function Header({task, tab, foreign, reload}) {
   const tabs = useRef(null);
