@@ -78,6 +78,38 @@ def test_what_is_written_outlives_a_token_that_has_expired(tabs: Tabs, service: 
     expect(field).to_have_value("Half a thought")
 
 
+def test_a_decision_and_edits_outlive_a_token_that_has_expired(tabs: Tabs, service: ServiceThread) -> None:
+    """Arguments, a reason, an edited message and metadata are where they were."""
+    (pause,) = talk(service, 'call Files-delete {"path": "first.txt"}', user="jo")
+    (answer,) = talk(service, "hello", user="jo")
+    jo = tabs.signed_in(f"{service.url}/console/", "jo")
+    jo.expected = {401}
+    jo.open("tasks", answer["task_id"]).button("Edit and send again").click()
+    edited = jo.page.locator(".editing textarea")
+    edited.fill("hello again")
+    jo.open("tasks", answer["task_id"], "details")
+    metadata = jo.page.get_by_label("Metadata as JSON")
+    metadata.fill('{"a": 1}')
+    jo.open("tasks", pause["task_id"]).button("Edit the arguments").click()
+    path = jo.page.locator(".fields").get_by_label("path required")
+    path.fill("second.txt")
+    jo.page.get_by_label("Reason").fill("It is old.")
+    refused = {"www-authenticate": 'Bearer error="invalid_token"'}
+    _once(jo, "**/resume/sse**", status=401, headers=refused, json={"code": "unauthenticated"})
+    jo.button("Approve").click()
+    expect(jo.page.get_by_role("alert")).to_contain_text("Sign in again")
+    jo.sign_in("jo").open("tasks", pause["task_id"])
+    expect(path).to_have_value("second.txt")
+    expect(jo.page.get_by_label("Reason")).to_have_value("It is old.")
+    jo.button("Approve").click()
+    expect(jo.text("Files-delete said: second.txt is deleted")).to_be_visible()
+    jo.open("tasks", answer["task_id"])
+    expect(edited).to_have_value("hello again")
+    jo.open("tasks", answer["task_id"], "details")
+    expect(metadata).to_have_value('{"a": 1}')
+    assert "second.txt" not in jo.page.evaluate("JSON.stringify({...sessionStorage})")
+
+
 @pytest.mark.parametrize("asked", ["Your name", "Bearer token"])
 def test_what_is_written_is_shown_to_its_user_only(tabs: Tabs, service: ServiceThread, asked: str) -> None:
     """Another user who signs in in the same tab finds nothing, and its writer finds nothing after that. The
@@ -148,3 +180,29 @@ def test_a_message_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: 
     expect(ivy.text("Nice to meet you, Ivy.")).to_be_visible()
     with service.client("ivy") as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 1
+
+
+def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, service: ServiceThread) -> None:
+    """The second attempt continues in the fork of the first one."""
+    *_, last = talk(service, "hello", "My name is Ivy.", user="kay")
+    kay = tabs.signed_in(f"{service.url}/console/", "kay")
+    kay.may_be_cut = True
+    cut = True
+
+    def lost(route: Route) -> None:
+        answer = route.fetch()
+        if cut:
+            return route.abort()
+        return route.fulfill(response=answer)
+
+    kay.open("tasks", last["task_id"]).button("Edit and send again").last.click()
+    kay.page.locator(".editing textarea").fill("My name is Kay.")
+    kay.page.route(f"{service.url}", lost)
+    editing = kay.page.locator(".editing")
+    editing.get_by_role("button", name="Send").click()
+    expect(editing.get_by_role("alert")).to_contain_text("cannot be reached")
+    cut = False
+    editing.get_by_role("button", name="Send").click()
+    expect(kay.text("Nice to meet you, Kay.")).to_be_visible()
+    with service.client("kay") as client:
+        assert len(client.get("/tasks").raise_for_status().json()["items"]) == 2

@@ -148,8 +148,11 @@ function Origin({task}) {
 
 /** Changes what was said: a fork of the task up to the request before, and the new message in it. */
 function Edit({message, task, before}) {
-  const {client, notify} = useApp();
-  const [editing, setEditing] = useState(false);
+  const {client, notify, drafts} = useApp();
+  const draft = `edit:${message.message_id}`;
+  const [editing, setEditing] = useState(() => drafts.get(draft) !== undefined);
+  const opened = useRef(false);
+  const attempt = useRef({});
   const button = useRef(null);
   const edited = useRef(false);
   useLayoutEffect(() => {
@@ -158,20 +161,22 @@ function Edit({message, task, before}) {
   }, [editing]);
   const text = message.items.filter((item) => item.content_type === "text").map((item) => item.content).join("\n");
   const images = message.items.filter((item) => item.content_type === "image");
-  const send = async (items) => {
+  const send = async (items, idempotencyKey) => {
     const content = [...items, ...images];
-    const options = await destination(client, task, before, items);
-    const taken = await client.background(content, options);
+    // the same text sent again continues in the fork that its first attempt made
+    if (attempt.current.idempotencyKey !== idempotencyKey)
+      attempt.current = {idempotencyKey, ...(await destination(client, task, before, items))};
+    const taken = await client.background(content, attempt.current);
     dispatchEvent(new Event("tasks-changed"));
     navigate("tasks", taken.task_id);
     notify("The changed message was sent in a fork. The original conversation is unchanged.");
   };
   if (!editing)
-    return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => setEditing(true)} />`;
+    return html`<${IconButton} at=${button} name="edit" size="small" label="Edit and send again" onClick=${() => ((opened.current = true), setEditing(true))} />`;
   return html`
     <div class="editing">
-      <${Composer} onSend=${send} initial=${text} placeholder="The message" autofocus />
-      <button class="quiet" onClick=${() => setEditing(false)}>Cancel</button>
+      <${Composer} draft=${draft} onSend=${send} initial=${text} placeholder="The message" autofocus=${opened.current} />
+      <button class="quiet" onClick=${() => (drafts.set(draft, ""), setEditing(false))}>Cancel</button>
     </div>
   `;
 }

@@ -36,9 +36,14 @@ export function Details({task, foreign, reload}) {
 
 /** The whole of it as JSON; what is left out of it is removed. Only what was changed is sent. */
 function Metadata({task, reload}) {
-  const {client, notify} = useApp();
+  const {client, notify, drafts} = useApp();
+  const draft = `metadata:${task.task_id}`;
   /** what is written, and the metadata that it began with */
-  const [edit, setEdit] = useState(null);
+  const [edit, setEdit] = useState(() => asObject(drafts.get(draft) ?? ""));
+  const write = (now) => {
+    drafts.set(draft, now && JSON.stringify(now));
+    setEdit(now);
+  };
   const [error, setError] = useState(null);
   const before = edit?.before ?? task.metadata;
   const text = edit?.text ?? lines(before);
@@ -49,7 +54,7 @@ function Metadata({task, reload}) {
       await client.patchTask(task.task_id, {metadata: changes(before, wanted)});
       notify("The metadata is saved.");
       await reload();
-      setEdit(null);
+      write(null);
       setError(null);
     } catch (failure) {
       setError(failure);
@@ -59,7 +64,7 @@ function Metadata({task, reload}) {
     <form onSubmit=${save}>
       <label class="visually-hidden" for="metadata">Metadata as JSON</label>
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
-        aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => setEdit({text: event.target.value, before})}></textarea>
+        aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => write({text: event.target.value, before})}></textarea>
       <${Unseen} text=${text} id="metadata-unseen" />
       ${wanted === null && html`<p class="wrong">This is not a JSON object.</p>`}
       ${error && html`<${Problem} error=${error} />`}

@@ -93,16 +93,22 @@ function useSchemas(client, pause) {
 
 /** `{action, edited}` of each call, by its id; what was not touched follows the button that is pressed. */
 function Decision({pause, decided, setDecided, onDecided}) {
-  const {client, patient} = useApp();
+  const {client, patient, drafts} = useApp();
   const [schemas, loadSchemas] = useSchemas(client, pause);
-  const [choices, setChoices] = useState({});
-  const [reason, setReason] = useState("");
+  const draft = `pause:${pause.approval_id}`;
+  const [{choices, reason}, setWritten] = useState(() => ({choices: {}, reason: "", ...asObject(drafts.get(draft) ?? "{}")}));
   const [outcome, setOutcome] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const several = pause.tool_calls.length > 1;
   const wrong = Object.values(choices).some((choice) => choice.edited instanceof Error);
-  const choose = (id, change) => setChoices((known) => ({...known, [id]: {...known[id], ...change}}));
+  const write = (change) => {
+    const written = {choices, reason, ...change};
+    drafts.set(draft, JSON.stringify(written, (_, value) => (value instanceof Error ? undefined : value)));
+    setWritten(written);
+  };
+  const choose = (id, change) => write({choices: {...choices, [id]: {...choices[id], ...change}}});
+  useEffect(() => void (Object.values(choices).some((choice) => choice.edited) && loadSchemas()), []);
 
   const decide = async (action) => {
     setBusy(true);
@@ -111,6 +117,7 @@ function Decision({pause, decided, setDecided, onDecided}) {
       setOutcome({status: "Running"});
       setDecided(new Map(pause.tool_calls.map(({id}) => [id, decisionOf(choices[id], action)])));
       setOutcome(await outcomeOf(patient, pause, {action, reason: reason || undefined, decisions: decisions(choices, action)}));
+      drafts.set(draft, "");
     } catch (failure) {
       setOutcome(null);
       setDecided(null);
@@ -131,7 +138,7 @@ function Decision({pause, decided, setDecided, onDecided}) {
         schemas=${schemas} onEdit=${loadSchemas} onChange=${(change) => choose(call.id, change)} />
     `)}
     <label>Reason <span class="muted">(sent to the model, kept in the trace)</span>
-      <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => setReason(event.target.value)}></textarea>
+      <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})}></textarea>
     </label>
     ${error && html`<${Problem} error=${error} />`}
     <${Buttons} calls=${pause.tool_calls} choices=${choices} disabled=${busy || wrong} onDecide=${decide} />
@@ -193,7 +200,7 @@ function Outcome({outcome}) {
 }
 
 function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
-  // it may have been edited before a decision that failed
+  // it may have been edited before a decision that failed, or before the page was left
   const [editing, setEditing] = useState(choice.edited !== undefined);
   const name = nameOf(call);
   const given = useMemo(() => asObject(call.arguments || "{}"), [call.arguments]); // what is none is decided as it is
@@ -210,7 +217,7 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
       <legend><${Icon} name="tool" /> <code>${exact(name)}</code></legend>
       ${editing && schemas
         ? html`<${Fields} value=${choice.edited ?? given} schema=${schemas.get(call.id)} onChange=${(value) => onChange({edited: value})} />`
-        : html`<${Json} value=${call.arguments} />`}
+        : html`<${Json} value=${choice.edited ?? call.arguments} />`}
       <div class="row">
         ${given !== null &&
         html`<button class="quiet" onClick=${editing ? stop : edit}>
