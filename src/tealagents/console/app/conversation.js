@@ -1,9 +1,8 @@
 /** A conversation: its messages, the answer as it comes, and what to say next. */
-import {Component, html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
+import {Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {Composer} from "./composer.js";
 import {Pause} from "./pause.js";
-import {plural} from "./format.js";
 import {useLive} from "./live.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href, navigate} from "./router.js";
@@ -47,25 +46,27 @@ export function Conversation({task, foreign, reload}) {
   const {client, patient} = useApp();
   const attempt = useAttempt();
   const {items, error, reload: reloadMessages} = useMessages(client, task);
-  const [sent, setSent] = useState(null);
-  const running = sent?.request_id ?? task.request_id;
-  const refresh = useCallback(async () => {
+  /** what was sent here and has not ended, in its order */
+  const [sent, setSent] = useState([]);
+  const running = task.request_id ?? sent[0]?.request_id;
+  const refresh = async () => {
     await Promise.all([reload(), reloadMessages()]);
-    setSent(null);
-  }, [reload, reloadMessages]);
+    setSent((known) => known.filter((each) => each.request_id !== running));
+  };
   const live = useLive(patient, running, refresh);
   useEffect(() => void (live.status && reload()), [live.status]);
 
   const send = async (content, idempotencyKey) => {
     const taken = await client.background(content, {idempotencyKey, task_id: task.task_id, supersede: task.status === "Paused"});
-    setSent({request_id: taken.request_id, items: content});
+    setSent((known) => [...known, {request_id: taken.request_id, items: content}]);
     reload();
   };
-  const stop = running ? attempt(() => client.cancel(running).finally(reload)) : undefined;
+  const cancel = attempt((requestId) => client.cancel(requestId).finally(reload));
+  const textOf = (requestId) => sent.find((each) => each.request_id === requestId);
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);
   const user = turns.find((turn) => turn.requestId === running)?.user ?? [];
-  const shownUser = user.length === 0 && sent ? [{message_id: "sent", items: sent.items}] : user;
+  const shownUser = user.length === 0 && textOf(running) ? [{message_id: "sent", ...textOf(running)}] : user;
 
   const draw = (turn, place) =>
     html`<${PastTurn} turn=${turn} task=${task} foreign=${foreign} earlier=${past} place=${place} />`;
@@ -73,19 +74,28 @@ export function Conversation({task, foreign, reload}) {
   if (!items) return html`<div class="page"><${Loading} what="the messages" /></div>`;
   return html`
     <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
-      start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent?.request_id} follow=${live.parts}>
+      start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts}>
       ${running && html`<${Running} live=${live} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
-      ${task.queued.length > 0 && html`<p class="muted" role="status">${plural(task.queued.length, "message")} waiting.</p>`}
+      ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => cancel(requestId)} />`)}
       ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
     <//>
     ${!foreign &&
     html`<div class="dock">
-      <${Composer} key=${task.task_id} draft=${task.task_id} onSend=${send} onStop=${stop} placeholder=${placeholder(task, running)} />
+      <${Composer} key=${task.task_id} draft=${task.task_id} onSend=${send} onStop=${running ? () => cancel(running) : undefined} placeholder=${placeholder(task, running)} />
     </div>`}
   `;
 }
 
 const requestOf = (turn) => turn.requestId;
+
+/** A message that waits for its turn; its text is known where it was sent. */
+function Waiting({message, onCancel}) {
+  const button = onCancel && html`<${IconButton} name="close" size="small" label="Cancel this message" onClick=${onCancel} />`;
+  return html`<section class="turn">
+    ${message && html`<${UserMessage} message=${message}>${button}<//>`}
+    <p class="muted" role="status">${message ? "Waiting for its turn." : html`One message is waiting for its turn. ${button}`}</p>
+  </section>`;
+}
 
 function placeholder(task, running) {
   if (task.status === "Paused") return "Waiting for a decision; a message cancels the request";
