@@ -1,7 +1,8 @@
 """What is asked before something is done: in dialogs of the page, with the keyboard, too."""
 
 import pytest
-from playwright.sync_api import Locator, expect
+from agents import talk
+from playwright.sync_api import Locator, Route, expect
 from tabs import Tab
 
 from tealagents.testing.service import ServiceThread
@@ -15,6 +16,10 @@ def session(service: ServiceThread) -> str:
         first = client.post("", json=body).raise_for_status().json()
         client.post("", json={**body, "session_id": first["session_id"]}).raise_for_status()
     return str(first["session_id"])
+
+
+def _breaks(route: Route) -> None:
+    route.fulfill(status=500, json={"code": "internal_error", "detail": "It broke."})
 
 
 def _asked(tab: Tab, menu: str, action: str) -> Locator:
@@ -68,3 +73,28 @@ def test_a_conversation_is_opened_by_its_id(ada: Tab, service: ServiceThread, se
     ada.page.keyboard.press("Enter")
     expect(ada.text("Nice to meet you, Ada.")).to_be_visible()
     expect(dialog).to_have_count(0)
+
+
+def test_a_failure_is_said_in_the_dialog(ada: Tab, service: ServiceThread) -> None:
+    """A notice would lie behind it."""
+    (answer,) = talk(service, "hello")
+    ada.expected = {500}
+    ada.open("tasks", answer["task_id"])
+    dialog = _asked(ada, "Actions", "Rename …")
+    ada.page.route("**/tasks/*", _breaks, times=1)
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("It broke.")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_have_count(0)
+
+
+def test_a_conversation_does_not_expire_in_the_past(ada: Tab, service: ServiceThread) -> None:
+    """A mistyped year would make it unreachable at once."""
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"], "details")
+    ada.page.get_by_label("Expires at").fill("2020-01-01T00:00")
+    expect(ada.text("This time is past. To erase the conversation now, delete it.")).to_be_visible()
+    expect(ada.button("Set")).to_be_disabled()
+    ada.page.get_by_label("Expires at").fill("2999-01-01T00:00")
+    ada.button("Set").click()
+    expect(ada.page.get_by_text("The conversation expires")).to_be_visible()

@@ -24,8 +24,9 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const sent = useRef();
   useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
-  /** Without a keyboard of its own a device would cover the answer with one. */
-  const goOn = () => matchMedia("(pointer: coarse)").matches || field.current.focus();
+  /** A device without a keyboard of its own, which would cover the answer with one, and whose Shift is far from Enter. */
+  const touched = matchMedia("(pointer: coarse)").matches;
+  const goOn = () => touched || field.current.focus();
   // the page has the focus where what had it is gone: one who wrote goes on writing
   useLayoutEffect(() => {
     if (autofocus || document.activeElement?.id === "main") goOn();
@@ -72,7 +73,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     setImages((known) => [...known, ...read]);
   };
   const key = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touched) submit(event);
   };
   // spreadsheets and word processors add a picture of the text
   const paste = (event) => {
@@ -84,7 +85,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     ${error && html`<${Problem} error=${error} />`}
     <form class="composer" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
       <${Images} images=${images} onRemove=${(gone) => setImages(images.filter((image) => image !== gone))} />
-      <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto"
+      <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
       <div class="composer-actions">
         <${IconButton} name="image" label="Add an image" onClick=${() => file.current.click()} />

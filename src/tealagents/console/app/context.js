@@ -25,17 +25,22 @@ export function setTime(headers) {
 /** The time in milliseconds since 1970, by the clock of the service. */
 export const serviceTime = () => Date.now() + ahead;
 
-/** Wraps what a button does: a second click while it is done does nothing, and why it failed is shown. */
-export function useAttempt() {
+/**
+ * Wraps what a button does: a second click while it is done does nothing. Why it failed is shown as a notice, or given
+ * to `onFailure`, which gets null when it is tried again: a dialog lies over the notices.
+ */
+export function useAttempt(onFailure) {
   const {notify} = useApp();
   const busy = useRef(false);
   return (action) => async (...given) => {
     if (busy.current) return;
     busy.current = true;
+    onFailure?.(null);
     try {
       await action(...given);
     } catch (error) {
-      notify(inWords(error).detail);
+      if (onFailure) onFailure(error);
+      else notify(inWords(error).detail);
     } finally {
       busy.current = false;
     }

@@ -7,7 +7,7 @@ import {keepFocus} from "./focus.js";
 import {useRoute} from "./router.js";
 import {drafts, restored, signOut, SIGNED_OUT} from "./session.js";
 import {Approvals} from "./approvals.js";
-import {Compare} from "./compare.js";
+import {Compare} from "./travel.js";
 import {NewConversation} from "./conversation.js";
 import {Sidebar} from "./sidebar.js";
 import {SignIn} from "./signin.js";

@@ -77,6 +77,7 @@ function Made({tokens, raw, name}) {
     // what leads nowhere does not look as if it did
     for (const dead of nodes.querySelectorAll("a:not([href])")) dead.replaceWith(...dead.childNodes);
     for (const wide of nodes.querySelectorAll("pre, table")) wide.tabIndex = 0;
+    for (const said of nodes.querySelectorAll("p, li, th, td, blockquote, h1, h2, h3, h4, h5, h6")) said.dir = "auto";
     place.current.replaceChildren(nodes);
   }, [raw]);
   return html`<div class=${name} dir="auto" ref=${place}></div>`;

@@ -101,7 +101,8 @@ function Decision({pause, decided, setDecided, onDecided}) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const several = pause.tool_calls.length > 1;
-  const wrong = Object.values(choices).some((choice) => choice.edited instanceof Error);
+  /** Arguments that cannot be sent are of calls that would run. */
+  const unfit = (action) => Object.values(choices).some((choice) => choice.edited instanceof Error && (choice.action ?? action) === "approve");
   const write = (change) => {
     const written = {choices, reason, ...change};
     drafts.set(draft, JSON.stringify(written, (_, value) => (value instanceof Error ? undefined : value)));
@@ -141,24 +142,24 @@ function Decision({pause, decided, setDecided, onDecided}) {
       <textarea rows="1" maxlength="4000" value=${reason} onInput=${(event) => write({reason: event.target.value})}></textarea>
     </label>
     ${error && html`<${Problem} error=${error} />`}
-    <${Buttons} calls=${pause.tool_calls} choices=${choices} disabled=${busy || wrong} onDecide=${decide} />
+    <${Buttons} calls=${pause.tool_calls} choices=${choices} disabled=${busy} unfit=${unfit} onDecide=${decide} />
   `;
 }
 
 /** One button where each call has been decided above, else one for each way to decide the others. */
-function Buttons({calls, choices, disabled, onDecide}) {
+function Buttons({calls, choices, disabled, unfit, onDecide}) {
   const chosen = calls.filter((call) => choices[call.id]?.action).length;
   if (chosen === calls.length)
     return html`<div class="actions">
-      <button class="primary" disabled=${disabled} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
+      <button class="primary" disabled=${disabled || unfit()} onClick=${() => onDecide()}><${Icon} name="check" /> Send the decisions</button>
     </div>`;
   const which = calls.length === 1 ? "" : chosen === 0 ? " all" : " the others";
   return html`
     <div class="actions">
-      <button class="primary" disabled=${disabled} onClick=${() => onDecide("approve")}>
+      <button class="primary" disabled=${disabled || unfit("approve")} onClick=${() => onDecide("approve")}>
         <${Icon} name="check" /> Approve${which}
       </button>
-      <button class="danger" disabled=${disabled} onClick=${() => onDecide("reject")}>
+      <button class="danger" disabled=${disabled || unfit("reject")} onClick=${() => onDecide("reject")}>
         <${Icon} name="close" /> Reject${which}
       </button>
     </div>

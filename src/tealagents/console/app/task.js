@@ -1,12 +1,13 @@
 /** One task: what it is called, how it stands, and its views. */
 import {html, useCallback, useLayoutEffect, useRef, useState} from "./html.js";
-import {isForeign, useApp, useAttempt, useFork} from "./context.js";
+import {isForeign, serviceTime, useApp, useAttempt, useFork} from "./context.js";
 import {useRead} from "./data.js";
+import {asObject, longTime, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {Title, titleOf} from "./sidebar.js";
 import {Audit} from "./audit.js";
 import {Conversation} from "./conversation.js";
-import {Details} from "./details.js";
+import {escapedJson, exact, Json, Unseen} from "./text.js";
 import {Trace} from "./trace.js";
 import {Travel} from "./travel.js";
 import {Back, Dialog, Guard, Icon, inWords, Loading, Menu, Problem, Status} from "./ui.js";
@@ -87,16 +88,10 @@ async function download(client, task) {
 }
 
 function Actions({task, foreign, reload}) {
-  const {client, notify} = useApp();
+  const {client} = useApp();
   const [asking, setAsking] = useState(null);
   const attempt = useAttempt();
   const fork = useFork(task.task_id);
-  const remove = attempt(async () => {
-    await client.deleteTask(task.task_id);
-    dispatchEvent(new Event("tasks-changed"));
-    navigate("new");
-    notify("The conversation is deleted.");
-  });
   return html`
     <${Menu} label="Actions">
       ${!foreign && html`<button onClick=${() => setAsking("title")}>Rename …</button>`}
@@ -105,21 +100,36 @@ function Actions({task, foreign, reload}) {
       ${!foreign && html`<button class="danger" onClick=${() => setAsking("delete")}>Delete …</button>`}
     <//>
     ${asking === "title" && html`<${Rename} task=${task} onClose=${() => setAsking(null)} reload=${reload} />`}
-    ${asking === "delete" &&
-    html`<${Dialog} title="Delete this conversation?" onClose=${() => setAsking(null)}>
+    ${asking === "delete" && html`<${Delete} task=${task} onClose=${() => setAsking(null)} />`}
+  `;
+}
+
+function Delete({task, onClose}) {
+  const {client, notify} = useApp();
+  const [error, setError] = useState(null);
+  const remove = useAttempt(setError)(async () => {
+    await client.deleteTask(task.task_id);
+    dispatchEvent(new Event("tasks-changed"));
+    navigate("new");
+    notify("The conversation is deleted.");
+  });
+  return html`
+    <${Dialog} title="Delete this conversation?" onClose=${onClose}>
       <p>Its messages, trace and audit are erased. The service cannot undo this; an export can be imported again.</p>
+      ${error && html`<${Problem} error=${error} />`}
       <div class="actions">
-        <button onClick=${() => setAsking(null)}>Keep it</button>
+        <button onClick=${onClose}>Keep it</button>
         <button class="primary danger" onClick=${remove}>Delete</button>
       </div>
-    <//>`}
+    <//>
   `;
 }
 
 function Rename({task, onClose, reload}) {
   const {client} = useApp();
   const [title, setTitle] = useState(titleOf(task));
-  const save = useAttempt()(async () => {
+  const [error, setError] = useState(null);
+  const save = useAttempt(setError)(async () => {
     await client.patchTask(task.task_id, {metadata: {title: title.trim() || null}});
     await reload();
     onClose();
@@ -130,11 +140,111 @@ function Rename({task, onClose, reload}) {
         <label for="title">Title</label>
         <input id="title" value=${title} maxlength="200" onInput=${(event) => setTitle(event.target.value)} autofocus />
         <p class="muted">It is stored in the task's metadata. Without a title, the first message is shown instead.</p>
+        ${error && html`<${Problem} error=${error} />`}
         <div class="actions">
           <button type="button" onClick=${onClose}>Cancel</button>
           <button class="primary">Save</button>
         </div>
       </form>
     <//>
+  `;
+}
+
+// --- details: ids, times, where it came from, and metadata that can be changed ---
+
+function Details({task, foreign, reload}) {
+  const from = task.origin?.task_id;
+  const facts = [
+    ["Status", html`<${Status} value=${task.status} />`],
+    ["Task", html`<code>${task.task_id}</code>`],
+    ["Session", html`<code>${task.session_id}</code>`],
+    ["Owner", html`<code>${exact(task.owner.oid)}</code> of <code>${exact(task.owner.tid)}</code>`],
+    ["Created", longTime(task.created_at)],
+    ["Last change", longTime(task.last_updated)],
+    ["Expires", task.expires_at ? longTime(task.expires_at) : "never"],
+    ["Checkpoint", task.checkpoint_id ? html`<code>${task.checkpoint_id}</code>` : "none yet"],
+    from && ["Forked from", html`<a href=${href("tasks", from)}><code>${shortId(from)}</code></a>`],
+  ].filter(Boolean);
+  return html`
+    <div class="page details">
+      <section class="card">
+        <h3>This conversation</h3>
+        <dl class="facts rows">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+      </section>
+      <section class="card">
+        <h3>Metadata</h3>
+        ${foreign ? html`<${Json} value=${task.metadata} />` : html`<${Metadata} task=${task} reload=${reload} />`}
+      </section>
+      ${!foreign && html`<section class="card"><h3>Expiry</h3><${Expiry} task=${task} reload=${reload} /></section>`}
+    </div>
+  `;
+}
+
+/** The whole of it as JSON; what is left out of it is removed. Only what was changed is sent. */
+function Metadata({task, reload}) {
+  const {client, notify, drafts} = useApp();
+  const draft = `metadata:${task.task_id}`;
+  /** what is written, and the metadata that it began with */
+  const [edit, setEdit] = useState(() => asObject(drafts.get(draft) ?? ""));
+  const write = (now) => {
+    drafts.set(draft, now && JSON.stringify(now));
+    setEdit(now);
+  };
+  const [error, setError] = useState(null);
+  const before = edit?.before ?? task.metadata;
+  const text = edit?.text ?? lines(before);
+  const wanted = asObject(text);
+  const save = async (event) => {
+    event.preventDefault();
+    try {
+      await client.patchTask(task.task_id, {metadata: changes(before, wanted)});
+      notify("The metadata is saved.");
+      await reload();
+      write(null);
+      setError(null);
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  return html`
+    <form onSubmit=${save}>
+      <label class="visually-hidden" for="metadata">Metadata as JSON</label>
+      <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
+        aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => write({text: event.target.value, before})}></textarea>
+      <${Unseen} text=${text} id="metadata-unseen" />
+      ${wanted === null && html`<p class="wrong">This is not a JSON object.</p>`}
+      ${error && html`<${Problem} error=${error} />`}
+      <div class="actions"><button class="primary" disabled=${wanted === null || text === lines(before)}>Save</button></div>
+    </form>
+  `;
+}
+
+const lines = (metadata) => escapedJson(JSON.stringify(metadata, null, 2) ?? "");
+
+/** New values, and null for what is gone. */
+const changes = (before, wanted) =>
+  Object.fromEntries(
+    Object.keys({...before, ...wanted})
+      .filter((name) => lines(before[name]) !== lines(wanted[name]))
+      .map((name) => [name, wanted[name] ?? null]),
+  );
+
+function Expiry({task, reload}) {
+  const {client, notify} = useApp();
+  const [when, setWhen] = useState("");
+  const past = new Date(when) <= serviceTime(); // the API would take it, and the conversation would be gone
+  const set = useAttempt()(async (expires_at) => {
+    await client.patchTask(task.task_id, {expires_at});
+    notify(expires_at ? `The conversation expires ${longTime(expires_at)}.` : "The conversation no longer expires.");
+    await reload();
+  });
+  return html`
+    <p class="muted">After this time the conversation can no longer be read, and the operator's next prune erases it.</p>
+    <div class="row">
+      <input type="datetime-local" aria-label="Expires at" value=${when} onInput=${(event) => setWhen(event.target.value)} />
+      <button disabled=${!when || past} onClick=${() => set(new Date(when))}>Set</button>
+      ${task.expires_at && html`<button class="quiet" onClick=${() => set(null)}>Keep it</button>`}
+    </div>
+    ${past && html`<p class="wrong" role="status">This time is past. To erase the conversation now, delete it.</p>`}
   `;
 }

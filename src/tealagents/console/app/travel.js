@@ -1,15 +1,14 @@
 /** Time travel: the tree of requests; look at a point, go back to it, fork it, compare two. */
 import {html, useMemo, useState} from "./html.js";
 import {useApp, useAttempt, useFork} from "./context.js";
-import {useRead} from "./data.js";
+import {all, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
-import {titleOf} from "./sidebar.js";
-import {lanesOf, readTree} from "./tree.js";
+import {Title, titleOf} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
-import {Dialog, Empty, Icon, Loading, Problem, Time} from "./ui.js";
+import {Back, Dialog, Empty, Icon, Loading, Problem, Time} from "./ui.js";
 
 /** one row and one lane of the drawing, in pixels */
 const ROW = 68;
@@ -154,4 +153,127 @@ function Forks({task}) {
 function relation(task, other) {
   if (other.origin?.task_id === task.task_id) return "forked from this one";
   return task.origin?.task_id === other.task_id ? "this one was forked from it" : "";
+}
+
+/* --- the tree: checkpoints name their parents, and messages say what was said --- */
+
+/**
+ * `{nodes, current}`: a node is `{id, parent, at, text, answer, current, onPath}`; parents come before children.
+ *
+ * A checkpoint's messages are those of its whole path. So one reading at the end of each branch gives what was
+ * said in all of them.
+ */
+async function readTree(client, taskId, signal) {
+  const checkpoints = await all(client.checkpoints(taskId, {limit: 200, parents: true, signal}), signal);
+  const said = new Map();
+  for (const {checkpoint_id} of checkpoints) {
+    if (said.has(checkpoint_id)) continue;
+    const list = client.messages(taskId, {limit: 200, checkpoint_id, signal});
+    for (const turn of turnsOf(await all(list, signal))) said.set(turn.requestId, wordsOf(turn));
+  }
+  return finished(checkpoints, said);
+}
+
+const textOf = (parts) => parts.find((part) => part.type === "text")?.text ?? "";
+
+function wordsOf(turn) {
+  const [first] = turn.user;
+  const text = first?.items.find((item) => item.content_type === "text")?.content ?? (first ? "An image" : "");
+  return {text, answer: textOf(turn.parts)};
+}
+
+/** The nodes in the order in which they were completed. An imported document may name any parent, even itself. */
+function finished(checkpoints, said) {
+  const current = checkpoints.find((checkpoint) => checkpoint.current)?.checkpoint_id ?? null;
+  const parents = new Map(checkpoints.map(({checkpoint_id, parent_id}) => [checkpoint_id, parent_id]));
+  const onPath = new Set();
+  for (let id = current; parents.has(id) && !onPath.has(id); id = parents.get(id)) onPath.add(id);
+  const nodes = [...checkpoints].reverse().map(({checkpoint_id: id, parent_id, created_at}) => ({
+    ...(said.get(id) ?? {text: "", answer: ""}),
+    id,
+    parent: parents.has(parent_id) ? parent_id : null,
+    at: created_at,
+    current: id === current,
+    onPath: onPath.has(id),
+  }));
+  return {nodes, current};
+}
+
+/**
+ * A lane for each node, as in a drawing of commits. The first child continues in its parent's lane; another one
+ * begins a lane of its own, or takes one whose branch had ended before the two parted.
+ */
+function lanesOf(nodes) {
+  const place = new Map(nodes.map((node, at) => [node.id, at]));
+  const lanes = new Map();
+  const newest = []; // lane → the newest node in it
+  for (const node of nodes) {
+    const parted = place.get(node.parent) ?? place.get(node.id);
+    let lane = node.parent === null ? -1 : newest.indexOf(node.parent);
+    if (lane < 0) lane = newest.findIndex((id) => place.get(id) < parted);
+    if (lane < 0) lane = newest.length;
+    lanes.set(node.id, lane);
+    newest[lane] = node.id;
+  }
+  return {lanes, count: Math.max(1, newest.length)};
+}
+
+// --- two branches side by side: what they share once, then what differs ---
+
+/** `sides`: task, checkpoint, task, checkpoint; a checkpoint is an id or `current` */
+export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
+  const left = useSide(leftTask, leftPoint);
+  const right = useSide(rightTask, rightPoint);
+  const shared = useMemo(() => sharedTurns(left.turns, right.turns), [left.turns, right.turns]);
+  const failed = left.error ?? right.error;
+  if (failed) return html`<div class="page"><${Problem} error=${failed} /></div>`;
+  if (!left.turns || !right.turns) return html`<div class="page"><${Loading} what="both branches" /></div>`;
+  return html`
+    <div class="compare">
+      <header class="page-header">
+        <${Back} label="Time travel" to=${href("tasks", leftTask, "travel")} />
+        <h2>Two branches</h2>
+        <span class="muted">${plural(shared, "request")} in common</span>
+      </header>
+      <details class="common" open=${shared <= 3 && shared > 0} hidden=${shared === 0}>
+        <summary>In common</summary>
+        ${left.turns.slice(0, shared).map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${left.task} />`)}
+      </details>
+      <div class="branches">
+        <${Branch} name="One" side=${left} shared=${shared} />
+        <${Branch} name="The other" side=${right} shared=${shared} />
+      </div>
+    </div>
+  `;
+}
+
+function useSide(taskId, point) {
+  const {client} = useApp();
+  const {data: task, error} = useRead((signal) => client.task(taskId, {signal}), [client, taskId]);
+  const checkpoint = point === "current" ? undefined : point;
+  const {items, error: unread} = useMessages(client, task ?? {task_id: taskId}, checkpoint);
+  const turns = useMemo(() => items && turnsOf(items), [items]);
+  return {task, turns: task && turns, error: error ?? unread};
+}
+
+/** How many turns both begin with. A fork's messages are copies, which name what they were copied from. */
+function sharedTurns(left, right) {
+  if (!left || !right) return 0;
+  const names = (turn) => new Set(turn.user.concat(turn.last).flatMap((message) => [message.message_id, message.origin?.message_id].filter(Boolean)));
+  let count = 0;
+  while (count < Math.min(left.length, right.length) && !names(left[count]).isDisjointFrom(names(right[count]))) count += 1;
+  return count;
+}
+
+function Branch({name, side, shared}) {
+  const own = side.turns.slice(shared);
+  const end = side.turns.at(-1)?.user[0]?.items.find((item) => item.content_type === "text")?.content;
+  return html`
+    <section class="branch" aria-label=${`${name} branch`}>
+      <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a>
+        <small class="clip muted" dir="auto">${name} branch${end && `, up to “${readable(end).slice(0, 80)}”`}</small></h3>
+      ${own.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${side.task} />`)}
+      ${own.length === 0 && html`<p class="muted">It ends where the other one goes on.</p>`}
+    </section>
+  `;
 }

@@ -34,14 +34,14 @@ export function UserMessage({message, children}) {
 }
 
 /** A call of a tool, folded: its arguments and what came of it. */
-function Call({call}) {
+function Call({call, growing}) {
   const {result} = call;
   const outcome = result ? (call.rejected ? "rejected" : result.is_error ? "failed" : "done") : "open";
   return html`
     <details class="call" data-outcome=${outcome}>
       <summary>
         <${Icon} name="tool" /> <code>${exact(call.tool)}</code>
-        <span class="outcome">${OUTCOMES[outcome]}${result?.duration_ms ? ` · ${duration(result.duration_ms)}` : ""}</span>
+        <span class="outcome">${outcome === "open" && !growing ? "no result" : OUTCOMES[outcome]}${result?.duration_ms ? ` · ${duration(result.duration_ms)}` : ""}</span>
       </summary>
       <h4>Arguments</h4>
       <${Json} value=${call.arguments} />
@@ -55,7 +55,7 @@ const OUTCOMES = {done: "done", failed: "failed", open: "no result yet", rejecte
 /** What the agent said and did, in its order. */
 export function Parts({parts, growing = false}) {
   return parts.map((part, place) => {
-    if (part.type === "call") return html`<${Call} key=${`${place} ${part.id}`} call=${part} />`;
+    if (part.type === "call") return html`<${Call} key=${`${place} ${part.id}`} call=${part} growing=${growing} />`;
     if (part.type === "image") return html`<${Image} key=${place} source=${part.source} />`;
     return html`<${Markdown} key=${place} text=${part.text} growing=${growing} />`;
   });
