@@ -42,6 +42,27 @@ class Mute(MemoryStore):
         self.commits += 1
 
 
+class Slow(MemoryStore):
+    """Takes as long as it is said to for all that a beat asks."""
+
+    seconds = 0.0
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await asyncio.sleep(self.seconds)
+        await super().commit(partition, commit)
+
+    async def now(self) -> float:
+        await asyncio.sleep(self.seconds)
+        return await super().now()
+
+
+class LoopClock(SystemClock):
+    """Its time is the event loop's, which the deadlines are of."""
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
 async def passes(clock: FakeClock, seconds: float) -> None:
     """Time goes by in small steps, and what wakes in each of them is done."""
     for _ in range(round(seconds / 0.125)):
@@ -112,4 +133,18 @@ async def test_a_beat_that_is_never_answered_costs_nothing(caplog: pytest.LogCap
     assert store.asked.is_set()
     assert (store.commits, lease.losses) == (2, 0)
     assert "no answer in time" in caplog.text
+    await lease.stop()
+
+
+async def test_a_slow_store_costs_no_lease() -> None:
+    """A beat that takes longer than one is given at first gets more time. covers: STATE-4"""
+    store, loop = Slow(), asyncio.get_running_loop()
+    lease = Lease(RecordStore(store, "Agent", LoopClock()), SECONDS)
+    await lease.start()
+    store.seconds = SECONDS / 8
+    for _ in range(SECONDS * 8):
+        advance(loop, 0.5)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert (lease.held, lease.losses) == (True, 0)
     await lease.stop()

@@ -16,7 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import CloseCode
 from websockets.http11 import Request
 
-from tealagents.api.bodies import DISCARD_SECONDS, MESSAGE_COUNTER
+from tealagents.api.bodies import DISCARD_SECONDS, FREE, MESSAGE_COUNTER
 from tealagents.domain.errors import Overloaded
 from tealagents.limits import Limits
 
@@ -231,9 +231,14 @@ class CountingProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self._resize is None or self._discards:
             return
-        fragments = (self.conn.current_size or 0) + FRAGMENT * len(self.frames)
+        held = (self.conn.current_size or 0) + FRAGMENT * len(self.frames) + len(self.conn.reader.buffer)
+        if self.close_sent:  # the application gives back what it has counted, and counts no more
+            if held > FREE:
+                self._discards, self.frames = True, []
+                self.conn.reader.discard()
+            return
         try:
-            self._resize(fragments + len(self.conn.reader.buffer))
+            self._resize(held)
         except Overloaded as error:
             self.conn.fail(CloseCode.TRY_AGAIN_LATER, error.detail)
             self.handle_parser_exception()

@@ -153,24 +153,28 @@ class Lease:
         self._beaten_at = float("-inf") if dead else before
 
     async def _beat_for_ever(self) -> None:
-        failed = False
+        failures = 0
         while True:
-            pause = min(RETRY_SECONDS, self.seconds / 10) if failed else self.seconds / 3
+            pause = min(RETRY_SECONDS, self.seconds / 10) if failures else self.seconds / 3
             await self._records.clock.sleep(pause)
             async with self._writing:
-                failed = not await self._beat(again=failed)
+                failures = 0 if await self._beat(failures) else failures + 1
 
-    async def _beat(self, *, again: bool) -> bool:
-        """Whether the lease was renewed, or taken anew. Of the failures in a row only the first is logged."""
+    async def _beat(self, failures: int) -> bool:
+        """Whether the lease was renewed, or taken anew. Of the failures in a row only the first is logged.
+
+        A connection that is mute is left soon for another one; a store that is slow gets more time each time.
+        """
         began = self._records.clock.monotonic()
+        patience = max(LEAST_BEAT_SECONDS, self.seconds / 5) * 2**failures if self.held else self.seconds
         try:
-            async with asyncio.timeout(max(LEAST_BEAT_SECONDS, self.seconds / 5)):
+            async with asyncio.timeout(min(patience, self.seconds)):
                 if self.held:
                     await self._keep()
                 else:
                     await self._lose("it could not be renewed in time")
         except (TealError, TimeoutError) as error:
-            if not again:
+            if not failures:
                 log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
         return self._beaten_at >= began
 

@@ -115,7 +115,8 @@ def _refuse_steps(parameter: Parameter, value: Any) -> None:
     """A value that is empty or holds `.` or `..` as a step would name another path on some servers."""
     values = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
     texts = [_text(one) for one in values]
-    if not any(texts) or any(step in (".", "..") for text in texts for step in _STEPS.split(text)):
+    steps = [step for text in texts for step in _STEPS.split(text)]
+    if not any(steps) or any(step in (".", "..") for step in steps):
         raise ToolFailed(
             f"{parameter.argument} cannot be {excerpt(_text(value))!r} in a path. Nothing was done."
         )

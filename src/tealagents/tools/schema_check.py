@@ -15,13 +15,20 @@ from tealagents.domain.errors import ToolFailed
 from tealagents.domain.models import Json
 from tealagents.tools.naming import excerpt
 
-#: keywords, and choices of them, that are looked at in one check
-MAX_STEPS = 100_000
+#: keywords, and choices of them, that are looked at in one check, and how many at once within each other
+MAX_STEPS, MAX_DEPTH = 100_000, 200
+#: characters of a fault that count as a step: it repeats the value, however large that is
+FAULT_CHARACTERS = 64
 _CHECKED = (
     *("$ref", "allOf", "anyOf", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems"),
     *("maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "oneOf"),
     *("prefixItems", "properties", "required", "type"),
 )
+
+
+class _TooLarge(Exception):
+    """The check would take too long."""
+
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError]]
 
@@ -31,15 +38,27 @@ def check_against(schema: Json, arguments: Json) -> None:
 
     `schema` is one that `openapi_schema` made: its keywords have values of their shape.
     """
-    steps = 0
+    steps = depth = 0
+
+    def take(more: int) -> None:
+        nonlocal steps
+        steps += more
+        if steps > MAX_STEPS:
+            raise _TooLarge
 
     def counted(keyword: Keyword) -> Keyword:
         def check(validator: Any, wanted: Any, value: Any, within: Any) -> Iterator[ValidationError]:
-            nonlocal steps
-            steps += 1 + (len(wanted) if isinstance(wanted, list | dict) else 0)
-            if steps > MAX_STEPS:
-                raise RecursionError
-            yield from keyword(validator, wanted, value, within) or ()
+            nonlocal depth
+            take(1 + (len(wanted) if isinstance(wanted, list | dict) else 0))
+            if depth > MAX_DEPTH:  # Python's own limit would meet the library where it cannot bear it
+                raise _TooLarge
+            depth += 1
+            try:
+                for fault in keyword(validator, wanted, value, within) or ():
+                    take(len(fault.message) // FAULT_CHARACTERS)
+                    yield fault
+            finally:
+                depth -= 1
 
         return check
 
@@ -49,7 +68,7 @@ def check_against(schema: Json, arguments: Json) -> None:
     validator = create({}, keywords)(schema, registry=Registry())
     try:
         fault = next(validator.iter_errors(arguments), None)
-    except RecursionError:
+    except _TooLarge:
         raise ToolFailed(
             "The arguments, or their schema, are too large to be checked. Nothing was done."
         ) from None

@@ -483,6 +483,16 @@ def test_unfinished_messages_of_the_websocket_have_the_budget_of_bodies(tmp_path
             for each in opened:
                 each.close()
             until(lambda: service.app._incoming._held == 0)
+        with upgraded(service, "ada") as ada:
+            ada.sendall(frame(text | end, b"no JSON"))
+            until(lambda: closed(ada) == 1011)
+            ada.sendall(
+                unfinished[0]
+            )  # the application, which gives back what it has counted, is gone by now
+            ada.shutdown(socket.SHUT_WR)
+            while ada.recv(65536):
+                pass
+        assert service.app._incoming._held == 0
 
 
 def test_hostile_types(tmp_path: Path) -> None:

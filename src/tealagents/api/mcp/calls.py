@@ -114,9 +114,6 @@ class _Call:
                 if answers[name].action != "accept":
                     break
             return documents.command(pause, answers)
-        except (
-            MCPError,
-            InvalidRequest,
-            ValidationError,
-        ):  # the host could not ask, or its answer decides nothing
+        # the host could not ask, or its answer decides nothing
+        except (MCPError, InvalidRequest, ValidationError):
             return None

@@ -123,12 +123,12 @@ def _replaced(text: Any, old: str, new: str, count: int | None = None) -> str:
     return whole.replace(old, new, times)
 
 
-def _joined(joined: Iterable[Any], by: str = "", attribute: str | None = None) -> str:
+def _joined(joined: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
     if attribute:
         joined = map(make_attrgetter(_environment, attribute), joined)
     parts = list(map(str, joined))
-    _bounded(sum(map(len, parts)) + len(parts) * len(by))
-    return by.join(parts)
+    _bounded(sum(map(len, parts)) + len(parts) * len(d))
+    return d.join(parts)
 
 
 def _rounded(value: float, precision: int = 0, method: Any = "common") -> float:
@@ -141,7 +141,12 @@ def _rounded(value: float, precision: int = 0, method: Any = "common") -> float:
 def _json(value: Any, indent: int | None = None) -> str:
     if indent is not None and indent > WIDEST:
         raise TemplateRefused(f"cannot indent by more than {WIDEST}")
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    parts, length = list[str](), 0
+    for part in json.JSONEncoder(ensure_ascii=False, indent=indent).iterencode(value):
+        length += len(part)
+        _bounded(length)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _taken(function: Callable[..., Any]) -> inspect.Signature:
