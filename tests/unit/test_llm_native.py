@@ -8,6 +8,9 @@ from llm_setup import call, chunk, client, message
 
 from tealagents.domain.events import ModelDone
 from tealagents.domain.models import Message
+from tealagents.domain.ports import ModelCall
+from tealagents.llm.adjustments import NO_ADJUSTMENTS
+from tealagents.llm.failures import Complaint
 from tealagents.llm.native import ChatReasoning
 from tealagents.llm.responses_reading import ResponsesReading
 
@@ -129,6 +132,7 @@ def test_an_answer_keeps_no_thoughts() -> None:
         client_of(model="mistral-large"),
         client_of("openai-responses", model="deepseek-chat"),
         client_of("openai-responses"),
+        client("http://127.0.0.1:9/other/v1", "openai-chat", model="deepseek-chat"),
     ],
 )
 def test_no_other_model_or_client_is_sent_it(other: Any) -> None:
@@ -220,6 +224,17 @@ def test_sealed_reasoning_goes_back_in_its_place(repeated: bool) -> None:
     ]
     assert (back[0], back[3]) == (THOUGHT, AFTER)
     assert [each["call_id"] for each in back if each["type"] == "function_call"] == ["call_0", "call_1"]
+
+
+def test_reasoning_that_another_account_sealed_is_left_out_once_it_is_refused() -> None:
+    """The calls stay: the conversation continues without the thoughts, for this message alone."""
+    model = client_of("openai-responses")
+    prompt = model.encode(kept(responses(model, ITEMS), "So"))
+    refused = Complaint(status=400, code="invalid_encrypted_content", message="could not be verified")
+    adjusted = NO_ADJUSTMENTS.learned(refused)
+    asked = orjson.loads(model._body(ModelCall(prompt=[prompt]), adjusted))["input"]
+    assert [each["type"] for each in asked] == ["message", "function_call", "function_call"]
+    assert adjusted | NO_ADJUSTMENTS == NO_ADJUSTMENTS
 
 
 def test_reasoning_that_is_not_sealed_is_not_sent_back() -> None:

@@ -14,7 +14,7 @@ from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.resent import ADDS_A_MESSAGE, AnsweredCall, Resent, in_words
 from tealagents.api.stretches import Stretch
 from tealagents.domain.errors import InvalidRequest, NotFound, RequestInProgress
-from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup
+from tealagents.domain.models import AS_CONFIGURED, ENDED, Approval, Caller, Head, RequestSetup, ToolChoice
 from tealagents.state import keys
 from tealagents.state.new_message import MOST_EARLIER, Key, NewMessage
 
@@ -48,10 +48,9 @@ async def send(
         raise InvalidRequest("background", "needs the response to be stored: leave `store` out")
     if given.answers:
         # a client that resends its history, or sets anything anew, says all that is to hold
-        resets = given.holds_calls or declares or message.setup != AS_CONFIGURED
-        setup = message.setup if resets else None
+        resets = given.holds_calls or declares or replace(message.setup, tool_choice=None) != AS_CONFIGURED
         return await _answered(
-            exchange, caller, given.answers, kinds, message, setup, behind, streamed=streamed
+            exchange, caller, given.answers, kinds, message, behind, resets=resets, streamed=streamed
         )
     message = replace(message, earlier=tuple(in_words(given.before)[-MOST_EARLIER:]))
     if isinstance(behind, Stretch):
@@ -71,9 +70,9 @@ async def _answered(
     given: Sequence[AnsweredCall],
     kinds: Sequence[str],
     message: NewMessage,
-    setup: RequestSetup | None,
     behind: Place,
     *,
+    resets: bool,
     streamed: bool,
 ) -> Stretch:
     """Decides a pause with answers to its calls; those to earlier pauses of its request are history.
@@ -98,12 +97,18 @@ async def _answered(
     await _check_earlier(exchange, view, earlier)
     await _check_message(exchange, view, message)
     _check_answers(waiting, answers)
+    setup = message.setup if resets else _with_choice(view.record.setup, message.setup.tool_choice)
     stretch = await stretches.decided(exchange, caller, waiting, answers, setup=setup, streamed=streamed)
     for _ in range(MOST_ATTEMPTS):
         if not stretch.view.replayed or stretch.status != "Failed":
             break
         stretch = await _retried(exchange, stretch, message, setup, streamed=streamed)
     return stretch
+
+
+def _with_choice(held: RequestSetup, choice: ToolChoice | None) -> RequestSetup | None:
+    """What holds with another choice beside all that remains; None where nothing is anew."""
+    return replace(held, tool_choice=choice) if choice is not None else None
 
 
 def _by_place(

@@ -53,8 +53,10 @@ def _client_tools(declared: Iterable[Declared]) -> Iterator[ClientTool]:
 
 
 def _response_format(given: Any) -> ResponseFormat | None:
-    match given.get("type", "text") if isinstance(given, dict) else given:
-        case None | "text":
+    if given is None:
+        return None
+    match given.get("type", "text") if isinstance(given, dict) else None:
+        case "text":
             return None
         case "json_object":
             return ResponseFormat()
@@ -64,10 +66,11 @@ def _response_format(given: Any) -> ResponseFormat | None:
                 raise InvalidRequest("text.format.schema", "must be a JSON Schema, an object")
             if not _NAME.fullmatch(bodies.string(given, "name", "text.format")):
                 raise InvalidRequest("text.format.name", _BAD_NAME)
-            if len(encode_json(schema)) > MOST_METADATA:
-                raise InvalidRequest("text.format.schema", f"is larger than {MOST_METADATA} bytes of JSON")
-            described = str(given.get("description") or "")
-            strict = given.get("strict") is True
+            described, strict = given.get("description") or "", given.get("strict") is True
+            if not isinstance(described, str):
+                raise InvalidRequest("text.format.description", "must be a string")
+            if len(encode_json([schema, described])) > MOST_METADATA:
+                raise InvalidRequest("text.format", f"is larger than {MOST_METADATA} bytes of JSON")
             return ResponseFormat(name=given["name"], schema=schema, description=described, strict=strict)
     raise InvalidRequest("text.format.type", "must be text, json_object or json_schema")
 

@@ -279,6 +279,8 @@ class _Reply(Struct):
 
 def _answered(state: LoopState, call: ModelCall, reply: _Reply, done: ModelDone) -> Answered:
     said = "".join(reply.text)
+    if done.tool_calls and state.tool_choice is not None and state.tool_choice.mode == "required":
+        state.tool_choice = None  # it has been met: the model would have to call for ever
     message = Message(
         message_id=ids.random_id(),
         request_id=state.request_id,

@@ -13,12 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.llm.encoding import to_json
-from tealagents.llm.failures import Complaint
+from tealagents.llm.failures import MAX_SEARCHED, Complaint
 
 #: how templates and services say that a system message comes first, and that roles alternate
 _ORDER = re.compile(
     r"system (message|prompt|role).*\b(beginning|start|first)\b|first message.*\bsystem\b"
-    r"|\balternat|\bunexpected role\b|\bsuccessive (user|system)\b",
+    r"|\b(roles?|messages)\b[^.]{0,40}\balternat|\bunexpected role\b|\bsuccessive (user|system)\b",
     re.DOTALL,
 )
 #: the id of a call that a conversation at the service waits for
@@ -36,15 +36,19 @@ class Adjustments(Struct, frozen=True):
     order: bool = False
     #: calls that the conversation waits for, of a request that ended without answering them: only here
     unanswered: tuple[str, ...] = ()
+    #: reasoning that was sealed for another account is left out: only here
+    unsealed: bool = False
 
     def learned(self, said: Complaint) -> "Adjustments":
         """This, and what a refusal calls for; itself where that is nothing."""
-        words = f"{said.param} {said.message}".lower()
+        words = f"{said.param} {said.message[:MAX_SEARCHED]}".lower()
         if said.status in (400, 422) and "stream_options" in words:
             return replace(self, stream_options=True)
         # a failing template is an internal error at some services
         if said.status in (400, 422, 500) and _ORDER.search(words):
             return replace(self, order=True)
+        if said.status == 400 and said.code == "invalid_encrypted_content":
+            return replace(self, unsealed=True)
         if said.status == 400 and (open_call := _UNANSWERED.search(said.message)):
             call_id = open_call[1].rstrip(".")
             if call_id not in self.unanswered and len(self.unanswered) < _MOST_UNANSWERED:

@@ -1,9 +1,10 @@
 """What a service sends with tool calls and wants back with them, such as reasoning and signatures. No I/O.
 
-It is kept as `Message.native`. Only a client of the kind that made it reads it, for the same model, and only
-while the message has as many calls as it came with.
+It is kept as `Message.native`. Only a client of the kind that made it reads it, for the same model of the
+same service, and only while the message has as many calls as it came with.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import Any
@@ -12,10 +13,16 @@ import orjson
 
 from tealagents.domain.models import LONGEST_NATIVE, Json, Message
 from tealagents.llm.encoding import to_json
+from tealagents.llm.options import OpenAIOptions
 
 #: the kinds of `reasoning_details` whose text is streamed in pieces, and the fields it is in
 _STREAMED = frozenset({"reasoning.text", "reasoning.summary"})
 _TEXTS = ("text", "summary")
+
+
+def source_of(kind: str, options: OpenAIOptions) -> str:
+    """What a client's values are for: its kind, the model, and the service, which seals for itself alone."""
+    return f"{kind} {options.model} {hashlib.sha256(options.base_url.encode()).hexdigest()[:12]}"
 
 
 def kept(source: str, calls: int, value: Json) -> str:

@@ -36,7 +36,7 @@ from tealagents.llm.encoding import (
     valid_name,
 )
 from tealagents.llm.failures import Complaint, complaint, cut, failed_midway, quoted, too_much, unusable
-from tealagents.llm.native import ChatReasoning, kept, returned
+from tealagents.llm.native import ChatReasoning, kept, returned, source_of
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.service import MAX_CALLS, ModelService, Question
 
@@ -74,7 +74,7 @@ class OpenAIChat:
     def __init__(self, options: OpenAIChatOptions) -> None:
         self.name = options.model
         self.provider: str = options.provider
-        self._source = f"openai-chat {options.model}"
+        self._source = source_of("openai-chat", options)
         self._secrets = options.secrets()
         self._service = ModelService(options, deployment=options.azure_deployment or options.model)
         self._head = b'{"model":' + to_json(options.model) + b',"messages":['
@@ -448,4 +448,5 @@ def _begins_another(fragment: _CallFragment, call: _Assembled) -> bool:
         return fragment.id != call.id
     if not call.name or function.name != call.name:
         return bool(call.name)
-    return bool(function.arguments) and is_object("".join(call.arguments))
+    more = argument_text(function.arguments or "")
+    return more.lstrip().startswith("{") and is_object("".join(call.arguments))

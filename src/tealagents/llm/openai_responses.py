@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
+import orjson
+
 from tealagents.domain.errors import RemoteThreadLost, RunFailure
 from tealagents.domain.events import ModelDone, ModelEvent
 from tealagents.domain.models import Json, Message, ResponseFormat, ToolCall, ToolChoice
@@ -31,7 +33,7 @@ from tealagents.llm.encoding import (
     valid_name,
 )
 from tealagents.llm.failures import AttemptFailed, Complaint, quoted
-from tealagents.llm.native import returned
+from tealagents.llm.native import returned, source_of
 from tealagents.llm.options import OpenAIOptions
 from tealagents.llm.responses_reading import (
     CALL,
@@ -73,7 +75,7 @@ class OpenAIResponses:
         self.name = options.model
         self.provider: str = options.provider
         self.supports_remote_threads = options.store
-        self._source = f"openai-responses {options.model}"
+        self._source = source_of("openai-responses", options)
         self._secrets = options.secrets()
         self._service = ModelService(options)
         self._head = b'{"model":' + to_json(options.model)
@@ -108,6 +110,8 @@ class OpenAIResponses:
         prompt: Sequence[bytes] = call.prompt
         if adjusted.order:
             prompt = joined(prompt, system=_SYSTEM, user=_USER, text="input_text")
+        if adjusted.unsealed:
+            prompt = list(map(_without_reasoning, prompt))
         prompt = [piece[1:-1] if piece.startswith(b"[") else piece for piece in prompt]
         instructions = b""
         if prompt and prompt[0].startswith(_SYSTEM):
@@ -308,6 +312,12 @@ def _assistant_items(message: Message, order: Sequence[Any]) -> Iterator[Json]:
         else:
             yield item
     yield from calls
+
+
+def _without_reasoning(piece: bytes) -> bytes:
+    items = orjson.loads(piece) if piece.startswith(b"[") else ()
+    kept = [item for item in items if item.get("type") != "reasoning"]
+    return to_json(kept) if len(kept) < len(items) else piece
 
 
 def _unanswered(call_id: str) -> Json:

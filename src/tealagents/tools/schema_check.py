@@ -38,30 +38,7 @@ def check_against(schema: Json, arguments: Json) -> None:
 
     `schema` is one that `openapi_schema` made: its keywords have values of their shape.
     """
-    steps = depth = 0
-
-    def take(more: int) -> None:
-        nonlocal steps
-        steps += more
-        if steps > MAX_STEPS:
-            raise _TooLarge
-
-    def counted(keyword: Keyword) -> Keyword:
-        def check(validator: Any, wanted: Any, value: Any, within: Any) -> Iterator[ValidationError]:
-            nonlocal depth
-            take(1 + (len(wanted) if isinstance(wanted, list | dict) else 0))
-            if depth > MAX_DEPTH:  # Python's own limit would meet the library where it cannot bear it
-                raise _TooLarge
-            depth += 1
-            try:
-                for fault in keyword(validator, wanted, value, within) or ():
-                    take(len(fault.message) // FAULT_CHARACTERS)
-                    yield fault
-            finally:
-                depth -= 1
-
-        return check
-
+    counted = _Budget().counted
     keywords = {name: counted(Draft202012Validator.VALIDATORS[name]) for name in _CHECKED}
     keywords["additionalProperties"] = counted(_other_fields)
     # nothing is fetched: a registry of one's own does not know how
@@ -77,6 +54,33 @@ def check_against(schema: Json, arguments: Json) -> None:
         raise ToolFailed(
             f"The arguments are not valid, nothing was done:\n- {excerpt(place)}: {excerpt(fault.message)}"
         )
+
+
+class _Budget:
+    """What one check may still take."""
+
+    def __init__(self) -> None:
+        self._steps = self._depth = 0
+
+    def counted(self, keyword: Keyword) -> Keyword:
+        def check(validator: Any, wanted: Any, value: Any, within: Any) -> Iterator[ValidationError]:
+            self._take(1 + (len(wanted) if isinstance(wanted, list | dict) else 0))
+            if self._depth > MAX_DEPTH:  # Python's own limit would meet the library where it cannot bear it
+                raise _TooLarge
+            self._depth += 1
+            try:
+                for fault in keyword(validator, wanted, value, within) or ():
+                    self._take(len(fault.message) // FAULT_CHARACTERS)
+                    yield fault
+            finally:
+                self._depth -= 1
+
+        return check
+
+    def _take(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise _TooLarge
 
 
 def _other_fields(validator: Any, wanted: Any, value: Any, within: Any) -> Iterator[ValidationError]:

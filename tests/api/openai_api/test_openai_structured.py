@@ -1,6 +1,7 @@
 """Structured outputs and the choice of a tool, which go on to the model service."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from tealagents.llm.offline import OfflineModel
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PLACE = {"type": "json_schema", "name": "place", "schema": SCHEMA}
 ANSWER = '{"city": "Rome"}'
 
 
@@ -104,8 +106,33 @@ def test_whether_the_model_calls_a_tool_is_chosen_over_chat(
     assert body(model)["tool_choice"] == choice
 
 
+def test_a_choice_without_a_tool_of_its_own_leaves_the_rest(wire: httpx.Client, model: OfflineModel) -> None:
+    """With the answer to a call: instructions, tools and format remain."""
+    shape = {"type": "json_schema", "name": "place", "description": None, "schema": SCHEMA, "strict": False}
+    words = call("get_weather", place="Rome")
+    first = create(wire, input=words, instructions="Be terse.", tools=[WEATHER], text={"format": shape})
+    output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "sunny"}
+    second = create(wire, input=[output], tool_choice="none")
+    assert body(model)["tool_choice"] == "none"
+    assert body(model)["response_format"]["json_schema"]["name"] == "place"
+    assert (second["instructions"], second["text"]) == ("Be terse.", {"format": shape})
+    assert (second["tools"], second["tool_choice"]) == (first["tools"], "none")
+
+
+def test_a_call_of_the_agents_own_tool_meets_what_is_required(
+    wire: httpx.Client, model: OfflineModel, file: Path
+) -> None:
+    """It would have to call for ever."""
+    create(wire, input=call("Work-rest", file=str(file), seconds=0), tools=[WEATHER], tool_choice="required")
+    first, second = (request["body"] for request in model.requests[-2:])
+    assert (first["tool_choice"], "tool_choice" in second) == ("required", False)
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
+    ("text.format.type", {"text": {"format": "json_schema"}}),
+    ("text.format.description", {"text": {"format": {**PLACE, "description": {"a": 1}}}}),
+    ("text.format", {"text": {"format": {**PLACE, "description": "x" * 70_000}}}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
     ("text.format.name", {"text": {"format": {"type": "json_schema", "name": "x y", "schema": SCHEMA}}}),
     ("tool_choice", {"tool_choice": "required"}),
