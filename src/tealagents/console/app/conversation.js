@@ -90,10 +90,12 @@ const requestOf = (turn) => turn.requestId;
 
 /** A message that waits for its turn; its text is known where it was sent. */
 function Waiting({message, onCancel}) {
-  const button = onCancel && html`<${IconButton} name="close" size="small" label="Cancel this message" onClick=${onCancel} />`;
   return html`<section class="turn">
-    ${message && html`<${UserMessage} message=${message}>${button}<//>`}
-    <p class="muted" role="status">${message ? "Waiting for its turn." : html`One message is waiting for its turn. ${button}`}</p>
+    ${message && html`<${UserMessage} message=${message} />`}
+    <div class="row muted">
+      <span role="status">${message ? "Waiting for its turn." : "One message is waiting for its turn."}</span>
+      ${onCancel && html`<button class="quiet" aria-label="Cancel this message" onClick=${onCancel}>Cancel</button>`}
+    </div>
   </section>`;
 }
 
