@@ -1,28 +1,22 @@
 """A caller's own requests, for protocols that know a request by its id alone."""
 
-import asyncio
 import uuid
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Coroutine,
-    Hashable,
-    Iterator,
     Mapping,
     Sequence,
     Set,
 )
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import Receive
 
 from tealagents.api.exchange import Exchange, RequestView
-from tealagents.api.folding import in_words
 from tealagents.domain import ids
 from tealagents.domain.errors import (
     InvalidRequest,
@@ -30,7 +24,6 @@ from tealagents.domain.errors import (
     NotOwner,
     RequestInProgress,
     TaskBusy,
-    TealError,
 )
 from tealagents.domain.events import Event, Paused, Recorded
 from tealagents.domain.models import (
@@ -47,16 +40,11 @@ from tealagents.domain.models import (
 from tealagents.state import keys, latest
 from tealagents.state.history import Logged
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.unwinding import unwound
-
-T = TypeVar("T")
 
 #: requests of one task that are looked through
 MOST_REQUESTS = 50
 #: how long a task that was not to be stored may be there at most
 UNSTORED_KEPT = timedelta(days=1)
-#: what comes within this time is reported at once: a client is not to be flooded with reports
-GATHER_SECONDS = 0.05
 #: of the ids that clients' names stand for
 _NAMESPACE = uuid.UUID("5b0f7a4e-6a3c-4c53-9d5e-2f8f1f0c7a11")
 
@@ -210,47 +198,6 @@ async def submitted(
         return await own(exchange, caller, error.ids["request_id"])
 
 
-class OpenCalls:
-    """The calls that wait here for the requests that they began, and can be given up."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-        self._named: dict[Hashable, asyncio.Future[RequestView]] = {}
-
-    @contextmanager
-    def begun(
-        self, beginning: Coroutine[Any, Any, RequestView], name: Hashable | None
-    ) -> Iterator[asyncio.Future[RequestView]]:
-        """What a message or a decision begins, while the call waits for its end.
-
-        A call with a name is given up by its name alone; one without by ending the wait, which cancels the
-        request. What begins is stored to its end all the same: a commit that is left midway would end as a
-        failure.
-        """
-        sent = asyncio.ensure_future(beginning)
-        if name is not None:
-            self._named[name] = sent
-        try:
-            yield sent
-        except asyncio.CancelledError:
-            self.exchange.in_background(self._given_up(sent) if name is None else asyncio.wait([sent]))
-            raise
-        finally:
-            if self._named.get(name) is sent:
-                del self._named[name]
-
-    def give_up(self, name: Hashable) -> None:
-        """Cancels the request of the call of this name, if it waits here."""
-        if (sent := self._named.get(name)) is not None:
-            self.exchange.in_background(self._given_up(sent))
-
-    async def _given_up(self, sent: asyncio.Future[RequestView]) -> None:
-        with suppress(TealError):  # what was refused has begun nothing
-            view = await sent
-            if view.sender and not self.exchange.service.admission.draining:
-                await self.exchange.cancel(view.caller, view.record.request_id)
-
-
 async def under(exchange: Exchange, caller: Caller, key: Key) -> RequestView | None:
     """The request that began under an idempotency key; None where the key is unused."""
     records, partition = exchange.service.records, exchange.service.records.partition(caller.user)
@@ -278,66 +225,14 @@ def _start(logged: Logged) -> int | None:
     return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
-class ReportProgress(Protocol):
-    """Takes what a request has come to: the number of the last event, and in words what was added."""
-
-    async def __call__(self, number: int, *, message: str) -> None: ...
-
-
-async def settled(
-    exchange: Exchange,
-    view: RequestView,
-    receive: Receive | None = None,
-    report: ReportProgress | None = None,
-) -> RequestView:
+async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:
     """The request once it has ended or paused, as `Exchange.outcome`, wherever it runs."""
-    if report is None:
-        return await _settled(exchange, view, receive)
-    ended = asyncio.ensure_future(_settled(exchange, view, receive))
-    reported = _reported(exchange, view, report, ended)
-    _, fault = await asyncio.gather(ended, reported, return_exceptions=True)
-    if fault is None or isinstance(fault, TealError):  # what cannot be followed has its end
-        return await ended
-    raise fault
-
-
-async def _reported(
-    exchange: Exchange, view: RequestView, report: ReportProgress, ended: asyncio.Future[RequestView]
-) -> None:
-    async for batch in exchange.follow(view):
-        if text := "".join(in_words(each.event) for each in batch):
-            await report(batch[-1].id, message=text)
-            await asyncio.wait([ended], timeout=GATHER_SECONDS)
-
-
-async def _settled(exchange: Exchange, view: RequestView, receive: Receive | None) -> RequestView:
     record = await exchange.outcome(view, receive)
     if record.status in ("Running", "Queued"):
         async for _ in exchange.follow(view):
             pass
         record = (await exchange.tasks.request(view.partition, record.request_id)).value
     return replace(view, record=record)
-
-
-async def unless_decided(
-    exchange: Exchange, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T]
-) -> T | None:
-    """What comes of asking the user about a pause; None where it ends before, which ends the asking."""
-    asked = asyncio.ensure_future(asking)
-    elsewhere = asyncio.ensure_future(_continued(exchange, replace(view, after=pause.event_id)))
-    try:
-        await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
-        if asked.done() or elsewhere.exception() is not None:  # what cannot be followed is asked all the same
-            return await asked
-        return None
-    finally:
-        await unwound((asked, elsewhere))
-
-
-async def _continued(exchange: Exchange, view: RequestView) -> None:
-    """Returns once there is an event behind `view.after`."""
-    async for _ in exchange.follow(view):
-        return
 
 
 async def to_the_end(exchange: Exchange, view: RequestView) -> AsyncIterator[Sequence[Recorded]]:

@@ -27,9 +27,9 @@ from tealagents.api.http import Headers, rpc_response, with_headers
 from tealagents.api.mcp.calls import answer, named
 from tealagents.api.mcp.documents import refused, respond
 from tealagents.api.mcp.tools import listed
+from tealagents.api.open_calls import OpenCalls
 from tealagents.api.origins import KnownOrigins
 from tealagents.api.protocols import Served
-from tealagents.api.requests import OpenCalls
 from tealagents.api.settings import ApiSettings
 from tealagents.domain.errors import NotFound, Overloaded
 from tealagents.domain.models import Json

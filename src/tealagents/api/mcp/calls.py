@@ -17,7 +17,7 @@ from starlette.requests import Request
 from tealagents.api import gate, requests
 from tealagents.api.exchange import RequestView
 from tealagents.api.mcp import documents, tools
-from tealagents.api.requests import OpenCalls, settled, unless_decided
+from tealagents.api.open_calls import OpenCalls, awaited, unless_decided
 from tealagents.domain.errors import InvalidRequest, TealError
 from tealagents.domain.models import Approval, Json
 from tealagents.engine.approvals import Command
@@ -53,7 +53,7 @@ class _Call:
         self._modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         self._streamed = bool(context.meta and context.meta.get("progress_token") is not None)
         report = partial(context.session.report_progress, total=None) if self._streamed else None
-        self._settled = partial(settled, calls.exchange, receive=self._call.request.receive, report=report)
+        self._settled = partial(awaited, calls.exchange, receive=self._call.request.receive, report=report)
 
     async def result(self) -> Result:
         exchange, user, arguments = self._exchange, self._call.user, self._params.arguments or {}

@@ -1,0 +1,112 @@
+"""Calls that stay open for a request: given up by name, kept informed, ended by a decision made elsewhere."""
+
+import asyncio
+from collections.abc import Coroutine, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+from msgspec.structs import replace
+from starlette.types import Receive
+
+from tealagents.api.exchange import Exchange, RequestView
+from tealagents.api.folding import in_words
+from tealagents.api.requests import settled
+from tealagents.domain.errors import TealError
+from tealagents.domain.models import Approval
+from tealagents.unwinding import unwound
+
+T = TypeVar("T")
+
+#: what comes within this time is reported at once: a client is not to be flooded with reports
+GATHER_SECONDS = 0.05
+
+
+class OpenCalls:
+    """The calls that wait here for the requests that they began, and can be given up."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self._named: dict[Hashable, asyncio.Future[RequestView]] = {}
+
+    @contextmanager
+    def begun(
+        self, beginning: Coroutine[Any, Any, RequestView], name: Hashable | None
+    ) -> Iterator[asyncio.Future[RequestView]]:
+        """What a message or a decision begins, while the call waits for its end.
+
+        A call with a name is given up by its name alone; one without by ending the wait, which cancels the
+        request. What begins is stored to its end all the same: a commit that is left midway would end as a
+        failure.
+        """
+        sent = asyncio.ensure_future(beginning)
+        if name is not None:
+            self._named[name] = sent
+        try:
+            yield sent
+        except asyncio.CancelledError:
+            self.exchange.in_background(self._given_up(sent) if name is None else asyncio.wait([sent]))
+            raise
+        finally:
+            if self._named.get(name) is sent:
+                del self._named[name]
+
+    def give_up(self, name: Hashable) -> None:
+        """Cancels the request of the call of this name, if it waits here."""
+        if (sent := self._named.get(name)) is not None:
+            self.exchange.in_background(self._given_up(sent))
+
+    async def _given_up(self, sent: asyncio.Future[RequestView]) -> None:
+        with suppress(TealError):  # what was refused has begun nothing
+            view = await sent
+            if view.sender and not self.exchange.service.admission.draining:
+                await self.exchange.cancel(view.caller, view.record.request_id)
+
+
+class ReportProgress(Protocol):
+    """Takes what a request has come to: the number of the last event, and in words what was added."""
+
+    async def __call__(self, number: int, *, message: str) -> None: ...
+
+
+async def awaited(
+    exchange: Exchange, view: RequestView, receive: Receive, report: ReportProgress | None
+) -> RequestView:
+    """The request once it has ended or paused, as `requests.settled`; what it does until then is reported."""
+    if report is None:
+        return await settled(exchange, view, receive)
+    ended = asyncio.ensure_future(settled(exchange, view, receive))
+    reports = _reports(exchange, view, report, ended)
+    _, fault = await asyncio.gather(ended, reports, return_exceptions=True)
+    if fault is None or isinstance(fault, TealError):  # what cannot be followed has its end
+        return await ended
+    raise fault
+
+
+async def _reports(
+    exchange: Exchange, view: RequestView, report: ReportProgress, ended: asyncio.Future[RequestView]
+) -> None:
+    async for batch in exchange.follow(view):
+        if text := "".join(in_words(each.event) for each in batch):
+            await report(batch[-1].id, message=text)
+            await asyncio.wait([ended], timeout=GATHER_SECONDS)
+
+
+async def unless_decided(
+    exchange: Exchange, view: RequestView, pause: Approval, asking: Coroutine[Any, Any, T]
+) -> T | None:
+    """What comes of asking the user about a pause; None where it ends before, which ends the asking."""
+    asked = asyncio.ensure_future(asking)
+    elsewhere = asyncio.ensure_future(_continued(exchange, replace(view, after=pause.event_id)))
+    try:
+        await asyncio.wait([asked, elsewhere], return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() or elsewhere.exception() is not None:  # what cannot be followed is asked all the same
+            return await asked
+        return None
+    finally:
+        await unwound((asked, elsewhere))
+
+
+async def _continued(exchange: Exchange, view: RequestView) -> None:
+    """Returns once there is an event behind `view.after`."""
+    async for _ in exchange.follow(view):
+        return
