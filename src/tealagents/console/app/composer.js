@@ -24,7 +24,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const sent = useRef();
   useEffect(() => void (sent.current = undefined), [text, images]);
   useGrowth(field, text);
-  /** A device without a keyboard of its own, which would cover the answer with one, and whose Shift is far from Enter. */
+  /** A device without a keyboard of its own: it would cover the answer with one, and has no Shift + Enter. */
   const touched = matchMedia("(pointer: coarse)").matches;
   const goOn = () => touched || field.current.focus();
   // the page has the focus where what had it is gone: one who wrote goes on writing

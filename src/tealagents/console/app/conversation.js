@@ -46,7 +46,7 @@ export function Conversation({task, foreign, reload}) {
   const {client, patient} = useApp();
   const attempt = useAttempt();
   const {items, error, reload: reloadMessages} = useMessages(client, task);
-  /** what was sent here and has not ended, in its order */
+  /** sent here, and not ended */
   const [sent, setSent] = useState([]);
   const running = task.request_id ?? sent[0]?.request_id;
   const refresh = async () => {

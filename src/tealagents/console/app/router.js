@@ -1,5 +1,5 @@
 /** Where one is in the console: a path behind `#`, so that the service needs to know none of them. */
-import {useEffect, useState} from "./html.js";
+import {useEffect, useMemo, useState} from "./html.js";
 
 function current() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -15,13 +15,14 @@ function decode(part) {
 }
 
 export function useRoute() {
-  const [route, setRoute] = useState(current);
+  const [hash, setHash] = useState(location.hash);
   useEffect(() => {
-    const moved = () => setRoute(current());
+    const moved = () => setHash(location.hash);
     addEventListener("hashchange", moved);
+    moved(); // it may have before anything listened
     return () => removeEventListener("hashchange", moved);
   }, []);
-  return route;
+  return useMemo(current, [hash]);
 }
 
 /** `href("tasks", id, "trace")` is the link to that view; what is undefined at the end is left out. */
