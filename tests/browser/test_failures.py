@@ -206,3 +206,21 @@ def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, servic
     expect(kay.text("Nice to meet you, Kay.")).to_be_visible()
     with service.client("kay") as client:
         assert len(client.get("/tasks").raise_for_status().json()["items"]) == 2
+
+
+def test_an_address_that_changes_while_the_page_is_drawn_is_followed(
+    tabs: Tabs, service: ServiceThread
+) -> None:
+    """Before anything could listen for it, as by one who clicks early."""
+    (answer,) = talk(service, "hello", user="kim")
+    kim = tabs.open(f"{service.url}/console/")
+    kim.page.goto(kim.console)
+    kim.page.get_by_label("Your name").fill("kim")
+    kim.page.evaluate(
+        """(hash) => new MutationObserver((_, seen) => {
+            if (document.querySelector("#main")) (seen.disconnect(), (location.hash = hash));
+        }).observe(document.body, {childList: true, subtree: true})""",
+        f"#/tasks/{answer['task_id']}",
+    )
+    kim.button("Continue").click()
+    expect(kim.link("Time travel")).to_be_visible()
