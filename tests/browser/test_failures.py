@@ -160,22 +160,20 @@ def test_on_a_phone_a_notice_has_the_width_of_the_page(ada: Tab) -> None:
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 
+def _lost(route: Route) -> None:
+    """The service answers, and nothing of it arrives."""
+    route.fetch()
+    route.abort()
+
+
 def test_a_message_whose_answer_was_lost_is_not_sent_twice(tabs: Tabs, service: ServiceThread) -> None:
     """The service had taken it; one who sends it again continues with what is there."""
     ivy = tabs.signed_in(f"{service.url}/console/", "ivy")
     ivy.may_be_cut = True
-    cut = True
-
-    def lost(route: Route) -> None:
-        answer = route.fetch()
-        if cut:
-            return route.abort()
-        return route.fulfill(response=answer)
-
-    ivy.page.route(f"{service.url}", lost)
+    ivy.page.route(service.url, _lost)
     ivy.say("My name is Ivy.")
     expect(ivy.page.get_by_role("main").get_by_role("alert")).to_contain_text("cannot be reached")
-    cut = False
+    ivy.page.unroute(service.url)
     ivy.button("Send").click()
     expect(ivy.text("Nice to meet you, Ivy.")).to_be_visible()
     with service.client("ivy") as client:
@@ -187,21 +185,13 @@ def test_an_edited_message_whose_answer_was_lost_is_sent_once(tabs: Tabs, servic
     *_, last = talk(service, "hello", "My name is Ivy.", user="kay")
     kay = tabs.signed_in(f"{service.url}/console/", "kay")
     kay.may_be_cut = True
-    cut = True
-
-    def lost(route: Route) -> None:
-        answer = route.fetch()
-        if cut:
-            return route.abort()
-        return route.fulfill(response=answer)
-
     kay.open("tasks", last["task_id"]).button("Edit and send again").last.click()
     kay.page.locator(".editing textarea").fill("My name is Kay.")
-    kay.page.route(f"{service.url}", lost)
+    kay.page.route(service.url, _lost)
     editing = kay.page.locator(".editing")
     editing.get_by_role("button", name="Send").click()
     expect(editing.get_by_role("alert")).to_contain_text("cannot be reached")
-    cut = False
+    kay.page.unroute(service.url)
     editing.get_by_role("button", name="Send").click()
     expect(kay.text("Nice to meet you, Kay.")).to_be_visible()
     with service.client("kay") as client:

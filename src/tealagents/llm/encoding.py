@@ -79,7 +79,7 @@ def user_text(message: Message) -> str | None:
 
 
 def format_fields(wanted: ResponseFormat) -> Json | None:
-    """What a service is told of the schema of structured output; None where any JSON object will do."""
+    """The schema of structured output, as services are sent it; None if any JSON object will do."""
     if not wanted.schema:
         return None
     described = {"description": wanted.description} if wanted.description else {}
