@@ -769,7 +769,7 @@ def test_a_tool_cut_off_by_a_crash_is_reported_as_unknown_and_not_run_again(
 
     covers: HITL-1, STATE-4
     """
-    store, limits = tmp_path / "state.db", {"lease_seconds": 1}
+    store, limits = tmp_path / "state.db", {"lease_seconds": 3}
     with OfflineModel() as model, working_process(nursery, store, model, limits=limits) as service:
         with service.client() as client:
             words = " and ".join(

@@ -18,7 +18,7 @@ from tealagents.testing.forking import ForkedService, Nursery
 from tealagents.testing.service import offline_service
 from tealagents.testing.waits import until
 
-LEASE = 1.5
+LEASE = 3
 PLUGINS = Path(__file__).parent / "custom_plugins.py"
 
 

@@ -261,7 +261,7 @@ def test_a_key_is_one_text_of_up_to_255_characters(ada: httpx.Client) -> None:
 def test_a_key_holds_on_every_replica_and_after_a_kill(nursery: Nursery, tmp_path: Path) -> None:
     """Its process dies: another one reports that it was interrupted, and does not run it. covers: STATE-3"""
     with (
-        replicas(nursery, tmp_path, script=SCRIPT, limits={"lease_seconds": 1.5}) as pair,
+        replicas(nursery, tmp_path, script=SCRIPT, limits={"lease_seconds": 4}) as pair,
         pair.first.client() as first,
         pair.second.client() as second,
     ):

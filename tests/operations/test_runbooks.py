@@ -220,7 +220,7 @@ def test_a_stuck_task_is_canceled(site: Site) -> None:
 
 def test_a_process_that_hangs_is_killed(site: Site, nursery: Nursery) -> None:
     """Two leases later its request is interrupted on every other process, and the task continues."""
-    site.configured(limits={"lease_seconds": 1})
+    site.configured(limits={"lease_seconds": 3})
     with nursery.service(site.config, site.env) as hanging, nursery.service(site.config, site.env) as other:
         with hanging.client() as ada:
             task = said(ada, "hello")["task_id"]

@@ -13,7 +13,7 @@ from tealagents.testing.waits import until
 AGENT = {"plugins": ["Work"]}
 ENV = {"TA_PLUGIN_MODULE": str(PLUGINS)}
 #: seconds of a lease; a request of a dead process ends within two
-LEASE = {"lease_seconds": 2}
+LEASE = {"lease_seconds": 3}
 
 
 def at_once(words: str) -> dict[str, object]:
