@@ -12,6 +12,8 @@ import httpx
 import pytest
 from wire import JSON, NOBODYS, Json, problem, text
 
+from tealagents.api import bodies
+from tealagents.domain.errors import InvalidRequest
 from tealagents.testing.service import ServiceThread
 
 GOOD = json.dumps(text("hello")).encode()
@@ -433,6 +435,30 @@ def test_a_body_just_within_the_limit_is_taken(ada: httpx.Client) -> None:
     """A message of 19 MB is a message."""
     answer = ada.post("", json=text("x" * 19_000_000))
     assert answer.status_code == 200, answer.text[:300]
+
+
+@pytest.mark.parametrize("each", [b"[],", b"{},", b"1,", b'"",', b'"\\\\",', b'{"a":1},'])
+def test_a_body_of_endless_small_values_is_refused_before_they_are_made(
+    ada: httpx.Client, each: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would take a hundred times their size, and all other requests would wait for them."""
+    monkeypatch.setattr(bodies, "VALUES", 1000)
+    fits = 1000 // 2
+    problem(ada.post("", content=metadata(each * 5000 + b"1"), headers=JSON), 422, "invalid_request", "body")
+    taken = ada.post("", content=metadata(each * fits + b"1"), headers=JSON)
+    assert taken.status_code == 200, taken.text
+
+
+@pytest.mark.parametrize("end", [b'"', b""])
+def test_commas_and_brackets_in_a_text_are_no_values(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor behind escaped quotes. A text without an end is what is wrong with its body, however long it is."""
+    monkeypatch.setattr(bodies, "VALUES", 10)
+    body = b'["' + rb"[{,\"" * 100_000 + end + (b"]" if end else b"")
+    if end:
+        assert bodies.parse(body) == ['[{,"' * 100_000]
+    else:
+        with pytest.raises(InvalidRequest, match="JSON"):
+            bodies.parse(body)
 
 
 def test_huge_and_many_headers_do_no_harm(ada: httpx.Client) -> None:

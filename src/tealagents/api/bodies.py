@@ -34,6 +34,10 @@ FREE = 64 * 1024
 #: where the scope of a WebSocket has the server's function that takes `IncomingBody.resize`
 MESSAGE_COUNTER = "tealagents.message_counter"
 _TOO_DEEP = f"is nested deeper than {DEEPEST} levels"
+#: values that a body may hold, and one more for so many of its bytes, as exported tasks need: a value of two
+#: bytes takes eighty in memory, and all other requests wait while they are read
+VALUES, BYTES_PER_VALUE = 100_000, 20
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
 #: characters of what a client sent that a refusal repeats, to say where it is wrong
 REPEATED = 200
 
@@ -166,6 +170,7 @@ def parse(body: bytes, *, around: int = 0) -> Any:
 
     `around` is how many levels may be around what can be nested as deeply as in any body.
     """
+    _check_values(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -174,9 +179,25 @@ def parse(body: bytes, *, around: int = 0) -> Any:
     return value
 
 
+def _check_values(body: bytes) -> None:
+    """Refuses a body of too many values before any is made. Commas and brackets in texts are none."""
+    most = VALUES + len(body) // BYTES_PER_VALUE
+    if _places(body) <= most:
+        return
+    outside, strings = _STRING.subn(b"", body, most)
+    if strings == most or _places(outside) > most:
+        raise InvalidRequest("body", f"holds more than {most:,} JSON values; send less, or in several parts")
+
+
+def _places(body: bytes) -> int:
+    """How many values can be in a body at most."""
+    return body.count(b",") + body.count(b"[") + body.count(b"{") + 1
+
+
 def identified(body: bytes) -> Json | None:
     """Which call it is whose body `parse` refuses, as far as that is JSON: its error is for that call."""
     with contextlib.suppress(ValueError, RecursionError, InvalidRequest):
+        _check_values(body)
         given = json.loads(body)  # which reads lone surrogates, too
         if isinstance(given, dict):
             found = {name: given.get(name) for name in ("id", "method")}
