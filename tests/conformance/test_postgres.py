@@ -254,12 +254,40 @@ async def test_a_refused_connection_names_no_password() -> None:
     assert "hunter2" not in repr(store_of(url).options)
 
 
-@pytest.mark.parametrize("password", ["pwd/ash", "pwd@at/x", "pwd:on/x"])
+@pytest.mark.parametrize("password", ["pwd/ash", "pwd@at/x", "pwd:on/x", "pwd@at"])
 def test_a_password_that_breaks_the_url_is_not_shown(password: str) -> None:
     """Characters that must be written otherwise in a URL are an error that says so without quoting them."""
     with pytest.raises(StoreConfigError, match="write the characters") as refused:
         store_of(f"postgresql://ann:{password}@host/db")
     assert password[:3] not in str(refused.value)
+
+
+async def test_a_server_with_few_connections(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection"
+) -> None:
+    """What it takes is shared where it refuses another one: nothing fails, and nothing waits for the pool."""
+    await sql.execute("CREATE ROLE few LOGIN CONNECTION LIMIT 2")
+    await sql.execute("GRANT CREATE ON DATABASE postgres TO few")
+    url = postgres_server.url.replace("tealagents:", "few:")
+    async with store_of(f"{url}?schema=few&pool=10") as store:
+        await asyncio.gather(*(store.commit(f"p{n}", put("key", b"1")) for n in range(20)))
+        assert all([(await store.read(f"p{n}", ["key"]))[0] for n in range(20)])
+    await sql.execute("ALTER ROLE few CONNECTION LIMIT 0")
+    with pytest.raises(PersistenceUnavailable, match="too many connections"):
+        await store_of(f"{url}?schema=few").open()
+
+
+async def test_a_database_of_another_encoding(
+    postgres_server: PostgresServer, sql: "asyncpg.Connection"
+) -> None:
+    """The tables are made in one that is not UTF-8, too: what is stored is bytes."""
+    await sql.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    url = postgres_server.url.removesuffix("postgres") + "latin"
+    async with store_of(url) as store:
+        await store.commit("p", put("key", "…".encode()))
+        (record,) = await store.read("p", ["key"])
+        assert record is not None
+        assert record.value == "…".encode()
 
 
 async def test_a_server_that_takes_no_writes(

@@ -60,6 +60,14 @@ spec:
     - {name: greet, task_no: 1, instructions: hello, agent: first}
     - {name: ask, task_no: 2, instructions: hello, agent: second}
 """
+LOCKED = """
+from tealagents.domain.errors import Unknown
+from tealagents.stores.memory import MemoryStore
+
+class LockedStore(MemoryStore):
+    async def commit(self, partition, commit):
+        raise Unknown("no answer in time")
+"""
 KEY, OTHER_KEY = "first-key-" * 5, "other-key-" * 5
 
 
@@ -211,6 +219,12 @@ def editing(before: str, after: str) -> Callable[[Patient], object]:
     return lambda patient: patient.config.write_text(CONFIG.replace(before, after))
 
 
+def store_whose_tables_are_locked(patient: Patient) -> None:
+    """It reads, and no commit is answered in time."""
+    (patient.folder / "locked_store.py").write_text(LOCKED)
+    patient.env["TA_PERSISTENCE"] = "locked_store:LockedStore"
+
+
 #: where no server listens
 NOWHERE = "127.0.0.1:1"
 
@@ -234,6 +248,7 @@ NOWHERE = "127.0.0.1:1"
             lambda patient: patient.database.write_text("garbage"),
             "damaged database (file is not a database)",
         ),
+        (store_whose_tables_are_locked, "or end what locks its tables"),
         (schema_of_another_version, "run the version that migrated it"),
         (setting(TA_ENCRYPTION_KEY=""), "Set TA_ENCRYPTION_KEY"),
         (setting(TA_ENCRYPTION_KEY=OTHER_KEY), "TA_ENCRYPTION_OLD_KEYS"),

@@ -27,7 +27,7 @@ from tealagents.cli.findings import find
 from tealagents.cli.loading import check_exists, unusable
 from tealagents.config import ServiceConfig
 from tealagents.config.problems import KeyPath, key_text, reason
-from tealagents.domain.errors import CorruptState, PersistenceUnavailable, TealError
+from tealagents.domain.errors import CorruptState, PersistenceUnavailable, StoreError, TealError
 from tealagents.domain.ports import Commit, Put, Store
 
 #: seconds by which two clocks may differ; tokens are checked with as much leeway by default
@@ -163,10 +163,10 @@ async def _opened(config: ServiceConfig, store: Store) -> AsyncIterator[Ailment]
     seconds = 0.0
     try:
         seconds = await _write(config, store)
-    except (TealError, OSError) as error:
+    except (TealError, StoreError, OSError) as error:
         yield Ailment(
             f"the store cannot be written: {error}",
-            "Free disk space, or grant this user the right to write to it.",
+            "Free space on its disk or memory, let this user write to it, or end what locks its tables.",
         )
     if config.limits.lease_seconds < max(SHORTEST_LEASE, 20 * seconds):
         yield Ailment(

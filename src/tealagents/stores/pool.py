@@ -13,6 +13,9 @@ __all__ = ["Pool"]
 
 C = TypeVar("C")
 
+#: for so long no other connection is tried where the server had none left
+SECONDS_WITHOUT = 30.0
+
 
 class Pool(Generic[C]):
     """Up to `size` connections. The one that came back last is lent first, so that few are kept busy."""
@@ -23,21 +26,33 @@ class Pool(Generic[C]):
         connect: Callable[[], Awaitable[C]],
         usable: Callable[[C], Awaitable[bool]],
         discard: Callable[[C], Awaitable[None]],
+        full: Callable[[BaseException], bool] = lambda _: False,
         size: int,
         timeout: float,
     ) -> None:
+        """`full` says whether the server refused a connection because it takes no more of them."""
         self._connect = connect
         self._usable = usable
         self._discard = discard
+        self._full = full
         self._timeout = timeout
         self._idle: list[C] = []
+        self._lent = 0
         self._places = asyncio.Semaphore(size)
 
     async def borrow(self) -> C:
         """An idle connection or a new one; the borrower gives it back or drops it.
 
-        TimeoutError when none comes free in time, or whatever connecting raises.
+        A server that takes no more gets along with those that are lent. TimeoutError when none comes free in
+        time, or whatever connecting raises.
         """
+        while (connection := await self._borrowed()) is None:
+            pass
+        self._lent += 1
+        return connection
+
+    async def _borrowed(self) -> C | None:
+        """None: the server has no more connections, and there is one less to borrow for a while."""
         if self._places.locked():
             async with asyncio.timeout(self._timeout):
                 await self._places.acquire()
@@ -51,17 +66,22 @@ class Pool(Generic[C]):
                 await self._discard(connection)
             async with asyncio.timeout(self._timeout):
                 return await self._connect()
-        except BaseException:
+        except BaseException as error:
+            if self._lent and self._full(error):
+                asyncio.get_running_loop().call_later(SECONDS_WITHOUT, self._places.release)
+                return None
             self._places.release()
             raise
 
     def give_back(self, connection: C) -> None:
         """For a connection that has nothing under way."""
+        self._lent -= 1
         self._idle.append(connection)
         self._places.release()
 
     async def drop(self, connection: C) -> None:
         """For a connection whose state is uncertain."""
+        self._lent -= 1
         try:
             await self._discard(connection)
         finally:

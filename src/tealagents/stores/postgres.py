@@ -18,7 +18,12 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import asyncpg
-from asyncpg.exceptions import InterfaceError, InternalClientError, PostgresError
+from asyncpg.exceptions import (
+    InterfaceError,
+    InternalClientError,
+    PostgresError,
+    TooManyConnectionsError,
+)
 from pydantic import Field, SecretStr
 
 from tealagents.domain.errors import Conflict, PersistenceUnavailable, Unknown
@@ -77,7 +82,7 @@ class PostgresOptions(StoreOptions):
     @classmethod
     def location(cls, url: StoreUrl) -> dict[str, Any]:
         hosts = url.netloc.rpartition("@")[2]
-        if "@" in url.path or not all(map(_HOST.fullmatch, hosts.split(","))):
+        if "@" in url.path or url.netloc.count("@") > 1 or not all(map(_HOST.fullmatch, hosts.split(","))):
             raise StoreConfigError(
                 f"{url.scheme}://…: what stands between the slashes is not a host and a port. In a user name "
                 "or password, write the characters / @ : ? # % as %2F %40 %3A %3F %23 %25."
@@ -119,6 +124,7 @@ class PostgresStore(BaseStore):
             connect=self._connect,
             usable=_is_open,
             discard=_abort,
+            full=lambda error: isinstance(error, TooManyConnectionsError),
             size=options.pool,
             timeout=options.connect_timeout,
         )

@@ -24,11 +24,11 @@ CREATE INDEX records_expiring ON {schema}.records (expires_at) WHERE expires_at 
 CREATE FUNCTION {schema}.commit_records(
     in_partition text,
     in_operation text,
-    expected     text[],    -- keys …
-    versions     text[],    -- … and the version each must have, or NULL where it must be absent
-    put          text[],    -- keys …
-    bodies       bytea[],   -- … their values …
-    ttls         float8[],  -- … and the seconds after which each expires, or NULL for never
+    expected     text[],    -- keys
+    versions     text[],    -- and the version each must have, or NULL where it must be absent
+    put          text[],    -- keys
+    bodies       bytea[],   -- their values
+    ttls         float8[],  -- and the seconds after which each expires, or NULL for never
     deleted      text[],    -- keys
     unsynced     boolean    -- whether the next commit that is synced may make this one survive a crash of the server
 ) RETURNS void LANGUAGE plpgsql AS $$
