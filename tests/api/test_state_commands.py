@@ -139,13 +139,14 @@ def test_an_import_can_be_repeated(agent: Agent) -> None:
     """What is there already is left alone; a dry run writes nothing."""
     with agent.served() as service, service.client() as client:
         life(client)
-    file, lines = agent.folder / "export", agent.exported().count(b"\n") - 1
+    file, lines = agent.folder / "export", agent.exported().count(b"\n") - 2
     there = {"TA_PERSISTENCE": f"file://{agent.folder}/moved"}
     dry = agent.run("state", "import", str(file), "--dry-run", **there)
     assert f"{lines} records would be written" in dry.output
     assert agent.stats(**there)["tasks"] == {}
     half = agent.folder / "half"
-    half.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[: lines // 2]))
+    first = file.read_bytes().splitlines(keepends=True)[: lines // 2]
+    half.write_bytes(b"".join([*first, b'{"records":%d}\n' % (lines // 2 - 1)]))
     assert agent.run("state", "import", str(half), **there).exit_code == 0
     whole = agent.run("state", "import", str(file), **there)
     assert f"{lines - (lines // 2 - 1)} records written, {lines // 2 - 1} were there already" in whole.output
@@ -153,7 +154,18 @@ def test_an_import_can_be_repeated(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["no export", "another agent", "changed", "cut", "not ours", "another state"]
+    "wrong",
+    [
+        "no export",
+        "another agent",
+        "changed",
+        "cut",
+        "cut between lines",
+        "a line missing",
+        "two exports",
+        "not ours",
+        "another state",
+    ],
 )
 def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wrong: str) -> None:
     """The line is named, and the store is as it was. covers: STATE-4"""
@@ -167,11 +179,17 @@ def test_an_import_that_cannot_be_is_refused_before_it_begins(agent: Agent, wron
     elif wrong == "another agent":
         lines[0] = lines[0].replace(b"Tester", b"Other")
     elif wrong == "changed":
-        lines[-2] = lines[-2].replace(b"Completed", b"Canceled")
+        lines[-3] = lines[-3].replace(b"Completed", b"Canceled")
     elif wrong == "cut":
-        lines[-1] = lines[-1][:-20]
+        lines[-2:] = [lines[-2][:-20]]
+    elif wrong == "cut between lines":
+        lines = lines[:-1]
+    elif wrong == "a line missing":
+        lines = [*lines[:-2], lines[-1]]
+    elif wrong == "two exports":
+        lines += lines[1:]
     elif wrong == "not ours":
-        lines[-1] = lines[-1].replace(b"Tester/user", b"Others/user")
+        lines[-2] = lines[-2].replace(b"Tester/user", b"Others/user")
     else:
         with agent.served(**there) as service, service.client() as client:
             say(client, "and on", task_id=task)

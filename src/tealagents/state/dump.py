@@ -5,6 +5,8 @@ stored with::
 
     {"key":"session/…","partition":"Tester/user/tid.oid","sha256":"…","value":{…}}
 
+The last line says how many records there are, so that a file that was cut is not taken for a whole one.
+
 The order is fixed: what says whose is what; then, user by user, each task by its id with all it holds, its
 head last, and what belongs to no task; then the threads that programs keep. So the same state makes the
 same bytes, in whichever store it is. A record that is damaged is exported as it was found, as base64 under
@@ -46,6 +48,8 @@ from tealagents.state.streams import KEPT_SECONDS
 T = TypeVar("T")
 
 FORMAT = "tealagents/state/v1"
+#: how the last line begins
+_LAST = b'{"records":'
 #: how often a task is read again that changes while it is read
 ATTEMPTS = 5
 #: bytes of one task that are held in memory; more go to a temporary file
@@ -91,6 +95,10 @@ class _Header(Struct, frozen=True, forbid_unknown_fields=True):
     format: str
 
 
+class _End(Struct, frozen=True, forbid_unknown_fields=True):
+    records: int
+
+
 class _Line(Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     partition: str
@@ -117,6 +125,13 @@ class Exporter:
 
     async def lines(self, progress: Progress = lambda done, total: None) -> AsyncIterator[bytes]:
         yield codec.encode_json(_Header(self._records.agent, FORMAT)) + b"\n"
+        records = 0
+        async for line in self._record_lines(progress):
+            records += 1
+            yield line
+        yield codec.encode_json(_End(records)) + b"\n"
+
+    async def _record_lines(self, progress: Progress) -> AsyncIterator[bytes]:
         owners = await self._inventory.owners()
         for partition in self._inventory.index_partitions():
             async for row in self._rows(partition, ""):
@@ -266,11 +281,20 @@ class Importer:
         """The records of an export, each checked. `Refused`."""
         numbered = enumerate(lines, 1)
         self._check_header(next(numbered, (1, b""))[1])
+        whole, number = False, 1
         for number, line in numbered:
             try:
-                yield self._mine(_parsed(line))
+                if whole:
+                    raise ValueError("it stands behind the last line")
+                whole = line.startswith(_LAST)
+                if not whole:
+                    yield self._mine(_parsed(line))
+                elif msgspec.json.decode(line, type=_End).records != number - 2:
+                    raise ValueError("the number of records is another: some are missing")
             except (ValueError, CorruptState) as error:
                 raise Refused(f"line {number}: {error}") from None
+        if not whole:
+            raise Refused(f"the export is incomplete: it ends after line {number}. Export again.")
 
     def _check_header(self, line: bytes) -> None:
         try:
