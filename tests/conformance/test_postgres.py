@@ -296,13 +296,13 @@ async def test_a_server_that_takes_no_writes(
     """A server that only reads, as a standby does, is refused at the start."""
     await sql.execute("CREATE ROLE reader LOGIN SUPERUSER")
     await sql.execute("ALTER ROLE reader SET default_transaction_read_only = on")
-    with pytest.raises(PersistenceUnavailable, match="TargetServerAttributeNotMatched"):
+    with pytest.raises(PersistenceUnavailable, match="TargetServerAttributeNotMatched: it only reads"):
         await store_of(postgres_server.url.replace("tealagents:", "reader:")).open()
 
 
 async def test_wrong_options_are_reported(postgres_server: PostgresServer) -> None:
     """An unknown option, or a schema name that is none, is a clear error."""
-    for wrong in ("poool=3", "schema=a;drop", "pool=0"):
+    for wrong in ("poool=3", "schema=a;drop", "pool=0", "sslmode=banana"):
         with pytest.raises(StoreConfigError, match=wrong.partition("=")[0]):
             store_of(f"{postgres_server.url}?{wrong}")
 

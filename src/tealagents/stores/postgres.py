@@ -12,16 +12,19 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 import asyncpg
 from asyncpg.exceptions import (
+    DuplicatePreparedStatementError,
     InterfaceError,
     InternalClientError,
+    InvalidSQLStatementNameError,
     PostgresError,
+    TargetServerAttributeNotMatched,
     TooManyConnectionsError,
 )
 from pydantic import Field, SecretStr
@@ -69,7 +72,7 @@ class PostgresOptions(StoreOptions):
     command_timeout: float = Field(default=10, gt=0)
     #: prepared statements kept by each connection; 0 through a pgbouncer that does not keep them
     statement_cache_size: int = Field(default=100, ge=0)
-    sslmode: str | None = None
+    sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = None
     sslrootcert: str | None = None
     sslcert: str | None = None
     sslkey: str | None = None
@@ -352,9 +355,21 @@ def _session_ended(error: BaseException) -> bool:
     return not isinstance(error, TimeoutError)
 
 
+_THROUGH_PGBOUNCER: Final = "a pgbouncer before it keeps no prepared statements; set ?statement_cache_size=0"
+#: failures whose own words do not say what to do
+_KNOWN: Final[Mapping[type[BaseException], str]] = {
+    TargetServerAttributeNotMatched: "it only reads, as a standby or default_transaction_read_only does",
+    DuplicatePreparedStatementError: _THROUGH_PGBOUNCER,
+    InvalidSQLStatementNameError: _THROUGH_PGBOUNCER,
+}
+
+
 def _reason(error: BaseException) -> str:
     """What went wrong, in a line. The driver's texts name users and databases, never passwords."""
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
+    name = type(error).__name__
+    if (known := next((says for kind, says in _KNOWN.items() if isinstance(error, kind)), None)) is not None:
+        return f"{name}: {known}"
     text = str(error.args[0] if isinstance(error, PostgresError) and error.args else error)
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    return f"{name}: {text.splitlines()[0] if text else ''}"
