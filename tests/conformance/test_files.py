@@ -98,8 +98,9 @@ async def test_a_damaged_file(store: Store, folder: Path, damage: Callable[[byte
     file = folder / "task/1.json"
     damaged = damage(file.read_bytes())
     file.write_bytes(damaged)
-    with pytest.raises(CorruptState, match=re.escape(str(file))):
+    with pytest.raises(CorruptState, match=re.escape(str(file))) as damage_found:
         await store.read(PARTITION, ["task/1"])
+    assert str(folder) not in damage_found.value.detail, "which clients read"
     with pytest.raises(CorruptState):
         await store.commit(PARTITION, commit(expect={"task/1": None}, put={"task/2": b""}))
     found = await store.scan(PARTITION, "task/")

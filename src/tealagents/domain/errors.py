@@ -254,15 +254,16 @@ class ViewFailed(RunFailure):
 class CorruptState(TealError):
     """Stored data that does not parse, does not match its checksum or contradicts itself.
 
-    `key` is the record, left as it was found; `reason` says what is wrong with it.
+    `key` is the record, left as it was found; `reason` says what is wrong with it. `place` says for logs and
+    operators where it is: `str()` holds it, and `detail`, for clients, does not.
     """
 
     code = "corrupt_state"
 
-    def __init__(self, key: str, reason: str, **ids: str | None) -> None:
-        super().__init__(
-            f"Stored record {key!r} {reason}. It was left as it was found; restore it from a backup."
-        )
+    def __init__(self, key: str, reason: str, *, place: str = "", **ids: str | None) -> None:
+        left = "It was left as it was found; restore it from a backup."
+        super().__init__(f"Stored record {key!r} {reason}. {left}")
+        self.args = (f"Stored record {key!r}{place and ' ' + place} {reason}. {left}",)
         self.with_ids(**ids)
         self.key = key
         self.reason = reason

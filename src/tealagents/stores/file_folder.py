@@ -106,7 +106,7 @@ class PartitionFolder:
         try:
             return self._load(key, now)
         except DamagedFile as damage:
-            raise CorruptState(key, f"in the file {self._file(key)} {damage.reason}") from damage
+            raise CorruptState(key, damage.reason, place=f"in the file {self._file(key)}") from damage
 
     def _listed(self, key: str, now: float) -> Record | None:
         """The record as `scan` shows it."""
