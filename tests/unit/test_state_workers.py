@@ -103,6 +103,22 @@ async def test_dead_processes_are_recognized_even_where_the_clock_was_set_back(c
         assert (await here.request(sent.request.request_id)).status == "Failed"
 
 
+async def test_a_process_whose_lease_is_damaged_is_dead_once_it_stays_so(clock: FakeClock) -> None:
+    """Its tasks continue after two leases, as if it had just died. covers: STATE-4, TASK-5"""
+    store = SharedMemory(clock)
+    async with process(store, Scripted(says("hello")), clock=clock) as here:
+        dead = Process(store, Scripted(waits(asyncio.Event())), clock=clock)
+        await dead.lease._renew()
+        sent = await dead.send()
+        await damage(store, keys.workers("Tester"), f"worker/{dead.lease.worker_id}")
+        assert (await here.request(sent.request.request_id)).status == "Running"
+        await pass_by(clock, 14)
+        assert (await here.request(sent.request.request_id)).status == "Running"
+        await pass_by(clock, 3)
+        assert (await here.request(sent.request.request_id)).status == "Failed"
+        assert (await here.ask("hello", sent.request.task_id)).status == "Completed"
+
+
 async def test_a_damaged_signal_does_not_hide_the_others(clock: FakeClock) -> None:
     """What another process leaves word of is heard, whatever else lies there. covers: STATE-4"""
     store = SharedMemory(clock)

@@ -38,6 +38,8 @@ RETRY_SECONDS = 0.25
 LEAST_BEAT_SECONDS = 1.0
 #: seconds for which what was read of another worker is believed
 GLANCE_SECONDS = 0.5
+#: the version of a lease that cannot be read
+_DAMAGED = "damaged"
 #: the topic of a mailbox in which other processes leave signals
 _SIGNALS = "signals"
 #: seconds after which a dead or retired worker's record is forgotten by the store
@@ -261,7 +263,10 @@ class Peers:
     async def _judge(self, worker_id: str, seen: Glance | None) -> Glance:
         key = _key(worker_id)
         now = self._records.clock.monotonic()
-        found = await self._records.get(self._partition, key, Worker)
+        try:
+            found = await self._records.get(self._partition, key, Worker)
+        except CorruptState as damage:
+            return await self._judge_damaged(key, now, seen, damage)
         if found is None or found.value.dead:
             return Glance(now, dead=True)
         lease = found.value.lease_seconds
@@ -270,6 +275,15 @@ class Peers:
         since = seen.since if seen is not None and seen.version == found.version else now
         late = now - since > lease or await self._records.store.now() - found.value.beat_at > lease
         return Glance(now, late and await self._mark_dead(key, found), found.version, since)
+
+    async def _judge_damaged(self, key: str, now: float, seen: Glance | None, damage: CorruptState) -> Glance:
+        """A record that its process renews is not damaged for long; one that stays so is removed."""
+        since = seen.since if seen is not None and seen.version == _DAMAGED else now
+        if now - since <= self._lease.seconds:
+            return Glance(now, dead=False, version=_DAMAGED, since=since)
+        log.warning("a lease cannot be read and its process is taken for dead: %s", damage)
+        await self._records.delete(self._partition, (key,))
+        return Glance(now, dead=True)
 
     async def _mark_dead(self, key: str, found: Stored[Worker]) -> bool:
         try:
