@@ -24,6 +24,7 @@ from engine_setup import (
 from tealagents.domain import lifecycle
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
+from tealagents.domain.ids import random_id
 from tealagents.domain.models import Json, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record
 from tealagents.engine.approvals import Command
@@ -115,6 +116,20 @@ async def test_a_history_dropped_while_a_request_runs_is_read_again(monkeypatch:
         await here.ask("fourth", task_id)
         said = [part for part in model.calls[-1].prompt if part.startswith(b"user")]
         assert said == [b"user: first", b"user: second", b"user: third", b"user: fourth"]
+
+
+async def test_a_replica_forgets_the_history_of_a_task_that_was_deleted_and_begun_anew() -> None:
+    """A client may name the id again: who knows the old conversation does not send it. covers: TASK-4"""
+    store, name = shared(), random_id()
+    async with process(store) as here, process(store) as there:
+        for text in ("old one", "old two"):
+            await there.ask(text, **({"new_task_id": name} if text == "old one" else {"task_id": name}))
+        await here.eraser.delete_task(here.partition(), name)
+        await here.ask("new one", new_task_id=name)
+        await here.ask("new two", name)
+        await there.ask("new three", name)
+        said = [part for part in there.model.calls[-1].prompt if part.startswith(b"user")]
+        assert said == [b"user: new one", b"user: new two", b"user: new three"]
 
 
 async def test_a_reducers_memory_of_a_request_that_failed_is_not_believed() -> None:
@@ -240,6 +255,18 @@ async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPa
             return (await there.request(sent.request.request_id)).status == "Failed"
 
         await eventually(ended)
+
+
+async def test_a_run_whose_task_is_damaged_is_not_looked_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that is away comes back; damage stays until an operator has seen to it. covers: STATE-3"""
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0)
+    async with process(model=Scripted(waits(asyncio.Event()))) as here:
+        sent = await here.send(streamed=True)
+        await damage(here.store, here.partition(), keys.request(sent.request.request_id))
+        here.tasks.leave(here.partition(), sent.request.request_id)
+        await eventually(lambda: not here.tasks._leaving, every=0)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
