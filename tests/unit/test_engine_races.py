@@ -1,7 +1,7 @@
 """Two things at once: evictions, late replies, cancels and drains, each between two awaits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import Json, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record
+from tealagents.engine import service
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
@@ -335,6 +336,71 @@ async def test_a_drain_waits_for_what_is_beginning() -> None:
         await draining
         assert here.service.admission.in_flight == 0
         assert (await sending).status == "Completed"
+
+
+class Held(Faulty):
+    """A store that answers no read before it may, and knows what it was asked for."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.may = asyncio.Event()
+        self.may.set()
+        self.asked: set[str] = set()
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        self.asked |= set(keys)
+        await self.may.wait()
+        return await super().read(partition, keys)
+
+
+async def two_queues(here: Process) -> tuple[list[str], list[str]]:
+    """Two tasks that run, each with a message that waits: what runs, and what waits."""
+    running = [(await here.send(streamed=True)).request for _ in range(2)]
+    waiting = [(await here.send("next", each.task_id, streamed=True)).request for each in running]
+    await eventually(lambda: len(here.model.calls) == 2)
+    return [each.request_id for each in running], [each.request_id for each in waiting]
+
+
+async def test_a_drain_ends_what_runs_and_what_waits_side_by_side() -> None:
+    """What waits for one task holds up neither what runs nor what waits for another. covers: FLOW-4"""
+    store, stopped = Held(MemoryStore()), []
+
+    async def until_stopped(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            await asyncio.Event().wait()
+            yield TextDelta("never")
+        finally:
+            stopped.append(call)
+
+    async with process(store, Scripted(until_stopped), concurrency="enqueue") as here:
+        running, waiting = await two_queues(here)
+        store.may.clear()
+        store.asked.clear()
+        draining = asyncio.create_task(here.service.drain(0))
+        await eventually(lambda: {keys.request(each) for each in waiting} <= store.asked, every=0)
+        await eventually(lambda: len(stopped) == 2, every=0)
+        store.may.set()
+        await draining
+        ended = [await here.request(each) for each in (*running, *waiting)]
+        assert [each.error and each.error.code for each in ended] == ["interrupted"] * 4
+
+
+async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The requests that wait are left to other processes, once this one is gone. covers: FLOW-4"""
+    monkeypatch.setattr(service, "LAST_WRITES_SECONDS", 0)
+    store = Held(shared())
+    async with process(store.store) as there:
+        async with process(store, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
+            _, waiting = await two_queues(here)
+            store.may.clear()
+            draining = asyncio.create_task(here.service.drain(0))
+            await eventually(lambda: here.service.closed, every=0)
+            store.may.set()
+            await draining
+        ended = [await there.request(each) for each in waiting]
+        assert [each.error and each.error.code for each in ended] == ["interrupted"] * 2
 
 
 # --- idempotency ----------------------------------------------------------------------------------------
