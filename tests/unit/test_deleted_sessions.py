@@ -16,7 +16,7 @@ from tealagents.domain.errors import NotFound, NotOwner, TaskBusy
 from tealagents.domain.events import ModelEvent
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import RequestRecord, ToolCall
-from tealagents.domain.ports import ModelCall
+from tealagents.domain.ports import Commit, ModelCall, Store
 from tealagents.state import erasing, keys
 from tealagents.state.exporting import export
 from tealagents.stores.memory import MemoryStore
@@ -268,6 +268,80 @@ async def begun_while_a_session_is_deleted(at: int, *, new: bool) -> str | None:
         tasks = await listed_tasks(here.beside, session.session_id)
         assert (request.task_id in tasks, set(session.tasks) <= set(tasks)) == (True, outcome == "kept")
         return outcome
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_message_that_was_read_before_a_deletion_keeps_the_session_or_is_refused(
+    resumed: bool,
+) -> None:
+    """It is committed at each await of the deletion, or of the one that continues it after a crash: what was
+    acknowledged is never destroyed. covers: STATE-2"""
+    at, outcomes = 1, set()
+    while (outcome := await committed_while_a_session_is_deleted(at, resumed=resumed)) is not None:
+        outcomes.add(outcome)
+        at += 1
+    assert outcomes == {"kept", "refused"}
+
+
+class HeldBack(Watched):
+    """Commits nothing of a task before it may."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.reached, self.may = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        if any(key.startswith(keys.LOGS) for key in commit.put):
+            self.reached.set()
+            await self.may.wait()
+        await super().commit(partition, commit)
+
+
+async def committed_while_a_session_is_deleted(at: int, *, resumed: bool) -> str | None:
+    """The commit of a message is held back until the await `at` of the deletion. None where it has fewer."""
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def slowly(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        asked.set()
+        await answers.wait()
+        async for event in obeys(call):
+            yield event
+
+    async with world() as here:
+        session = await here.prepared()
+        held = HeldBack(here.watched.store)
+        async with process(held, Scripted(slowly), clock=here.clock, lease_seconds=3600) as sending:
+            message = asyncio.create_task(sending.ask("held back", session.tasks[0]))
+            await held.reached.wait()
+            if resumed:
+                await deletion_that_crashes_once_marked(here, session.session_id)
+
+            async def let_it_through(point: int) -> None:
+                if point == at:
+                    held.may.set()
+                    waiting = asyncio.create_task(asked.wait())
+                    await asyncio.wait([message, waiting], return_when=asyncio.FIRST_COMPLETED)
+                    waiting.cancel()
+
+            here.watched.points, here.watched.there = 0, let_it_through
+            try:
+                await here.deleting.eraser.delete_session(here.partition, session.session_id)
+            except TaskBusy:
+                outcome = "kept"
+            else:
+                outcome = "refused"
+            done = not held.may.is_set()
+            held.may.set()
+            answers.set()
+            if outcome == "refused":
+                with pytest.raises(NotFound):
+                    await message
+                assert not asked.is_set()
+                await here.assert_erased(session)
+            else:
+                assert (await message).status == "Completed"
+                assert set(await listed_tasks(here.beside, session.session_id)) == set(session.tasks)
+    return None if done else outcome
 
 
 async def test_the_id_of_a_session_can_be_taken_again_as_soon_as_it_is_free() -> None:

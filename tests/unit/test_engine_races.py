@@ -1,7 +1,7 @@
 """Two things at once: evictions, late replies, cancels and drains, each between two awaits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,8 +24,10 @@ from engine_setup import (
 from tealagents.domain import lifecycle
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
+from tealagents.domain.ids import random_id
 from tealagents.domain.models import Json, TokenUsage, ToolCall
 from tealagents.domain.ports import Commit, ModelCall, Record
+from tealagents.engine import service
 from tealagents.engine.approvals import Command
 from tealagents.engine.prompt import effects_note
 from tealagents.state import keys, records, tasks, workers
@@ -115,6 +117,20 @@ async def test_a_history_dropped_while_a_request_runs_is_read_again(monkeypatch:
         await here.ask("fourth", task_id)
         said = [part for part in model.calls[-1].prompt if part.startswith(b"user")]
         assert said == [b"user: first", b"user: second", b"user: third", b"user: fourth"]
+
+
+async def test_a_replica_forgets_the_history_of_a_task_that_was_deleted_and_begun_anew() -> None:
+    """A client may name the id again: who knows the old conversation does not send it. covers: TASK-4"""
+    store, name = shared(), random_id()
+    async with process(store) as here, process(store) as there:
+        for text in ("old one", "old two"):
+            await there.ask(text, **({"new_task_id": name} if text == "old one" else {"task_id": name}))
+        await here.eraser.delete_task(here.partition(), name)
+        await here.ask("new one", new_task_id=name)
+        await here.ask("new two", name)
+        await there.ask("new three", name)
+        said = [part for part in there.model.calls[-1].prompt if part.startswith(b"user")]
+        assert said == [b"user: new one", b"user: new two", b"user: new three"]
 
 
 async def test_a_reducers_memory_of_a_request_that_failed_is_not_believed() -> None:
@@ -242,6 +258,18 @@ async def test_a_run_that_cannot_end_is_ended_later(monkeypatch: pytest.MonkeyPa
         await eventually(ended)
 
 
+async def test_a_run_whose_task_is_damaged_is_not_looked_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that is away comes back; damage stays until an operator has seen to it. covers: STATE-3"""
+    monkeypatch.setattr(tasks, "LOOK_SECONDS", 0)
+    async with process(model=Scripted(waits(asyncio.Event()))) as here:
+        sent = await here.send(streamed=True)
+        await damage(here.store, here.partition(), keys.request(sent.request.request_id))
+        here.tasks.leave(here.partition(), sent.request.request_id)
+        await eventually(lambda: not here.tasks._leaving, every=0)
+
+
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 async def test_a_request_ended_before_its_begin_was_acknowledged_does_not_run(
     where: str, monkeypatch: pytest.MonkeyPatch
@@ -308,6 +336,71 @@ async def test_a_drain_waits_for_what_is_beginning() -> None:
         await draining
         assert here.service.admission.in_flight == 0
         assert (await sending).status == "Completed"
+
+
+class Held(Faulty):
+    """A store that answers no read before it may, and knows what it was asked for."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.may = asyncio.Event()
+        self.may.set()
+        self.asked: set[str] = set()
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        self.asked |= set(keys)
+        await self.may.wait()
+        return await super().read(partition, keys)
+
+
+async def two_queues(here: Process) -> tuple[list[str], list[str]]:
+    """Two tasks that run, each with a message that waits: what runs, and what waits."""
+    running = [(await here.send(streamed=True)).request for _ in range(2)]
+    waiting = [(await here.send("next", each.task_id, streamed=True)).request for each in running]
+    await eventually(lambda: len(here.model.calls) == 2)
+    return [each.request_id for each in running], [each.request_id for each in waiting]
+
+
+async def test_a_drain_ends_what_runs_and_what_waits_side_by_side() -> None:
+    """What waits for one task holds up neither what runs nor what waits for another. covers: FLOW-4"""
+    store, stopped = Held(MemoryStore()), []
+
+    async def until_stopped(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        try:
+            await asyncio.Event().wait()
+            yield TextDelta("never")
+        finally:
+            stopped.append(call)
+
+    async with process(store, Scripted(until_stopped), concurrency="enqueue") as here:
+        running, waiting = await two_queues(here)
+        store.may.clear()
+        store.asked.clear()
+        draining = asyncio.create_task(here.service.drain(0))
+        await eventually(lambda: {keys.request(each) for each in waiting} <= store.asked, every=0)
+        await eventually(lambda: len(stopped) == 2, every=0)
+        store.may.set()
+        await draining
+        ended = [await here.request(each) for each in (*running, *waiting)]
+        assert [each.error and each.error.code for each in ended] == ["interrupted"] * 4
+
+
+async def test_a_drain_does_not_wait_for_a_store_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The requests that wait are left to other processes, once this one is gone. covers: FLOW-4"""
+    monkeypatch.setattr(service, "LAST_WRITES_SECONDS", 0)
+    store = Held(shared())
+    async with process(store.store) as there:
+        async with process(store, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
+            _, waiting = await two_queues(here)
+            store.may.clear()
+            draining = asyncio.create_task(here.service.drain(0))
+            await eventually(lambda: here.service.closed, every=0)
+            store.may.set()
+            await draining
+        ended = [await there.request(each) for each in waiting]
+        assert [each.error and each.error.code for each in ended] == ["interrupted"] * 2
 
 
 # --- idempotency ----------------------------------------------------------------------------------------

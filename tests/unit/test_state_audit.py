@@ -148,6 +148,21 @@ async def test_a_changed_entry_is_named(written: Log, seq: int, field: str) -> N
     assert (fault.seq, fault.reason) == (seq, "does not match its hash")
 
 
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [("prev_hash", "does not continue the entry before it"), ("hash", "does not match its hash")],
+)
+async def test_a_hash_of_any_characters_is_compared(written: Log, field: str, reason: str) -> None:
+    """Whoever writes the store is not bound to hexadecimal digits. covers: TASK-8"""
+    entries = await written.entries()
+    entry, body = entries[1]
+    entries[1] = (replace(entry, **{field: "\N{LATIN SMALL LETTER E WITH ACUTE}" * 64}), body)
+    await written.rewrite(entries)
+    fault = (await written.verified()).fault
+    assert fault is not None
+    assert (fault.seq, fault.reason) == (2, reason)
+
+
 @pytest.mark.parametrize("seq", [1, 2, 5, 6])
 async def test_a_changed_body_is_named(written: Log, seq: int) -> None:
     """What was said is bound to the entry that records it."""

@@ -105,6 +105,43 @@ async def test_a_longer_outage_loses_the_lease_once() -> None:
     await lease.stop()
 
 
+async def test_a_long_lease_survives_any_number_of_beats_that_fail() -> None:
+    """An hour's lease allows for thousands of them in a row. covers: STATE-4"""
+    store, clock = Away(), FakeClock()
+    lease = Lease(RecordStore(store, "Agent", clock), 3600)
+    await lease.start()
+    await asyncio.sleep(0)
+    store.away = True
+    clock.advance(3600 / 3)
+    for _ in range(1100):
+        clock.advance(RETRY_SECONDS)
+        for _ in range(6):
+            await asyncio.sleep(0)
+    store.away = False
+    await passes(clock, 1)
+    assert (lease.used < 0.1, lease.losses) == (True, 0)
+    await lease.stop()
+
+
+async def test_a_mistake_in_a_beat_is_logged_and_the_next_one_is_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may raise what no store should: the lease is renewed all the same. covers: STATE-4"""
+    store, clock = Away(), FakeClock()
+    lease = Lease(RecordStore(store, "Agent", clock), SECONDS)
+    await lease.start()
+    await asyncio.sleep(0)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "unavailable", ValueError)
+        store.away = True
+        await passes(clock, SECONDS / 2)
+    store.away = False
+    await passes(clock, SECONDS / 3)
+    assert (lease.used < 0.5, lease.losses) == (True, 0)
+    assert caplog.text.count("ValueError: it is away") == 1
+    await lease.stop()
+
+
 async def test_a_lapsed_lease_is_taken_anew_as_soon_as_the_store_is_back() -> None:
     """And not a third of a lease later."""
     store, clock = Away(), FakeClock()

@@ -321,7 +321,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: the remote conversation (`kind: remote`): the last response id or the conversation id
     remote_id: str | None = None
     origin: Json | None = None
-    #: of an imported task: distinguishes its log from one that the same task had here before
+    #: where the id was brought along, named or imported: distinguishes the log from an earlier one of that id
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False

@@ -36,7 +36,7 @@ from tealagents.state.workers import Mailbox, Word
 
 log = logging.getLogger(__name__)
 
-#: seconds that requests which are interrupted at the end of a drain get to store that they were
+#: seconds that requests which are interrupted at the end of a drain get in all to store that they were
 LAST_WRITES_SECONDS = 5.0
 
 
@@ -70,7 +70,7 @@ class Service:
         self._wait_queues = WaitQueues(tasks)
         #: what is followed here of requests that run elsewhere
         self.tails = Tails(tasks)
-        self._waiting: dict[str, tuple[asyncio.Task[None], str]] = {}
+        self._waiting: dict[str, tuple[asyncio.Task[None], Waiting]] = {}
         self._followers: weakref.WeakSet[AsyncIterator[Sequence[Recorded]]] = weakref.WeakSet()
 
     @property
@@ -194,7 +194,7 @@ class Service:
         task = asyncio.create_task(
             self._take_turn(caller, waiting, streamed=streamed), name=f"turn {request_id}"
         )
-        self._waiting[request_id] = (task, waiting.partition)
+        self._waiting[request_id] = (task, waiting)
         task.add_done_callback(lambda _: self._waiting.pop(request_id, None))
 
     async def _take_turn(self, caller: Caller, waiting: Waiting, *, streamed: bool) -> None:
@@ -324,14 +324,23 @@ class Service:
         self.tails.close()
 
     async def _interrupt_rest(self) -> None:
-        for request_id, (task, partition) in list(self._waiting.items()):
-            task.cancel()
-            with contextlib.suppress(TealError):
-                await self.tasks.cancel(partition, request_id, "service", INTERRUPTED)
         for run in list(self._runs.values()):
             run.stop(Stop(INTERRUPTED))
-        if self._carrying:
-            await asyncio.wait(set(self._carrying), timeout=LAST_WRITES_SECONDS)
+        queues: dict[str, list[Waiting]] = {}
+        for task, waiting in list(self._waiting.values()):
+            task.cancel()
+            queues.setdefault(waiting.request.task_id, []).append(waiting)
+        ends = [asyncio.create_task(self._interrupt_queue(queue)) for queue in queues.values()]
+        if self._carrying or ends:
+            await asyncio.wait({*self._carrying, *ends}, timeout=LAST_WRITES_SECONDS)
+        for end in ends:  # what it has not ended is another process's to end, once this one is gone
+            end.cancel()
+
+    async def _interrupt_queue(self, queue: Sequence[Waiting]) -> None:
+        """Ends the requests that wait for one task: one after the other, as each end changes its head."""
+        for waiting in queue:
+            with contextlib.suppress(TealError):
+                await self.tasks.cancel(waiting.partition, waiting.request.request_id, "service", INTERRUPTED)
 
 
 def _replayed(begun: Replayed) -> Submitted:

@@ -85,11 +85,11 @@ class AuditChain:
         """What is wrong with `entry` where one numbered `seq` and chained on `prev_hash` is due, or None."""
         if entry.seq != seq:
             return f"has number {entry.seq} where {seq} is due: an entry was dropped or moved"
-        if not hmac.compare_digest(entry.prev_hash, prev_hash):
+        if entry.prev_hash != prev_hash:
             return "does not continue the entry before it"
         fields = msgspec.structs.asdict(entry)
         del fields["hash"]
-        if not hmac.compare_digest(self.hash(fields), entry.hash):
+        if not hmac.compare_digest(self.hash(fields).encode(), entry.hash.encode()):
             return "does not match its hash"
         return None
 

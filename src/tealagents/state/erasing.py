@@ -96,7 +96,7 @@ class Eraser:
             note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
             await self._records.commit(grave, marker=noted, put={noted: note})
             session = await self._mark_deleted(partition, session)
-            await self._keep_if_busy(partition, session)
+        await self._close(partition, session)
         await self.erase_session(partition, session)
 
     async def _mark_deleted(self, partition: str, session: Stored[Session]) -> Stored[Session]:
@@ -122,17 +122,26 @@ class Eraser:
             else:
                 return Stored(gone, version)
 
-    async def _keep_if_busy(self, partition: str, session: Stored[Session]) -> None:
-        """`TaskBusy` where a request began after none was found to run, and before the mark; the mark goes.
+    async def _close(self, partition: str, session: Stored[Session]) -> None:
+        """From here on no request begins in the session's tasks. `TaskBusy` where one had: the mark goes.
 
-        After the mark only a message that was read before it can still begin one.
+        A message that was read before the mark may yet be committed, on the head as it was: so each head is
+        written again. Before all are, none is buried.
         """
         session_id = session.value.session_id
-        for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
-            found = await self._records.get(partition, keys.task(task_id), Head)
-            running = found.value.running if found is not None else None
-            if running is not None and await self._restored(partition, session):
-                raise _busy(session_id, task_id, running.request_id)
+        for task_id in await self._names(partition, keys.tasks_of_session(session_id)):
+            key = keys.task(task_id)
+            while (found := await self._records.get(partition, key, Head)) and not found.value.erased:
+                running = found.value.running
+                if running is not None and await self._restored(partition, session):
+                    raise _busy(session_id, task_id, running.request_id)
+                expect = {key: found.version, keys.session(session_id): session.version}
+                try:
+                    await self._records.commit(partition, marker=key, expect=expect, put={key: found.value})
+                    break
+                except Conflict:
+                    if await self._finished(partition, session):
+                        return
 
     async def _restored(self, partition: str, session: Stored[Session]) -> bool:
         """A session that was marked is there again; False where it is gone for good."""
@@ -150,11 +159,12 @@ class Eraser:
                 )
             except Conflict:
                 if await self._finished(partition, session):
-                    return False
+                    break
             else:
                 await self._records.delete(keys.erasing(self._records.agent), [note])
                 return True
-        return False
+        again = await self._records.get(partition, key, Session)  # by another deletion of it
+        return again is not None and not again.value.erased and _session_note(again.value) == note
 
     async def _unmark_deleted(self, partition: str, session: Stored[Session]) -> None:
         """No task of the session is left that would have to be hidden."""
@@ -172,7 +182,7 @@ class Eraser:
                     await self._records.delete(partition, [keys.DELETING], expect=expect)
 
     async def _refuse_busy(self, partition: str, session_id: str) -> None:
-        for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
+        for task_id in await self._names(partition, keys.tasks_of_session(session_id)):
             try:
                 head = (await self._tasks.head(partition, task_id)).value
             except NotFound:
@@ -188,7 +198,7 @@ class Eraser:
         """
         session_id, key = session.value.session_id, keys.session(session.value.session_id)
         marked = {key: session.version}
-        for task_id in await self._names(partition, f"session-tasks/{session_id}/"):
+        for task_id in await self._names(partition, keys.tasks_of_session(session_id)):
             while found := await self._records.get(partition, keys.task(task_id), Head):
                 buried = found if found.value.erased else await self._bury(partition, found, marked)
                 if buried is not None:
@@ -298,7 +308,9 @@ class Eraser:
         session = await self._records.get(partition, keys.session(note.session_id), Session)
         if session is None or not session.value.erased or _session_note(session.value) != key:
             return await self._drop(grave, key, note.begun_at, before, gone=session is None)
-        await self.erase_session(partition, session)
+        with suppress(TaskBusy):  # it is there again
+            await self._close(partition, session)
+            await self.erase_session(partition, session)
         return True
 
     async def _drop(self, grave: str, key: str, begun_at: float, before: float, *, gone: bool) -> bool:

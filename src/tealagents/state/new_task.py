@@ -60,6 +60,7 @@ async def new_task(
         updated_at=now,
         expires_at=message.expires_at,
         metadata=message.metadata,
+        log_id=ids.operation_id() if message.new_task_id else "",
     )
     if not message.earlier:
         return NewTask(head, [], put, expect)

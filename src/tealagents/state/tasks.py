@@ -264,10 +264,10 @@ class Tasks:
                 looks += 1
                 if (await self.request(partition, request_id)).value.status in ENDED:
                     return
-            except NotFound:
-                pass  # not there, or not yet
+            except PersistenceUnavailable:
+                looks -= 1
             except TealError:
-                looks -= 1  # the store is away
+                pass  # not there, or not yet; or damaged, as who asks for it is told
             except Exception:
                 log.exception("request %s cannot be ended yet", request_id)
             await self.records.clock.sleep(LOOK_SECONDS)

@@ -168,16 +168,19 @@ class Lease:
         A connection that is mute is left soon for another one; a store that is slow gets more time each time.
         """
         began = self._records.clock.monotonic()
-        patience = max(LEAST_BEAT_SECONDS, self.seconds / 5) * 2**failures if self.held else self.seconds
+        longer = 2 ** min(failures, 3)
+        patience = max(LEAST_BEAT_SECONDS, self.seconds / 5) * longer if self.held else self.seconds
         try:
             async with asyncio.timeout(min(patience, self.seconds)):
                 if self.held:
                     await self._keep()
                 else:
                     await self._lose("it could not be renewed in time")
-        except (TealError, TimeoutError) as error:
+        except Exception as error:  # a lease that is no longer renewed would drop all that runs
             if not failures:
-                log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
+                fault = None if isinstance(error, TealError | TimeoutError) else error
+                text = str(error) or "no answer in time"
+                log.warning("the lease could not be renewed: %s", text, exc_info=fault)
         return self._beaten_at >= began
 
     async def _keep(self) -> None:
