@@ -29,6 +29,7 @@ _STREAMS = ("message/stream", "tasks/resubscribe")
 #: how the ids of the domain are called here
 _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
 _ADVICE = {
+    "idempotency_key_reused": "The messageId stands for another message. Send a new one.",
     "task_busy": "Wait for its task, or cancel it.",
     "approval_pending": 'Send its taskId with a data part, {"action": "approve", "approval_id": "…"}.',
 }
