@@ -7,6 +7,7 @@ can be replaced by a response of ours: an error in the protocol's words, or a st
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -38,6 +39,8 @@ class AdmittedCall:
     """One call, as the gate admitted it."""
 
     request: Request
+    #: where the protocol is
+    path: str
     caller: Caller | None = None
     #: the JSON object that was sent; None where there was no body
     body: Json | None = None
@@ -58,6 +61,16 @@ class AdmittedCall:
             yield
         except TealError as error:
             self.refused = error
+
+    def refuse(self, error: TealError) -> NoReturn:
+        """Ends the library's work on the call: the error is its response."""
+        self.refused = error
+        raise Replied
+
+    @property
+    def is_rpc(self) -> bool:
+        """Whether it came to where the protocol is, as calls of JSON-RPC do; paths below are for others."""
+        return str(self.request.scope["path"]).rstrip("/").endswith(self.path)
 
     @property
     def rpc_id(self) -> str | int | None:
@@ -94,12 +107,13 @@ class Gate:
         self._app = app
         self._holds = holds
         self._exchange = exchange
+        self._path = path
         self._resource = exchange.resource(path)
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        scope[SCOPE] = call = AdmittedCall(request)
+        scope[SCOPE] = call = AdmittedCall(request, self._path)
         try:
             call.caller = await self._exchange.identify(request)
             body = await self._body(call)

@@ -123,6 +123,24 @@ def test_streams_of_the_version_before_say_in_the_stream_what_is_refused(service
         assert (refused.status_code, refused.headers["content-type"]) == (401, "application/json")
 
 
+def test_methods_of_the_version_before_are_refused_in_another_version(service: ServiceThread) -> None:
+    """By the error that says so, in a stream where the method has one; nothing is stored. [VER-SERVER-002]"""
+    with service.client() as client:
+        for version in ("1.0", "2.0", "x"):
+            client.headers.update({"a2a-version": version})
+            for method in ("message/stream", "tasks/resubscribe"):
+                [refused] = streamed(client, method, legacy("hello") if method[0] == "m" else {"id": "x"})
+                assert (refused["id"], refused["error"]["code"]) == ("7", -32009)
+            for method in ("message/send", "tasks/get"):
+                params = legacy("hello") if method[0] == "m" else {"id": "x"}
+                body = {"jsonrpc": "2.0", "id": "7", "method": method, "params": params}
+                error = client.post("/a2a", json=body).json()["error"]
+                assert (error["code"], error["data"][0]["reason"]) == (-32009, "VERSION_NOT_SUPPORTED")
+                assert error["message"] == f"A2A-Version: must be 0.3, or left out, for {method}"
+        client.headers.update({"a2a-version": "0.3"})
+        assert streamed(client, "message/stream", legacy("hello"))[-1]["result"]["final"]
+
+
 def test_a_pause_ends_a_stream_of_the_version_before(service: ServiceThread, tmp_path: Path) -> None:
     """Its event is the final one of the sender's stream, and not of a subscription, which continues."""
     file = tmp_path / "written"

@@ -167,8 +167,9 @@ def test_a_repeated_message_is_answered_with_the_first_outcome(wire: Wire, model
     assert events[0]["task"]["id"] == tasks[0]["id"]
     assert streamed_text(events) == answer(tasks[0])
     assert len(model.requests) == 1
-    other = {"message": {**sent["message"], "parts": [{"text": "something else"}]}}
-    assert wire.error("SendMessage", other)[1] == "INVALID_PARAMS"
+    other = wire.call("SendMessage", {"message": {**sent["message"], "parts": [{"text": "something else"}]}})
+    assert wire.refusal(other)[1] == "INVALID_PARAMS"
+    assert "The messageId stands for another message." in other.json()["error"]["message"]
 
 
 def test_the_same_message_over_both_bindings_is_one(service: ServiceThread, model: Any) -> None:

@@ -18,7 +18,7 @@ def test_an_answer_without_pieces_comes_once(text: str) -> None:
     """As of a model that does not stream: the artifact is there, even if it is empty, and is sent once."""
     now = datetime(2026, 11, 24, tzinfo=UTC)
     record = RequestRecord(request_id="r", task_id="t", session_id="s", status="Running", created_at=now)
-    call = AdmittedCall(Request({"type": "http", "path": "/a2a", "headers": []}), body={"id": 1})
+    call = AdmittedCall(Request({"type": "http", "path": "/a2a", "headers": []}), "/a2a", body={"id": 1})
     fold = Updates(record, call)
     events: list[Event] = [Started(), Completed(Outcome(text, TokenUsage()))]
     frames = b"".join(fold(Recorded(n, event)) for n, event in enumerate(events, 1))

@@ -20,10 +20,11 @@ from tealagents.api.a2a.errors import respond
 from tealagents.api.a2a.handler import Handler
 from tealagents.api.exchange import Exchange
 from tealagents.api.protocols import Served
+from tealagents.domain.errors import InvalidRequest
 from tealagents.domain.models import Json
 
 #: bindings and versions, the preferred one first
-_INTERFACES = (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
+_SPOKEN = (("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3"))
 _OF_SKILL = ("id", "name", "description", "tags", "examples")
 
 
@@ -31,8 +32,12 @@ class _Contexts(ServerCallContextBuilder):
     """Hands the call on, which the gate has authenticated. Its version may come in the query instead."""
 
     def build(self, request: Request) -> ServerCallContext:
+        call: gate.AdmittedCall = request.scope[gate.SCOPE]
         headers = {"a2a-version": request.query_params.get("A2A-Version", ""), **request.headers}
-        return ServerCallContext(state={"call": request.scope[gate.SCOPE], "headers": headers})
+        # 0.3 knows no error for this, so the SDK would call it an internal one; and not in a stream
+        if call.is_rpc and "/" in call.rpc_method and headers["a2a-version"].split(".")[0] not in ("", "0"):
+            call.refuse(InvalidRequest("A2A-Version", f"must be 0.3, or left out, for {call.rpc_method}"))
+        return ServerCallContext(state={"call": call, "headers": headers})
 
 
 def build(exchange: Exchange, path: str) -> Served:
@@ -63,12 +68,11 @@ def _agent_card(exchange: Exchange, url: str) -> pb.AgentCard:
     given = exchange.settings.metadata.get("skills") or [{}]
     skills = [{**skill, **{key: each[key] for key in _OF_SKILL if each.get(key)}} for each in given]
     name, scheme, scopes = _security(exchange.authenticator.resource_metadata(url))
-    interfaces = [{"url": url, "protocolBinding": kind, "protocolVersion": v} for kind, v in _INTERFACES]
     document: Json = {
         **said,
         "version": exchange.agent.version,
         "documentationUrl": f"{url.rpartition('/')[0]}/docs",
-        "supportedInterfaces": interfaces,
+        "supportedInterfaces": [{"url": url, "protocolBinding": b, "protocolVersion": v} for b, v in _SPOKEN],
         "capabilities": {"streaming": True, "pushNotifications": False, "extendedAgentCard": False},
         "securitySchemes": {name: scheme},
         "securityRequirements": [{"schemes": {name: {"list": scopes}}}],

@@ -29,14 +29,10 @@ _STREAMS = ("message/stream", "tasks/resubscribe")
 #: how the ids of the domain are called here
 _IDS = {"request_id": "taskId", "task_id": "contextId", "approval_id": "approvalId"}
 _ADVICE = {
+    "idempotency_key_reused": "The messageId stands for another message. Send a new one.",
     "task_busy": "Wait for its task, or cancel it.",
     "approval_pending": 'Send its taskId with a data part, {"action": "approve", "approval_id": "…"}.',
 }
-
-
-def is_rpc(call: AdmittedCall) -> bool:
-    """Whether it came to where the protocol is; HTTP+JSON has its paths below that."""
-    return str(call.request.scope["path"]).rstrip("/").endswith("/a2a")
 
 
 def _kind(error: TealError) -> tuple[int, int, str, str]:
@@ -46,6 +42,8 @@ def _kind(error: TealError) -> tuple[int, int, str, str]:
     if isinstance(error, InvalidRequest) and error.field == "body":
         return 400, -32700 if error.malformed else -32600, "INVALID_ARGUMENT", "INVALID_REQUEST"
     kind = next((kind for kind, codes in _CLASSES.items() if error.code in codes), None)
+    if isinstance(error, InvalidRequest) and error.field == "A2A-Version":
+        kind = a2a.VersionNotSupportedError
     if kind is None:
         status = status_of(error)
         return status, -32000, _NAMES.get(status, "INTERNAL"), error.code.upper()
@@ -60,14 +58,14 @@ def document(error: TealError, call: AdmittedCall) -> Json:
     text = _NOT_FOUND if unknown else worded(error, _ADVICE)
     ids = {} if unknown else {_IDS[key]: value for key, value in error.ids.items() if key in _IDS}
     info = {"@type": ERROR_INFO_TYPE, "reason": reason, "domain": A2A_DOMAIN, "metadata": ids}
-    if is_rpc(call):
+    if call.is_rpc:
         return {"jsonrpc": "2.0", "id": call.rpc_id, "error": {"code": code, "message": text, "data": [info]}}
     return {"error": {"code": status, "status": name, "message": text, "details": [info]}}
 
 
 def respond(call: AdmittedCall, error: TealError, headers: Mapping[str, str]) -> Response:
     status, said = _kind(error)[0], document(error, call)
-    if not is_rpc(call) or status in OF_TRANSPORT:
+    if not call.is_rpc or status in OF_TRANSPORT:
         return json_response(said, status=status, headers=headers)
     answer = sse.event_response if call.rpc_method in _STREAMS else json_response
     return answer(said, headers=headers)

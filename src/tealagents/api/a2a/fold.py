@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
 from a2a.compat.v0_3.conversions import to_compat_stream_response
 from a2a.compat.v0_3.types import TaskState, TaskStatusUpdateEvent
 from a2a.types import a2a_pb2 as pb
@@ -11,24 +10,24 @@ from msgspec.structs import replace
 
 from tealagents.api import sse
 from tealagents.api.a2a import documents
-from tealagents.api.a2a.errors import document, is_rpc
+from tealagents.api.a2a.errors import document
 from tealagents.api.folding import EventFold
 from tealagents.api.gate import AdmittedCall
 from tealagents.domain.errors import TealError
 from tealagents.domain.models import ENDED, Approval, Failure, Json, Outcome, RequestRecord
+from tealagents.state.codec import encode_json
 
-_encode = msgspec.json.Encoder().encode
 _PAUSES = (TaskState.input_required, TaskState.auth_required)
 
 
 def envelope(call: AdmittedCall) -> Callable[[Json], bytes]:
     """How a call's documents are sent: as they are, as JSON-RPC results, or as A2A 0.3 had them."""
-    if not is_rpc(call):
-        return _encode
+    if not call.is_rpc:
+        return encode_json
     if "/" in call.rpc_method:  # only the methods of 0.3 have a slash
         return lambda said: _legacy(said, call)
-    head = b'{"jsonrpc":"2.0","id":%b,"result":' % _encode(call.rpc_id)
-    return lambda said: b"%b%b}" % (head, _encode(said))
+    head = b'{"jsonrpc":"2.0","id":%b,"result":' % encode_json(call.rpc_id)
+    return lambda said: b"%b%b}" % (head, encode_json(said))
 
 
 def _legacy(said: Json, call: AdmittedCall) -> bytes:
@@ -65,7 +64,7 @@ class Updates(EventFold):
 
     def text(self, text: str, *, refusal: bool) -> None:
         before, _, after = self._around[self.said]
-        self.frames.append(b"%b%b%b" % (before, _encode(text), after))
+        self.frames.append(b"%b%b%b" % (before, encode_json(text), after))
 
     def say(self, text: str, *, refusal: bool = False) -> None:
         """Nothing: an answer that did not come in deltas comes as a whole."""

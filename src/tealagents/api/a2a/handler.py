@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from tealagents.api import bodies, decisions, requests
 from tealagents.api.a2a import documents
-from tealagents.api.a2a.errors import is_rpc
 from tealagents.api.a2a.fold import Updates, envelope
 from tealagents.api.exchange import Exchange, RequestView, key_of
 from tealagents.api.gate import AdmittedCall, Replied
@@ -55,7 +54,7 @@ class Handler(RequestHandler):
         if not at_once:
             view = await requests.settled(self._exchange, view, call.request.receive)
         found = envelope(call)({"task": await self._document(view, params.configuration)})
-        call.response = Response(found, media_type="application/json" if is_rpc(call) else A2A_JSON)
+        call.response = Response(found, media_type="application/json" if call.is_rpc else A2A_JSON)
 
     async def on_message_send_stream(self, params: Any, context: ServerCallContext) -> AsyncGenerator[Any]:
         yield await self._send_streaming(params, context)
@@ -70,7 +69,7 @@ class Handler(RequestHandler):
         validate_history_length(params.configuration)
         message, body = params.message, call.body or {}
         # as exactly as it was sent: to protobuf every number is a float
-        sent: Json = (body["params"] if is_rpc(call) else body)["message"]
+        sent: Json = (body["params"] if call.is_rpc else body)["message"]
         if message.role != pb.Role.ROLE_USER:
             raise InvalidRequest("message.role", "must be ROLE_USER")
         if params.configuration.HasField("task_push_notification_config"):
@@ -116,7 +115,7 @@ class Handler(RequestHandler):
     async def on_list_tasks(self, params: pb.ListTasksRequest, call: AdmittedCall) -> pb.ListTasksResponse:
         size = params.page_size if params.HasField("page_size") else 50
         validate_page_size(size)
-        given = ((call.body or {}).get("params") or {}) if is_rpc(call) else call.request.query_params
+        given = ((call.body or {}).get("params") or {}) if call.is_rpc else call.request.query_params
         unset = str(given.get("status") or 0) in ("0", "TASK_STATE_UNSPECIFIED", "UNRECOGNIZED")
         if not (params.status or unset) or params.status not in pb.TaskState.values():
             raise InvalidRequest("status", "is not a state of a task")
