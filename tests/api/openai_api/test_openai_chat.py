@@ -150,6 +150,15 @@ def test_a_client_answers_its_call_before_approval_is_asked_for(file: Path) -> N
         assert file.read_text() == "x\n"
 
 
+def test_calls_that_are_streamed_come_one_in_a_chunk(ada: OpenAI) -> None:
+    """Some clients read only the first of a chunk."""
+    words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
+    options: Any = {"model": "Tester", "tools": [TOOL], "stream": True}
+    chunks: Any = ada.chat.completions.create(messages=asked(words), **options)
+    found = [chunk.choices[0].delta.tool_calls for chunk in chunks]
+    assert [[each.index for each in calls] for calls in found if calls] == [[0], [1]]
+
+
 def test_what_would_change_the_meaning_is_refused(ada: OpenAI) -> None:
     """By its name, rather than answered as if it had not been asked."""
     refused: list[tuple[str, Any]] = [
