@@ -1,9 +1,10 @@
 """What clients of other protocols bring along: earlier messages, instructions, names, tools of their own."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from engine_setup import ADA, Process, Scripted, calls, noting, process, says, waits
+from engine_setup import ADA, Function, Process, Scripted, calls, noting, process, says, waits
 from msgspec.structs import replace
 
 from tealagents.domain.errors import (
@@ -11,6 +12,7 @@ from tealagents.domain.errors import (
     AlreadyExists,
     CheckpointMoved,
     InvalidRequest,
+    NeedsAuthorization,
     NotOwner,
 )
 from tealagents.domain.models import (
@@ -26,6 +28,7 @@ from tealagents.domain.models import (
 from tealagents.engine.approvals import CallDecision, Command
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Earlier, NewMessage
+from tealagents.stores.memory import MemoryStore
 
 WEATHER = ClientTool("weather", "The weather here", {"type": "object"})
 BOB = Caller(User("mock", "bob"))
@@ -176,16 +179,58 @@ async def test_a_tool_of_the_client_is_not_approved_without_its_output(command: 
         assert (await here.service.outcome(sent)).output == "then not"
 
 
-async def test_an_approved_tool_and_one_of_the_client_are_decided_together() -> None:
-    """Each in its own way; the results come in the order of the calls. covers: HITL-1"""
+async def test_the_client_answers_its_calls_before_an_approver_is_asked() -> None:
+    """Two pauses, since different parties may answer, also in two processes. covers: HITL-1"""
     ran: list[Json] = []
-    model = Scripted(
-        calls(ToolCall("c1", "weather", "{}"), ToolCall("c2", "Shell-delete", "{}")), says("done")
-    )
-    async with process(None, model, noting(ran, governed=True)) as here:
+    asked_for = (ToolCall("c1", "Shell-delete", "{}"), ToolCall("c2", "weather", "{}"))
+    model, store = Scripted(calls(*asked_for), says("done")), MemoryStore()
+    delete = noting(ran, governed=True)
+    async with process(store, model, delete) as here:
         request = await paused_for(here)
-        both = Command(decisions=(CallDecision("c2", "approve"), CallDecision("c1", output="fog")))
-        sent = await here.approvals.resume(ADA, request.request_id, both, streamed=True)
-        assert (await here.service.outcome(sent)).status == "Completed"
-        assert len(ran) == 1
-        assert [said for role, said in prompt(model) if role == "tool"] == ["fog", "ok"]
+        assert waiting(request) == ["weather"]
+        request = await resumed(here, request, decisions=(CallDecision("c2", output="fog"),))
+        assert (waiting(request), ran) == (["Shell-delete"], [])
+    async with process(store, model, delete) as other:
+        done = await resumed(other, request, action="approve")
+        assert (done.status, len(ran)) == ("Completed", 1)
+    # in the order of the calls
+    assert [said for role, said in prompt(model) if role == "tool"] == ["ok", "fog"]
+
+
+async def test_a_call_that_wants_consent_waits_until_the_client_has_answered() -> None:
+    """Those that want nothing have run before, once. covers: HITL-1"""
+    ran: list[Json] = []
+    asks = iter([True, True, False])
+
+    def read(arguments: Json) -> str:
+        if next(asks):
+            raise NeedsAuthorization("files", "https://login.example", ("read",))
+        return "read"
+
+    asked_for = (
+        ToolCall("c1", "Files-read", "{}"),
+        ToolCall("c2", "weather", "{}"),
+        ToolCall("c3", "Shell-delete", "{}"),
+    )
+    model = Scripted(calls(*asked_for), says("done"))
+    async with process(None, model, Function("Files-read", read), noting(ran)) as here:
+        request = await paused_for(here)
+        assert (waiting(request), len(ran)) == (["weather"], 1)
+        request = await resumed(here, request, decisions=(CallDecision("c2", output="fog"),))
+        assert waiting(request) == ["Files-read"]
+        assert request.pause is not None
+        assert request.pause.consent_only
+        done = await resumed(here, request, action="approve")
+        assert (done.status, len(ran)) == ("Completed", 1)
+    assert [said for role, said in prompt(model) if role == "tool"] == ["read", "fog", "ok"]
+
+
+def waiting(request: RequestRecord) -> list[str]:
+    assert request.pause is not None
+    return [call.tool for call in request.pause.calls]
+
+
+async def resumed(here: Process, request: RequestRecord, **command: Any) -> RequestRecord:
+    wanted = Command(approval_id=request.approvals[-1], **command)
+    sent = await here.approvals.resume(ADA, request.request_id, wanted, streamed=True)
+    return await here.service.outcome(sent)

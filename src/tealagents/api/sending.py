@@ -188,8 +188,8 @@ async def _retried(
 
 
 def _check_answers(waiting: Approval, answers: Mapping[int, CallAnswer]) -> None:
-    """`InvalidRequest` unless each call of a pause has an answer of its kind."""
-    for n, call in enumerate(waiting.calls):
+    """`InvalidRequest` unless each call of a pause that waits has an answer of its kind."""
+    for n, call in enumerate(waiting.calls if waiting.status == "pending" else ()):
         if n not in answers:
             raise InvalidRequest("input", f"answers only some of the calls that wait: {call.tool} waits, too")
         if call.by_client is not (answers[n].output is not None):

@@ -136,7 +136,7 @@ async def decided(
     `answers` are by the places of its calls: `ApprovalPending` where one is left out. `setup`, if given,
     holds for the request from here on.
     """
-    if len(answers) < len(pause.calls):
+    if pause.status == "pending" and len(answers) < len(pause.calls):
         raise ApprovalPending(approval_id=pause.approval_id, request_id=pause.request_id)
     command = replace(of_calls(pause, answers), setup=setup)
     view = await exchange.decide(caller, pause.request_id, command, streamed=streamed)

@@ -186,9 +186,9 @@ class Approvals:
             decisions[decision.id] = _decision(n, decision, command.action, shown[decision.id])
             if decision.arguments is not None and approval.status == "pending":
                 self._check_edited(n, shown[decision.id].tool, decision.arguments)
-        missing = shown.keys() - decisions.keys()
+        missing = shown.keys() - decisions.keys() if approval.status == "pending" else set()
         unanswered = sorted(name for name in missing if shown[name].by_client)
-        if unanswered and command.action == "approve" and approval.status == "pending":
+        if unanswered and command.action == "approve":
             raise InvalidRequest("decisions", f"must have the output of {', '.join(unanswered)}: {_CLIENTS}")
         if missing and command.action is None:
             raise InvalidRequest(

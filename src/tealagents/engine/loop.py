@@ -12,6 +12,7 @@ from contextlib import aclosing
 from datetime import datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import ModelFailed, ToolRoundsExceeded
@@ -141,53 +142,67 @@ class LoopState(Struct, kw_only=True):
     call_ids: set[str] | None = None
     #: the calls of the round under way, in the model's order, and their results as far as they are there: the
     #: model is sent them together, in that order
-    round_ids: tuple[str, ...] = ()
+    round: tuple[ToolCall, ...] = ()
     held: list[Message] = []
 
 
 async def converse(state: LoopState, resumption: Resumption | None = None) -> AsyncGenerator[LoopEvent, None]:
     """The events of one request, from its message or from the decision of a pause.
 
-    After a pause, the assistant's message and earlier results are in the prompt already.
+    After a pause, the assistant's message and earlier results are in the prompt already. A round that waits
+    for the client's outputs and for approvals pauses twice, since different parties may answer: the client
+    first, as some clients know of no approvals and answer their own calls alone.
     """
-    if resumption is not None:
-        deferred: list[Deferred] = []
-        async for made in _make_calls(state, resumption, deferred, announce=False, waits=False):
-            yield made
-        if deferred:
-            yield _human_needed(state.toolbox, (), deferred)
-            return
     while True:
-        answered: Speaking | Noted | Answered | None = None
-        async with aclosing(_ask(state)) as said:
-            async for answered in said:
-                yield answered
-        if not isinstance(answered, Answered):
-            raise ModelFailed("The model service ended without an answer.")
-        calls = answered.message.tool_calls
-        if not calls:
-            yield Finished(answered.done.finish_reason, answered.done.response_id)
-            return
-        state.rounds += 1
-        if state.rounds > state.max_rounds:
-            raise ToolRoundsExceeded(
-                f"The model asked for tools {state.rounds} times in a row without an answer. Raise "
-                "`limits.max_tool_rounds` or ask for less at once."
-            )
-        state.prompt.add(answered.message)
-        state.round_ids = tuple(call.id for call in calls)
-        governed = tuple(call for call in calls if state.toolbox.governed(call))
-        free = [call for call in calls if call not in governed]
-        deferred = []
-        whole = Resumption(tuple(free), ())
-        async for made in _make_calls(state, whole, deferred, announce=True, waits=bool(governed)):
+        if resumption is None:
+            answered: Speaking | Noted | Answered | None = None
+            async with aclosing(_ask(state)) as said:
+                async for answered in said:
+                    yield answered
+            if not isinstance(answered, Answered):
+                raise ModelFailed("The model service ended without an answer.")
+            if not answered.message.tool_calls:
+                yield Finished(answered.done.finish_reason, answered.done.response_id)
+                return
+            _begin_round(state, answered.message)
+            resumption = Resumption((), ())
+        governed, free = _open_calls(state, resumption)
+        if free:
+            yield Calling(free)
+        deferred: list[Deferred] = []
+        due = replace(resumption, approved=(*resumption.approved, *free))
+        async for made in _make_calls(state, due, deferred, waits=bool(governed)):
             yield made
         if governed or deferred:
             yield _human_needed(state.toolbox, governed, deferred)
             return
+        resumption = None
+
+
+def _begin_round(state: LoopState, message: Message) -> None:
+    state.rounds += 1
+    if state.rounds > state.max_rounds:
+        raise ToolRoundsExceeded(
+            f"The model asked for tools {state.rounds} times in a row without an answer. Raise "
+            "`limits.max_tool_rounds` or ask for less at once."
+        )
+    state.prompt.add(message)
+    state.round = message.tool_calls
+
+
+def _open_calls(state: LoopState, decided: Resumption) -> tuple[tuple[ToolCall, ...], tuple[ToolCall, ...]]:
+    """The round's calls of which nothing is known or decided: those that wait, and those to be made now."""
+    known = {message.tool_call_id for message in (*state.held, *decided.rejected)}
+    known.update(call.id for call in decided.approved)
+    left = [call for call in state.round if call.id not in known]
+    governed = tuple(call for call in left if state.toolbox.governed(call))
+    return governed, tuple(call for call in left if call not in governed)
 
 
 def _human_needed(box: Toolbox, governed: tuple[ToolCall, ...], deferred: Sequence[Deferred]) -> HumanNeeded:
+    """What the next pause is for: the calls of the client's tools, if any wait, and else all that wait."""
+    if clients := tuple(call for call in governed if call.by_client):
+        governed, deferred = clients, ()
     waiting = (
         item.call if item.call.pinned and not item.changed else box.pinned(item.call) for item in deferred
     )
@@ -340,18 +355,15 @@ def _short(native_id: str) -> str:
 
 
 async def _make_calls(
-    state: LoopState, decided: Resumption, deferred: list[Deferred], *, announce: bool, waits: bool
-) -> AsyncGenerator[Calling | Called, None]:
+    state: LoopState, decided: Resumption, deferred: list[Deferred], *, waits: bool
+) -> AsyncGenerator[Called, None]:
     """Makes calls concurrently, reports each as it finishes, and with the last one all of them in order.
 
     The model is sent the results once none of the round `waits` any more.
     """
-    calls = decided.approved
-    if calls and announce:
-        yield Calling(calls)
     results: dict[str, ToolOutput] = {}
     finished: list[ToolOutput] = []
-    pending = {asyncio.ensure_future(state.call_tool(call)) for call in calls}
+    pending = {asyncio.ensure_future(state.call_tool(call)) for call in decided.approved}
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -363,7 +375,7 @@ async def _make_calls(
                 yield Called(tuple(finished))
     finally:
         await unwound(pending)  # what they let go of is let go before anything they use is closed
-    order = {call_id: n for n, call_id in enumerate(state.round_ids)}
+    order = {call.id: n for n, call in enumerate(state.round)}
     deferred.sort(key=lambda item: order[item.call.id])
     messages = [*decided.rejected, *(_result_message(state, result) for result in results.values())]
     messages.sort(key=lambda message: order[message.tool_call_id or ""])

@@ -277,7 +277,7 @@ class TurnLoop:
             rounds=sum(1 for message in messages if message.tool_calls),
             call_ids={call.id for message in messages for call in message.tool_calls} or None,
         )
-        self._state.round_ids, self._state.held = open_round(messages)
+        self._state.round, self._state.held = open_round(messages)
         self._recorder.noted(turn.reports)
 
     async def events(

@@ -369,12 +369,12 @@ def up_to(messages: Iterable[Message], message_id: str) -> list[Message] | None:
     return None
 
 
-def open_round(messages: Sequence[Message]) -> tuple[tuple[str, ...], list[Message]]:
+def open_round(messages: Sequence[Message]) -> tuple[tuple[ToolCall, ...], list[Message]]:
     """The calls of a round that was paused, in order, and those of its results that are there."""
     before = before_open_round(messages)
     if len(before) == 0 or not before[-1].tool_calls:
         return (), []
-    return tuple(call.id for call in before[-1].tool_calls), list(messages[len(before) :])
+    return before[-1].tool_calls, list(messages[len(before) :])
 
 
 def before_open_round(messages: Sequence[Message]) -> Sequence[Message]:

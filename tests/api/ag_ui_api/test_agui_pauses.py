@@ -209,19 +209,26 @@ def test_a_client_from_before_versions_is_told_only_what_it_knows(page: Page) ->
 
 
 def test_calls_of_one_round_are_of_one_message(page: Page, file: Path) -> None:
-    """Whether they run at once, wait for approval, or are the page's own; live and in a snapshot."""
+    """Whether they run at once, are the page's own, or wait for approval behind those; live and reloaded."""
     note = call("Work-note", file=str(file), line="noted")
     asked = page.say(f"{weather()} and {write(file)} and {note}", tools=[WEATHER])
+    (pending,) = asked[-1]["outcome"]["pendingToolCallIds"]
     assert [m["role"] for m in page.messages] == ["user", "assistant", "tool"]
     late = Page(page.client, page.thread)
     late.run()
     assert [m["role"] for m in late.messages] == ["user", "assistant", "tool"]
     assert [m["id"] for m in late.messages[1:]] == [m["id"] for m in page.messages[1:]]
-    for each in (page, late):
-        assert len(each.messages[1]["toolCalls"]) == 3
-    weathers = [each for each in page.messages[1]["toolCalls"] if each["function"]["name"] == "get_weather"]
-    page.messages.append({"id": "t", "role": "tool", "toolCallId": weathers[0]["id"], "content": "sunny"})
+    for each in (page, late):  # the second one sends again what the first has sent
+        each.messages.append({"id": "t", "role": "tool", "toolCallId": pending, "content": "sunny"})
+        asked = each.run()
+        (interrupt,) = interrupts(asked)
+        assert [m["role"] for m in each.messages] == ["user", "assistant", "tool", "tool"]
+        shown = [made["id"] for made in each.messages[1]["toolCalls"]]
+        assert len(shown) == len(set(shown)) == 3
+        assert interrupt["toolCallId"] in shown
+    assert lines(file) == ["noted"]
     page.answer(asked, APPROVE)
+    assert lines(file) == ["noted", "one"]
     late = Page(page.client, page.thread)
     late.run()
     assert [m["id"] for m in late.messages if m["role"] == "assistant"] == [

@@ -126,19 +126,37 @@ def test_a_call_that_waits_for_approval_is_shown(ada: OpenAI, file: Path) -> Non
         ada.chat.completions.create(model="Tester", messages=asked("go on"), extra_headers=headers)
 
 
-def test_only_what_needs_approval_is_said_to(file: Path) -> None:
-    """Beside a call of the client's tool, which is the client's to make."""
+def test_a_client_answers_its_call_before_approval_is_asked_for(file: Path) -> None:
+    """It can answer nothing else, and whoever approves has no output of its tool."""
     calls = [
         {"name": "get_weather", "arguments": {"place": "Rome"}},
         {"name": "Work-write", "arguments": {"file": str(file), "line": "x"}},
     ]
     script = {"rules": [{"when": "both", "reply": {"tool_calls": calls}}]}
-    with serving(script) as (service, _), sdk(service) as ada:
-        made = ada.chat.completions.create(model="Tester", messages=asked("both"), tools=[TOOL])
-    message = made.choices[0].message
-    made_calls: Any = message.tool_calls
-    assert [each.function.name for each in made_calls] == ["get_weather"]
-    assert "Approval is needed before Work-write can run." in (message.content or "")
+    options: Any = {"model": "Tester", "tools": [TOOL]}
+    with serving(script) as (service, _), sdk(service) as ada, service.client() as client:
+        made: Any = ada.chat.completions.create(messages=asked("both"), **options).choices[0].message
+        assert (made.content, [each.function.name for each in made.tool_calls]) == (None, ["get_weather"])
+        result = {"role": "tool", "tool_call_id": made.tool_calls[0].id, "content": "sunny"}
+        history = [*asked("both"), made.to_dict(), result]
+        waits = ada.chat.completions.create(messages=history, **options).choices[0]
+        assert (waits.finish_reason, waits.message.content) == (
+            "stop",
+            "Approval is needed before Work-write can run.",
+        )
+        (inbox,) = client.get("/approvals", params={"status": "pending"}).json()["items"]
+        where, which = f"/requests/{inbox['request_id']}/resume", {"approval_id": inbox["approval_id"]}
+        client.post(where, params=which, json={"action": "approve"}).raise_for_status()
+        assert file.read_text() == "x\n"
+
+
+def test_calls_that_are_streamed_come_one_in_a_chunk(ada: OpenAI) -> None:
+    """Some clients read only the first of a chunk."""
+    words = " and ".join(call("get_weather", place=place) for place in ("Rome", "Oslo"))
+    options: Any = {"model": "Tester", "tools": [TOOL], "stream": True}
+    chunks: Any = ada.chat.completions.create(messages=asked(words), **options)
+    found = [chunk.choices[0].delta.tool_calls for chunk in chunks]
+    assert [[each.index for each in calls] for calls in found if calls] == [[0], [1]]
 
 
 def test_what_would_change_the_meaning_is_refused(ada: OpenAI) -> None:

@@ -8,6 +8,8 @@ import pytest
 from openai import OpenAI
 from openai_talk import WEATHER, call, create, kinds, retrieved, said, stream, streamed
 
+from tealagents.testing.service import ServiceThread
+
 ASK = call("get_weather", place="Rome")
 
 
@@ -66,6 +68,20 @@ def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
     assert create(wire, input=[ask, made, output, more])["status"] == "completed"
     refused = wire.post("/responses", json={"input": [output, more]})
     assert refused.status_code == 400
+
+
+def test_some_answers_to_calls_that_were_decided_come_too_late(
+    service: ServiceThread, wire: httpx.Client
+) -> None:
+    """The others wait no more; before, they are named."""
+    asked = create(wire, input=f"{ASK} and {ASK}", tools=[WEATHER])
+    answer = {"input": [output(asked["output"][0])]}
+    assert "get_weather waits, too" in wire.post("/responses", json=answer).json()["error"]["message"]
+    with service.client() as ada:
+        request = asked["id"].split("_")[1]
+        ada.post(f"/requests/{request}/resume", json={"action": "reject"}).raise_for_status()
+    late = wire.post("/responses", json=answer)
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "already_decided")
 
 
 def test_what_is_no_answer_is_refused(ada: OpenAI) -> None:

@@ -196,6 +196,7 @@ REQUIRED = (
     *("parallel_tool_calls", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "user"),
     *("temperature", "reasoning", "usage", "max_output_tokens", "max_tool_calls", "store", "background"),
     *("service_tier", "metadata", "safety_identifier", "prompt_cache_key"),
+    "access_programs",  # not there, but in what OpenAI's newer SDKs say
 )
 #: the inputs of its compliance suite, but for those of tools and streams, which have tests of their own
 SUITE: list[Any] = [

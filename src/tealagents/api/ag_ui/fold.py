@@ -102,13 +102,16 @@ class RunFold(EventFold):
         self._given = given
         self._request_id: str = ids["request_id"]
         self._used = before.usage if before else TokenUsage()
-        #: calls that the client knows: from the run before, or from this one
-        self._known = {call.id for call in before.calls} if before else set()
+        #: names of the calls that the client has: from the runs before, or from this one
+        self._known = {c.id for m in given.body.messages for c in getattr(m, "tool_calls", None) or ()}
+        if messages is not None:
+            self._known = {made("call", m.request_id, c.id) for m in messages for c in m.tool_calls}
         #: the number of the assistant's message under way, and whether it is whole: results have come
         self._round, self._whole = before.rounds if before else 0, True
         #: names of the steps under way, by their calls
         self._steps: dict[str, str] = {}
         for decision in before.decisions if before else ():
+            self._known.add(made("call", self._request_id, decision.id))
             if before and decision.action == "reject":
                 self._result(decision.id, rejection(before.reason), is_error=True)
 
@@ -163,11 +166,11 @@ class RunFold(EventFold):
 
     def _show(self, call: ToolCall) -> None:
         """A call is shown once: not again when it runs, after its approval."""
-        if call.id in self._known:
+        if (shown := made("call", self._request_id, call.id)) in self._known:
             return
-        self._known.add(call.id)
-        shown, parent = made("call", self._request_id, call.id), self._message()
-        self._emit("TOOL_CALL_START", toolCallId=shown, toolCallName=call.tool, parentMessageId=parent)
+        self._known.add(shown)
+        begun = {"toolCallName": call.tool, "parentMessageId": self._message()}
+        self._emit("TOOL_CALL_START", toolCallId=shown, **begun)
         self._emit("TOOL_CALL_ARGS", toolCallId=shown, delta=call.arguments)
         self._emit("TOOL_CALL_END", toolCallId=shown)
 
@@ -181,8 +184,7 @@ class RunFold(EventFold):
         self.end_text()
         for name in self._steps.values():
             self._emit("STEP_FINISHED", stepName=name)
-        spent = used - self._used
-        if total := spent.total_tokens:
+        if total := (spent := used - self._used).total_tokens:
             shown = {"inputTokens": spent.prompt_tokens, "outputTokens": spent.completion_tokens}
             fields["usage"] = [{**shown, "totalTokens": total}]
         self.frames.append(finished(self._given, outcome, **fields))

@@ -110,9 +110,9 @@ class Chunks(EventFold):
         ]
         if len(calls) < len(approval.calls):
             self.say(asked(approval))
-        if calls:
-            self._message["tool_calls"] = calls
-            self._chunk({"tool_calls": [{"index": n, **each} for n, each in enumerate(calls)]})
+        for n, each in enumerate(calls):  # OpenAI sends one at a time, and some clients read but the first
+            self._message.setdefault("tool_calls", []).append(each)
+            self._chunk({"tool_calls": [{"index": n, **each}]})
         self._end("tool_calls" if calls else "stop", approval.usage)
 
     def completed(self, outcome: Outcome) -> None:

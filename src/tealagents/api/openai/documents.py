@@ -15,7 +15,7 @@ from tealagents.domain.models import Approval, ClientTool, Decision, Head, Json,
 _DEFAULTS: Json = {
     **dict.fromkeys(("completed_at", "error", "incomplete_details", "max_output_tokens", "max_tool_calls")),
     **dict.fromkeys(("previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier")),
-    **dict.fromkeys(("usage", "user")),
+    **dict.fromkeys(("usage", "user", "access_programs")),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), 0),
     **dict.fromkeys(("temperature", "top_p"), 1),
     "background": False,
