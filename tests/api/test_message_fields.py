@@ -9,6 +9,8 @@ from right_bodies import RIGHT
 
 from tealagents.api.v1alpha1.schemas import UserMessage
 from tealagents.client import calls
+from tealagents.domain.models import PerRequest, RequestRecord
+from tealagents.state.new_message import NewMessage
 
 ROOT = Path(__file__).parents[2]
 FIELDS = UserMessage.model_fields.keys()
@@ -50,3 +52,9 @@ def test_stand_ins_know_every_field() -> None:
     """The server that the client is tested with takes each field, and the bodies to be broken hold each."""
     assert FIELDS == MESSAGE_FIELDS
     assert {name for body in RIGHT["POST "] for name in body} == FIELDS
+
+
+def test_a_retry_repeats_every_field_that_the_request_keeps() -> None:
+    """A field of a message that its request's record has, too, is one of those that both inherit."""
+    kept = set(NewMessage.__struct_fields__) & set(RequestRecord.__struct_fields__)
+    assert kept == {*PerRequest.__struct_fields__, "session_id", "task_id"}

@@ -171,15 +171,14 @@ async def _retried(
     if view is not None:
         view = replace(view, replayed=view.record.status in ENDED)
         return await stretches.cut(exchange, view, 1)
-    said, held = await stretches.asked(exchange, failed.view), setup or record.setup
-    message = replace(
-        sent,
-        items=said.items if said is not None else (),
-        setup=held,
-        user_context=record.user_context,
-        client={**sent.client, **{name: record.client[name] for name in SET_FIRST if name in record.client}},
-        retries=record.request_id,
-    )
+    said = await stretches.asked(exchange, failed.view)
+    first = {name: record.client[name] for name in SET_FIRST if name in record.client}
+    anew = {
+        "setup": setup or record.setup,
+        "client": sent.client | first,
+        "retries": record.request_id,
+    }
+    message = replace(sent, items=said.items if said is not None else (), **record.per_request | anew)
     try:
         view = await stretches.continued(exchange, failed, message, key, field="input", streamed=streamed)
     except RequestInProgress as quicker:  # the same answers, sent at the same time

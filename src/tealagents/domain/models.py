@@ -389,7 +389,25 @@ class RequestSetup(Struct, frozen=True, kw_only=True, omit_defaults=True):
 AS_CONFIGURED = RequestSetup()
 
 
-class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a message says for its own request: the request's record keeps it, and a retry repeats it."""
+
+    #: sent to the model in this request
+    user_context: dict[str, str] = {}
+    #: what holds now; what held before a pause was decided is kept with the pause
+    setup: RequestSetup = AS_CONFIGURED
+    #: a request of the same user that failed, whose rounds of tools are repeated behind the message
+    retries: str | None = None
+    #: kept for the protocol that the message came over, which alone understands it
+    client: Json = {}
+
+    @property
+    def per_request(self) -> dict[str, Any]:
+        """These fields alone, by name."""
+        return {name: getattr(self, name) for name in PerRequest.__struct_fields__}
+
+
+class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     """`request/{request_id}`."""
 
     request_id: str
@@ -420,13 +438,6 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pause: "Approval | None" = None
     #: the id of its last event, once it has ended or paused
     last_event: int = 0
-    user_context: dict[str, str] = {}
-    #: what holds now; what held before a pause was decided is kept with the pause
-    setup: RequestSetup = AS_CONFIGURED
-    #: the request that failed, whose rounds of tools this one continues from
-    retries: str | None = None
-    #: what the protocol that it came over keeps with it
-    client: Json = {}
     #: a request that waits its turn: its message, or a reference to where it is stored
     waiting: Json | None = None
     #: its idempotency key's record and the digest it came with, to renew the expiry at the end

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tealagents.domain.errors import InvalidRequest
-from tealagents.domain.models import AS_CONFIGURED, Item, Json, RequestSetup
+from tealagents.domain.models import Item, Json, PerRequest
 
 #: earlier messages that a new task can begin with
 MOST_EARLIER = 500
@@ -20,27 +20,20 @@ class Earlier(Struct, frozen=True):
     items: tuple[Item, ...]
 
 
-class NewMessage(Struct, frozen=True, kw_only=True):
-    """What a client sends."""
+class NewMessage(PerRequest, frozen=True, kw_only=True):
+    """What a client sends: what holds for its request is inherited, what places it is named here."""
 
     items: tuple[Item, ...]
     session_id: str | None = None
     #: the task to continue; None: a new one
     task_id: str | None = None
-    #: sent to the model in this request
-    user_context: dict[str, str] = {}
     #: ends a pause that the task waits in
     supersede: bool = False
-    setup: RequestSetup = AS_CONFIGURED
-    #: kept with the request for the protocol that the message came over, which alone understands it
-    client: Json = {}
     #: the checkpoint that must be the task's current one, with nothing that runs, waits or is paused behind
     #: it; else `CheckpointMoved`, whatever `concurrency` says
     at_checkpoint: str | None = None
-    #: a request of the same user that failed, whose rounds of tools are repeated behind the message
-    retries: str | None = None
     # the following are for a new task only
-    metadata: Json = {}
+    metadata: Json = field(default_factory=dict)
     #: what was said before, stored with the message; at most `MOST_EARLIER`
     earlier: tuple[Earlier, ...] = ()
     #: an id that the client names, claimed for its owner as session ids are; None: a fresh one

@@ -400,11 +400,8 @@ class _Attempt:
             parent=head.checkpoint_id,
             first_seq=0 if waits else head.tail_seq + 1,
             last_event=1,
-            user_context=message.user_context,
-            setup=message.setup,
-            retries=message.retries,
-            client=message.client,
             idempotency=(key.name, key.digest) if key else None,
+            **message.per_request,
         )
 
     def _user_message(self, request: RequestRecord) -> Message:

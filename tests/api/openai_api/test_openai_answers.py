@@ -224,6 +224,21 @@ def test_a_tool_of_the_service_runs_once_however_often_it_is_tried(
     assert lines(file) == ["one"]
 
 
+def test_what_a_message_of_another_protocol_said_for_its_request_holds_when_it_is_tried_again(
+    service: ServiceThread, wire: httpx.Client, model: OfflineModel, file: Path
+) -> None:
+    """Its context is sent to the model with each attempt."""
+    words = f"{call('Work-write', file=str(file), line='one')} then fail"
+    message = {"items": [{"content_type": "text", "content": words}], "user_context": {"city": "Rome"}}
+    with service.client("ada") as other:
+        paused = other.post("", json=message).json()
+    asked = retrieved(wire, f"resp_{paused['request_id']}_1")["output"][-1]
+    approval = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+    assert wire.post("/responses", json={"input": [approval]}).status_code == 502
+    create(wire, input=[approval])
+    assert all("city: Rome" in str(each["body"]["messages"]) for each in model.requests[-3:])
+
+
 def test_a_request_that_always_fails_is_tried_again_so_many_times(
     wire: httpx.Client, model: OfflineModel
 ) -> None:
