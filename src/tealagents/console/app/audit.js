@@ -1,11 +1,11 @@
 /** The append-only record of a task, and whether its chain holds. */
-import {html, useEffect, useState} from "./html.js";
+import {html, useState} from "./html.js";
 import {useApp} from "./context.js";
 import {all, useRead} from "./data.js";
 import {longTime, plural, shortId, timeOfDay} from "./format.js";
 import {href} from "./router.js";
 import {exact, Json} from "./text.js";
-import {Icon, Loading, Problem} from "./ui.js";
+import {Icon, Pending} from "./ui.js";
 
 /** entries that are drawn at once */
 const DRAWN = 200;
@@ -15,9 +15,8 @@ export function Audit({task}) {
   const read = (signal) => all(client.audit(task.task_id, {limit: 200, signal}), signal);
   const {data: entries, error, reload} = useRead(read, [client, task.task_id, task.last_updated]);
   const [drawn, setDrawn] = useState(DRAWN);
-  const verdict = useVerdict(entries);
-  if (error && !entries) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
-  if (!entries) return html`<div class="page"><${Loading} what="the audit" /></div>`;
+  const {data: verdict} = useRead(async () => entries && verify(entries), [entries]);
+  if (!entries) return html`<${Pending} what="the audit" error=${error} onRetry=${reload} />`;
   return html`
     <div class="page audit">
       <${Verdict} verdict=${verdict} count=${entries.length} />
@@ -36,16 +35,6 @@ export function Audit({task}) {
       ${entries.length > drawn && html`<button class="quiet wide" onClick=${() => setDrawn(drawn + DRAWN * 5)}>Show more</button>`}
     </div>
   `;
-}
-
-function useVerdict(entries) {
-  const [verdict, setVerdict] = useState(null);
-  useEffect(() => {
-    let current = true;
-    if (entries) verify(entries).then((found) => current && setVerdict(found));
-    return () => (current = false);
-  }, [entries]);
-  return verdict;
 }
 
 function Verdict({verdict, count}) {

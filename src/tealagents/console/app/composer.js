@@ -9,14 +9,12 @@ const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 /**
  * `onSend(items, key)` resolves when the service has taken the message, which it knows again by its key; what it
  * refuses stays to be changed.
- * `onStop` is there while an answer is on its way. Text that was not sent is kept under the name `draft`.
+ * `onStop` is there while an answer is on its way. What was not sent is kept under the name `draft`.
  */
 export function Composer({onSend, onStop, placeholder, draft, initial = "", autofocus = false}) {
-  const app = useApp();
-  const own = useRef(new Map());
-  const drafts = draft ? app.drafts : own.current;
+  const {drafts, notify} = useApp();
   const [text, setText] = useState(drafts.get(draft) ?? initial);
-  const [images, setImages] = useState([]);
+  const [images, setImages] = useState(drafts.images.get(draft) ?? []);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const field = useRef(null);
@@ -41,6 +39,11 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
     drafts.set(draft, now);
     setText(now);
   };
+  /** What is there by now, which may be more than was drawn. */
+  const keep = (change) => {
+    drafts.images.set(draft, change(drafts.images.get(draft) ?? []));
+    setImages(drafts.images.get(draft));
+  };
   const submit = async (event) => {
     event?.preventDefault();
     if (empty || busy) return;
@@ -53,7 +56,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
       await onSend(items, (sent.current ??= String(Math.random())));
       const now = drafts.get(draft) ?? "";
       write(now.startsWith(text) ? now.slice(text.length) : now);
-      setImages((now) => now.filter((image) => !images.includes(image)));
+      keep((now) => now.filter((image) => !images.includes(image)));
     } catch (failure) {
       setError(failure);
     } finally {
@@ -67,10 +70,10 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   const add = async (files) => {
     const known = [...files].filter((each) => IMAGES.includes(each.type));
     const chosen = known.filter((each) => each.size <= LARGEST_IMAGE);
-    if (known.length < files.length) app.notify("You can add only images: PNG, JPEG, GIF or WebP.");
-    else if (chosen.length < known.length) app.notify("You can add only images of up to 10 MB.");
+    if (known.length < files.length) notify("You can add only images: PNG, JPEG, GIF or WebP.");
+    else if (chosen.length < known.length) notify("You can add only images of up to 10 MB.");
     const read = await Promise.all(chosen.map(asImage));
-    setImages((known) => [...known, ...read]);
+    keep((known) => [...known, ...read]);
   };
   const key = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touched) submit(event);
@@ -84,7 +87,7 @@ export function Composer({onSend, onStop, placeholder, draft, initial = "", auto
   return html`
     ${error && html`<${Problem} error=${error} />`}
     <form class="composer" onSubmit=${submit} onDrop=${drop} onDragOver=${(event) => event.preventDefault()}>
-      <${Images} images=${images} onRemove=${(gone) => setImages(images.filter((image) => image !== gone))} />
+      <${Images} images=${images} onRemove=${(gone) => keep((now) => now.filter((image) => image !== gone))} />
       <textarea ref=${field} rows="1" aria-label="Message" placeholder=${placeholder} value=${text} dir="auto" enterkeyhint=${touched ? "enter" : "send"}
         autofocus=${autofocus} onInput=${(event) => write(event.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
       <div class="composer-actions">

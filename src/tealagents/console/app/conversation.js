@@ -2,7 +2,7 @@
 import {Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
 import {Composer} from "./composer.js";
-import {Pause} from "./pause.js";
+import {Pause} from "./approvals.js";
 import {useLive} from "./live.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href, navigate} from "./router.js";
@@ -10,7 +10,7 @@ import {Scroller} from "./scroller.js";
 import {titleFrom} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Cut, Ended, Parts, Turn, UserMessage} from "./turn.js";
-import {Back, Guard, Icon, IconButton, Loading, Problem} from "./ui.js";
+import {Back, Guard, Icon, IconButton, Pending} from "./ui.js";
 
 export function NewConversation({sessionId}) {
   const {client, config} = useApp();
@@ -65,17 +65,16 @@ export function Conversation({task, foreign, reload}) {
   const textOf = (requestId) => sent.find((each) => each.request_id === requestId);
   const turns = useMemo(() => turnsOf(items ?? []), [items]);
   const past = useMemo(() => turns.filter((turn) => turn.requestId !== running), [turns, running]);
-  const user = turns.find((turn) => turn.requestId === running)?.user ?? [];
+  const {user, parts: said} = turns.find((turn) => turn.requestId === running) ?? {user: [], parts: []};
   const shownUser = user.length === 0 && textOf(running) ? [{message_id: "sent", ...textOf(running)}] : user;
 
   const draw = (turn, place) =>
     html`<${PastTurn} turn=${turn} task=${task} foreign=${foreign} earlier=${past} place=${place} />`;
-  if (error && !items) return html`<div class="page"><${Problem} error=${error} onRetry=${reloadMessages} /></div>`;
-  if (!items) return html`<div class="page"><${Loading} what="the messages" /></div>`;
+  if (!items) return html`<${Pending} what="the messages" error=${error} onRetry=${reloadMessages} />`;
   return html`
     <${Scroller} label="Messages" what="request" items=${past} keyOf=${requestOf} draw=${draw}
       start=${task.origin && html`<${Origin} task=${task} />`} jump=${sent.at(-1)?.request_id} follow=${live.parts}>
-      ${running && html`<${Running} live=${live} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
+      ${running && html`<${Running} live=${live} said=${said} user=${shownUser} task=${task} foreign=${foreign} reload=${refresh} />`}
       ${task.queued.map((requestId) => html`<${Waiting} key=${requestId} message=${textOf(requestId)} onCancel=${foreign ? undefined : () => cancel(requestId)} />`)}
       ${past.length === 0 && !running && html`<p class="muted">There are no messages on this path. Write one below.</p>`}
     <//>
@@ -104,15 +103,22 @@ function placeholder(task, running) {
   return running ? "The agent is answering" : "Reply";
 }
 
+/** `parts`, and before a call what its message, which is in `stored`, says: it is in no event where nothing was streamed. */
+const withSaid = (parts, stored) =>
+  parts.flatMap((part, place) => {
+    const before = part.type === "call" && stored[stored.findIndex(({id}) => id === part.id) - 1];
+    return before?.type === "text" && parts[place - 1]?.type !== "text" ? [before, part] : [part];
+  });
+
 /** The answer that is on its way. */
-function Running({live, user, task, foreign, reload}) {
+function Running({live, said, user, task, foreign, reload}) {
   const {lost, pause, problem, status, parts} = live;
   const waiting = parts.length === 0 && !pause && !problem && !live.answer;
   return html`
     <section class="turn" data-live="true">
       ${user.map((message) => html`<${Guard} key=${message.message_id}><${UserMessage} message=${message} /><//>`)}
       <div class="answer">
-        <${Guard}><${Parts} parts=${parts} growing /><//>
+        <${Guard}><${Parts} parts=${withSaid(parts, said)} growing /><//>
         ${waiting && html`<p class="thinking" role="status">${status === "Queued" ? "Waiting for its turn" : "Thinking"}</p>`}
         ${pause && html`<${Pause} pause=${pause} foreign=${foreign} onDecided=${reload} key=${pause.approval_id} />`}
         <${Cut} content=${live.answer} />

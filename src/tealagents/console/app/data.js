@@ -1,7 +1,7 @@
 /** Reading from the service: once, again, and page by page. */
 import {useCallback, useEffect, useMemo, useRef, useState} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
-import {onceSeen} from "./ui.js";
+import {inView} from "./ui.js";
 
 /**
  * `read(signal)`'s result, read again whenever `keys` change or `reload()` is called, and every `everyMs` while
@@ -18,7 +18,7 @@ export function useRead(read, keys, everyMs) {
     run.current = (anew = false) => {
       if (under && anew) return under.then(() => run.current?.());
       under ??= read(leaving.signal)
-        .then((data) => leaving.signal.aborted || setState({data, error: null}))
+        .then((data) => leaving.signal.aborted || data === undefined || setState({data, error: null}))
         .catch((error) => leaving.signal.aborted || setState((known) => ({...known, error})))
         .finally(() => (under = null));
       return under;
@@ -84,25 +84,20 @@ export async function all(list, signal, more) {
 }
 
 /**
- * What was decided of calls, by their ids: looked up in the trace of a task, in the steps that match, once `place` can
- * be seen; none without a task.
+ * What was decided of a call, by its id: looked up in the trace of a task, in the steps that match, once `place` can
+ * be seen; nothing without a task.
  */
 export function useDecisions(taskId, matches, place) {
   const {client} = useApp();
-  const [found, setFound] = useState(() => new Map());
-  useEffect(() => {
+  const look = async (signal) => {
     if (!taskId) return;
-    const leaving = new AbortController();
-    const {signal} = leaving;
-    const look = async () => {
-      const steps = await all(client.trace(taskId, {limit: 200, signal}), signal);
-      const decided = steps.filter((step) => step.kind === "approval" && step.name === "decided" && matches(step));
-      setFound(new Map(decided.flatMap(({output}) => output.decisions.map((decision) => [decision.id, decision]))));
-    };
-    const ignore = onceSeen(place.current, () => look().catch(() => null)); // it is shown without
-    return () => (ignore(), leaving.abort());
-  }, [client, taskId]);
-  return found;
+    await inView(place.current, signal);
+    const steps = await all(client.trace(taskId, {limit: 200, signal}), signal);
+    const decided = steps.filter((step) => step.kind === "approval" && step.name === "decided" && matches(step));
+    return new Map(decided.flatMap(({output}) => output.decisions.map((decision) => [decision.id, decision])));
+  };
+  const {data} = useRead(look, [client, taskId]);
+  return (id) => data?.get(id);
 }
 
 /** A value that is kept for the whole page and shared by its parts, such as titles that were looked up. */

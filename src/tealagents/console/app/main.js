@@ -84,8 +84,9 @@ function View({route}) {
   if (place === "compare" && sides.length === 4 && sides.every(isId))
     return html`<${Compare} key=${sides.join("/")} sides=${sides} />`;
   if (place === "tasks" && isId(id)) return html`<${TaskView} key=${id} taskId=${id} tab=${tab ?? "conversation"} />`;
-  if (place === undefined || place === "new")
-    return html`<${NewConversation} key=${route.query.get("session")} sessionId=${route.query.get("session")} />`;
+  const session = route.query.get("session");
+  if ((place === undefined || place === "new") && (session === null || isId(session)))
+    return html`<${NewConversation} key=${session} sessionId=${session} />`;
   return html`<div class="page">
     <${Back} />
     <${Empty} icon="info" title="There is no such page">Choose a conversation from the list.<//>
@@ -122,12 +123,7 @@ async function start() {
     if (!answer.ok) throw new Error(`The service answered with ${answer.status}.`);
     const config = await answer.json();
     document.title = `${config.name} ${config.version}`;
-    const first = {session: null, error: null};
-    try {
-      first.session = await restored(config);
-    } catch (error) {
-      first.error = error;
-    }
+    const first = await restored(config).then((session) => ({session}), (error) => ({error}));
     render(html`<${Root} config=${config} first=${first} />`, place);
   } catch (error) {
     render(html`<main class="signin"><${Problem} error=${error} onRetry=${() => location.reload()} /></main>`, place);

@@ -35,9 +35,13 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+// here, because characters can be written as entities
+purify.addHook("uponSanitizeElement", (node) => {
+  if (node.nodeType === Node.TEXT_NODE) node.data = readable(node.data);
+});
+
 purify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName !== "A") return;
-  if (!node.hasAttribute("href")) return;
+  if (node.tagName !== "A" || !node.hasAttribute("href")) return;
   node.setAttribute("target", "_blank");
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
@@ -61,7 +65,7 @@ function blocksOf(text) {
 
 /** Text as markdown; while it is `growing` only the block that has changed is made anew. */
 export function Markdown({text, growing = false}) {
-  const blocks = useMemo(() => blocksOf(readable(text)), [text]);
+  const blocks = useMemo(() => blocksOf(text), [text]);
   if (blocks === null) return html`<${Plain} text=${text} />`;
   if (!growing) return html`<${Made} tokens=${blocks} raw=${text} name="markdown" />`;
   return html`<div class="markdown" dir="auto">

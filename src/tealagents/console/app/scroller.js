@@ -91,6 +91,15 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
     return () => cancelAnimationFrame(again);
   }, [range, items, follow, children]);
   useEffect(() => void (jump && toNewest()), [jump]);
+  // how a request ended, or an image, may be loaded later
+  useEffect(() => {
+    const shown = box.current;
+    const grown = new ResizeObserver(() => place.current.atEnd && (shown.scrollTop = shown.scrollHeight));
+    grown.observe(feed.current);
+    return () => grown.disconnect();
+  }, []);
+  /** who unfolds something goes on looking at it */
+  const clicked = (event) => event.target.closest("summary") && (place.current.atEnd = false);
 
   const pressed = (event) => {
     const to = {Home: toFirst, End: toNewest}[event.key];
@@ -100,7 +109,7 @@ export function Scroller({label, what, items, keyOf, draw, start, jump, follow, 
   };
   const later = count - last;
   return html`
-    <div class="scroller" ref=${box} onScroll=${look} onKeyDown=${pressed} tabindex="0" role="region" aria-label=${label}>
+    <div class="scroller" ref=${box} onScroll=${look} onClick=${clicked} onKeyDown=${pressed} tabindex="0" role="region" aria-label=${label}>
       <div class="column">
         ${first > 0 ? html`<${Beyond} count=${first} what=${`earlier ${what}`} onGo=${keepingFocus(toFirst)} />` : start}
         <div class="feed" role=${count > 0 ? "feed" : null} aria-label=${count > 0 ? label : null} ref=${feed}>

@@ -36,7 +36,7 @@ function made({kind, name, token}) {
 
 /**
  * What a user, `{tid, oid}`, has not sent, by the names of the places where it was written. What is there of another
- * one is erased. Who is not known yet finds nothing, and what they write lasts as long as the page.
+ * one is erased. Who is not known yet finds nothing, and what they write lasts as long as the page; so do images.
  */
 export function drafts(user) {
   const owner = user && JSON.stringify([user.tid, user.oid]);
@@ -44,6 +44,7 @@ export function drafts(user) {
   if (owner && kept && kept.owner !== owner) sessionStorage.removeItem(DRAFTS);
   const texts = new Map(owner && kept?.owner === owner ? kept.texts : []);
   return {
+    images: new Map(), // there is no room for them in a tab's storage
     get: (name) => texts.get(name),
     set(name, text) {
       if (text) texts.set(name, text);

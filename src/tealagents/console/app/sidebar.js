@@ -6,14 +6,14 @@ import {plural, shortId} from "./format.js";
 import {href, navigate} from "./router.js";
 import {readable} from "./text.js";
 import {isDark, switchTheme} from "./theme.js";
-import {Dialog, Icon, IconButton, inWords, Menu, onceSeen, Problem, Status, Time} from "./ui.js";
+import {Dialog, Icon, IconButton, inView, inWords, Menu, Problem, Status, Time} from "./ui.js";
 
 const STATUSES = ["Queued", "Running", "Paused", "Completed", "Failed", "Canceled"];
 
 /** task id → what its list entry is called, where the task itself does not say */
 const titles = new Shared();
 
-export const titleOf = (task) => (typeof task.metadata?.title === "string" ? task.metadata.title : "");
+export const titleOf = (task) => (typeof task.metadata?.title === "string" ? task.metadata.title.trim() : "");
 
 export function Sidebar({route, label, onSignOut}) {
   const {config} = useApp();
@@ -203,30 +203,25 @@ export function Title({task}) {
   const place = useRef(null);
   const found = titles.use(task.task_id);
   const given = titleOf(task);
-  useEffect(() => {
+  const look = async (signal) => {
     if (given || titles.values.has(task.task_id)) return;
-    return onceSeen(place.current, () => lookUp(client, task.task_id));
-  }, [task.task_id, given]);
+    await inView(place.current, signal);
+    const {items} = await client.messages(task.task_id, {limit: 1}).page();
+    if (items.length) titles.set(task.task_id, titleFrom(items[0].items));
+  };
+  useRead(look, [task.task_id, given]); // where it fails it is gone by now, or the list shows what is wrong
   return html`<span ref=${place} dir="auto">${readable(given || found || `Task ${shortId(task.task_id)}`)}</span>`;
 }
 
 const LONGEST_TITLE = 80;
 
+/** The first text of a message. */
+export const textIn = (items) => items.find((item) => item.content_type === "text")?.content ?? "An image";
+
 /** The first words of a message, as a title. */
 export function titleFrom(items) {
-  const text = items.find((item) => item.content_type === "text")?.content ?? "An image";
-  const [line] = text.trim().split("\n");
+  const [line] = textIn(items).trim().split("\n");
   return line.length > LONGEST_TITLE ? `${line.slice(0, LONGEST_TITLE).replace(/[\ud800-\udbff]$/, "")}…` : line;
-}
-
-async function lookUp(client, taskId) {
-  let page;
-  try {
-    page = await client.messages(taskId, {limit: 1}).page();
-  } catch {
-    return; // it is gone by now, or the list shows what is wrong
-  }
-  if (page.items.length) titles.set(taskId, titleFrom(page.items[0].items));
 }
 
 function ListMenu({reload}) {

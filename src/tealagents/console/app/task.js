@@ -10,7 +10,7 @@ import {Conversation} from "./conversation.js";
 import {escapedJson, exact, Json, Unseen} from "./text.js";
 import {Trace} from "./trace.js";
 import {Travel} from "./travel.js";
-import {Back, Dialog, Guard, Icon, inWords, Loading, Menu, Problem, Status} from "./ui.js";
+import {Back, Dialog, Guard, Icon, inWords, Menu, Pending, Problem, Status} from "./ui.js";
 
 const TABS = [
   ["conversation", "Conversation", "chat", Conversation],
@@ -30,12 +30,8 @@ export function TaskView({taskId, tab}) {
     dispatchEvent(new Event("tasks-changed"));
     await reload();
   }, [reload]);
-  if (error && (!task || error.code === "not_found"))
-    return html`<div class="page">
-      <${Back} />
-      <${Problem} error=${error} onRetry=${error.code ? undefined : reload} />
-    </div>`;
-  if (!task) return html`<div class="page"><${Loading} what="the task" /></div>`;
+  if (!task || error?.code === "not_found")
+    return html`<${Pending} what="the task" error=${error} onRetry=${error?.code ? undefined : reload}><${Back} /><//>`;
   const foreign = isForeign(task, me);
   const [, , , View] = TABS.find(([name]) => name === tab) ?? TABS[0];
   return html`
@@ -44,7 +40,7 @@ export function TaskView({taskId, tab}) {
       ${error && html`<div class="banner" role="status">${inBanner(error)}</div>`}
       ${foreign &&
       html`<div class="banner" role="status">
-        <${Icon} name="info" /> This is another user's conversation (${task.owner.oid}). You can read it, but not
+        <${Icon} name="info" /> This is another user's conversation (${exact(task.owner.oid)}). You can read it, but not
         change it.
       </div>`}
       <${Guard} key=${tab}><${View} task=${task} foreign=${foreign} reload=${changed} /><//>
@@ -94,8 +90,7 @@ function Actions({task, foreign, reload}) {
   const fork = useFork(task.task_id);
   return html`
     <${Menu} label="Actions">
-      ${!foreign && html`<button onClick=${() => setAsking("title")}>Rename …</button>`}
-      ${!foreign && html`<button onClick=${() => fork()}>Fork</button>`}
+      ${!foreign && html`<button onClick=${() => setAsking("title")}>Rename …</button><button onClick=${() => fork()}>Fork</button>`}
       <button onClick=${attempt(() => download(client, task))}>Export</button>
       ${!foreign && html`<button class="danger" onClick=${() => setAsking("delete")}>Delete …</button>`}
     <//>
@@ -194,20 +189,14 @@ function Metadata({task, reload}) {
   const before = edit?.before ?? task.metadata;
   const text = edit?.text ?? lines(before);
   const wanted = asObject(text);
-  const save = async (event) => {
-    event.preventDefault();
-    try {
-      await client.patchTask(task.task_id, {metadata: changes(before, wanted)});
-      notify("The metadata is saved.");
-      await reload();
-      write(null);
-      setError(null);
-    } catch (failure) {
-      setError(failure);
-    }
-  };
+  const save = useAttempt(setError)(async () => {
+    await client.patchTask(task.task_id, {metadata: changes(before, wanted)});
+    notify("The metadata is saved.");
+    await reload();
+    write(null);
+  });
   return html`
-    <form onSubmit=${save}>
+    <form onSubmit=${(event) => (event.preventDefault(), save())}>
       <label class="visually-hidden" for="metadata">Metadata as JSON</label>
       <textarea id="metadata" class="mono" rows=${Math.min(16, text.split("\n").length + 1)} spellcheck=${false} value=${text}
         aria-invalid=${wanted === null} aria-describedby="metadata-unseen" onInput=${(event) => write({text: event.target.value, before})}></textarea>

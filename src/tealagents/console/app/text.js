@@ -7,16 +7,17 @@
 import {html, useMemo, useState} from "./html.js";
 import {bytes, prettyJson} from "./format.js";
 
-/** embeddings, overrides and isolates: they reorder what follows, and have no use in prose */
-const REORDERING = /[\u202a-\u202e\u2066-\u2069]/g;
-/** besides those: marks, joiners, tags, controls; nothing of it is seen */
-const INVISIBLE =
-  /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb]|[\u{e0000}-\u{e0fff}]/gu;
+/** what reorders, what is not seen, and blanks, of which one does not see which they are */
+const INVISIBLE = /[[\p{Cc}\p{Cf}\p{DI}\p{Z}\u2800]--[\t\n\r\x20]]/gv;
+/** what prose may have of it, besides blanks: what joins emoji, or belongs to the letter of a script without case */
+const NEEDED =
+  /[\p{ExtPict}\p{EMod}]\ufe0f?\u200d(?=\p{ExtPict})|\p{ExtPict}[\ufe0e\ufe0f]|\ufe0f(?=\u20e3)|🏴[\u{e0061}-\u{e007f}]{1,6}|[[\p{Lo}\p{M}]--\p{DI}][\u200b-\u200d\p{VS}]/v;
+const OUT_OF_PLACE = new RegExp(`(?![\\p{Zs}\u2800])${INVISIBLE.source}(?<!${NEEDED.source})`, "gv");
 
 const codePoint = (character) => `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 
-/** Prose: nothing in it reorders. */
-export const readable = (text) => String(text).replace(REORDERING, codePoint);
+/** Prose: nothing in it reorders or hides. */
+export const readable = (text) => String(text).replace(OUT_OF_PLACE, codePoint);
 /** Code, arguments, names: nothing in it is hidden. */
 export const exact = (text) => String(text).replace(INVISIBLE, codePoint);
 

@@ -5,7 +5,7 @@ import {all, useRead} from "./data.js";
 import {duration, exactJson, longTime, number, plural, shortId, timeOfDay} from "./format.js";
 import {useRoute} from "./router.js";
 import {exact, Json, Plain} from "./text.js";
-import {Empty, Loading, Problem} from "./ui.js";
+import {Empty, Loading, Pending, Problem} from "./ui.js";
 
 const KINDS = {model: "Model", tool: "Tool", approval: "Approval", error: "Error", context: "Context", reduction: "Reduction"};
 
@@ -16,8 +16,7 @@ export function Trace({task}) {
   const read = (signal) => all(client.trace(task.task_id, {limit: 200, signal}), signal);
   const {data, error, reload} = useRead(read, [client, task.task_id, task.last_updated, task.status]);
   const requests = useMemo(() => byRequest(data ?? []), [data]);
-  if (error && !data) return html`<div class="page"><${Problem} error=${error} onRetry=${reload} /></div>`;
-  if (!data) return html`<div class="page"><${Loading} what="the trace" /></div>`;
+  if (!data) return html`<${Pending} what="the trace" error=${error} onRetry=${reload} />`;
   if (requests.length === 0)
     return html`<${Empty} icon="trace" title="Nothing has happened yet">
       Each model call, tool call, approval and error of a request will be here, with its times.
@@ -64,7 +63,7 @@ function waits(steps) {
 function spanOf(id, steps) {
   steps.sort((one, other) => one.began - other.began);
   const from = Math.min(...steps.map((step) => step.began));
-  const to = Math.max(...steps.map((step) => step.ended), from + 0.1);
+  const to = Math.max(...steps.map((step) => step.ended), from + SHORTEST);
   const tokens = steps.reduce((sum, step) => sum + (step.usage?.total_tokens ?? 0), 0);
   return {id, steps, from, to, tokens, failed: steps.some((step) => step.kind === "error")};
 }
@@ -80,13 +79,16 @@ function Waterfall({request, wanted}) {
         <span class="muted">${duration(to - from)} · ${plural(tokens, "token")} · ${plural(steps.length, "step")}</span>
         <code class="muted" title=${request.id}>${shortId(request.id)}</code>
       </header>
-      <${Scale} span=${to - from} />
+      ${to - from > SHORTEST && html`<${Scale} span=${to - from} />`}
       <ol>
         ${steps.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${to - from} />`)}
       </ol>
     </section>
   `;
 }
+
+/** milliseconds that a request spans at least in the drawing: of a model call that failed, its end is all that is known */
+const SHORTEST = 0.1;
 
 const Scale = ({span}) => html`
   <div class="scale" aria-hidden="true">

@@ -5,10 +5,10 @@ import {all, useRead} from "./data.js";
 import {plural, shortId} from "./format.js";
 import {turnsOf, useMessages} from "./messages.js";
 import {href} from "./router.js";
-import {Title, titleOf} from "./sidebar.js";
+import {textIn, Title} from "./sidebar.js";
 import {readable} from "./text.js";
 import {Turn} from "./turn.js";
-import {Back, Dialog, Empty, Icon, Loading, Problem, Time} from "./ui.js";
+import {Back, Dialog, Empty, Icon, Loading, Pending, Problem, Time} from "./ui.js";
 
 /** one row and one lane of the drawing, in pixels */
 const ROW = 68;
@@ -20,8 +20,7 @@ export function Travel({task, foreign, reload}) {
   const {data: tree, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
   const [looked, setLooked] = useState(null);
   const [marked, setMarked] = useState([]);
-  if (error && !tree) return html`<div class="page"><${Problem} error=${error} onRetry=${readAgain} /></div>`;
-  if (!tree) return html`<div class="page"><${Loading} what="the tree" /></div>`;
+  if (!tree) return html`<${Pending} what="the tree" error=${error} onRetry=${readAgain} />`;
   if (tree.nodes.length === 0)
     return html`<${Empty} icon="branch" title="Nothing to go back to yet">
       Each completed request is one. Once there are some, they are drawn here as a tree.
@@ -110,6 +109,8 @@ function Node({node, marked, task, foreign, onMark, onLook, reload}) {
   `;
 }
 
+const Turns = ({of, task}) => of.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${task} />`);
+
 /** The conversation as it was at a point. */
 function Look({task, node, onClose}) {
   const {client} = useApp();
@@ -119,7 +120,7 @@ function Look({task, node, onClose}) {
       <div class="look">
         ${error && html`<${Problem} error=${error} />`}
         ${!items && !error && html`<${Loading} what="the messages" />`}
-        ${items && turnsOf(items).map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${task} />`)}
+        ${items && html`<${Turns} of=${turnsOf(items)} task=${task} />`}
       </div>
       <div class="actions"><button class="primary" onClick=${onClose} autofocus>Close</button></div>
     <//>
@@ -141,7 +142,7 @@ function Forks({task}) {
       <ul>
         ${data.map((other) => html`<li key=${other.task_id}>
           <${Icon} name=${other.origin?.task_id === task.task_id ? "branch" : "chat"} />
-          <a href=${href("tasks", other.task_id)}>${readable(titleOf(other) || `Task ${shortId(other.task_id)}`)}</a>
+          <a href=${href("tasks", other.task_id)}><${Title} task=${other} /></a>
           <span class="muted">${relation(task, other)}</span>
           <a class="button" href=${href("compare", task.task_id, "current", other.task_id, "current")}>Compare</a>
         </li>`)}
@@ -178,8 +179,7 @@ const textOf = (parts) => parts.find((part) => part.type === "text")?.text ?? ""
 
 function wordsOf(turn) {
   const [first] = turn.user;
-  const text = first?.items.find((item) => item.content_type === "text")?.content ?? (first ? "An image" : "");
-  return {text, answer: textOf(turn.parts)};
+  return {text: first ? textIn(first.items) : "", answer: textOf(turn.parts)};
 }
 
 /** The nodes in the order in which they were completed. An imported document may name any parent, even itself. */
@@ -226,8 +226,7 @@ export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
   const right = useSide(rightTask, rightPoint);
   const shared = useMemo(() => sharedTurns(left.turns, right.turns), [left.turns, right.turns]);
   const failed = left.error ?? right.error;
-  if (failed) return html`<div class="page"><${Problem} error=${failed} /></div>`;
-  if (!left.turns || !right.turns) return html`<div class="page"><${Loading} what="both branches" /></div>`;
+  if (failed || !left.turns || !right.turns) return html`<${Pending} what="both branches" error=${failed} />`;
   return html`
     <div class="compare">
       <header class="page-header">
@@ -237,11 +236,11 @@ export function Compare({sides: [leftTask, leftPoint, rightTask, rightPoint]}) {
       </header>
       <details class="common" open=${shared <= 3 && shared > 0} hidden=${shared === 0}>
         <summary>In common</summary>
-        ${left.turns.slice(0, shared).map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${left.task} />`)}
+        <${Turns} of=${left.turns.slice(0, shared)} task=${left.task} />
       </details>
       <div class="branches">
-        <${Branch} name="One" side=${left} shared=${shared} />
-        <${Branch} name="The other" side=${right} shared=${shared} />
+        <${Branch} name="One" side=${left} other=${right} shared=${shared} />
+        <${Branch} name="The other" side=${right} other=${left} shared=${shared} />
       </div>
     </div>
   `;
@@ -265,15 +264,15 @@ function sharedTurns(left, right) {
   return count;
 }
 
-function Branch({name, side, shared}) {
+function Branch({name, side, other, shared}) {
   const own = side.turns.slice(shared);
-  const end = side.turns.at(-1)?.user[0]?.items.find((item) => item.content_type === "text")?.content;
+  const end = side.turns.length > 0 && wordsOf(side.turns.at(-1)).text;
   return html`
     <section class="branch" aria-label=${`${name} branch`}>
       <h3><a href=${href("tasks", side.task.task_id)}><${Title} task=${side.task} /></a>
         <small class="clip muted" dir="auto">${name} branch${end && `, up to “${readable(end).slice(0, 80)}”`}</small></h3>
-      ${own.map((turn) => html`<${Turn} key=${turn.requestId} turn=${turn} task=${side.task} />`)}
-      ${own.length === 0 && html`<p class="muted">It ends where the other one goes on.</p>`}
+      <${Turns} of=${own} task=${side.task} />
+      ${own.length === 0 && html`<p class="muted">${other.turns.length > shared ? "It ends where the other one goes on." : "The other one says the same."}</p>`}
     </section>
   `;
 }

@@ -1,12 +1,12 @@
 /** One request in a conversation: what was said, what was done, what was answered, and how it ended. */
-import {html, useEffect, useRef, useState} from "./html.js";
+import {html, useRef} from "./html.js";
 import {useApp, useAttempt} from "./context.js";
-import {useDecisions} from "./data.js";
+import {useDecisions, useRead} from "./data.js";
 import {duration} from "./format.js";
 import {Markdown} from "./markdown.js";
 import {href} from "./router.js";
 import {exact, Json, Plain, readable} from "./text.js";
-import {Guard, Icon, IconButton, inWords, onceSeen, Status, Time} from "./ui.js";
+import {Guard, Icon, IconButton, inView, inWords, Status, Time} from "./ui.js";
 
 /** images a browser draws without running or loading anything */
 const RASTER = /^data:image\/(?:png|jpeg|gif|webp|avif|bmp);base64,[a-z0-9+/=]+$/i;
@@ -66,8 +66,8 @@ export function Turn({turn, task, actions}) {
   const place = useRef(null);
   // a call that was rejected was not made, and did not fail. Its result says so, as that of any tool could
   const told = turn.parts.some((part) => part.result?.is_error && part.result.output.startsWith("The user rejected"));
-  const decisions = useDecisions(told && task.task_id, (step) => step.request_id === turn.requestId, place);
-  const isRejected = (part) => part.type === "call" && decisions.get(part.id)?.action === "reject";
+  const decisionOf = useDecisions(told && task.task_id, (step) => step.request_id === turn.requestId, place);
+  const isRejected = (part) => part.type === "call" && decisionOf(part.id)?.action === "reject";
   const parts = turn.parts.map((part) => (isRejected(part) ? {...part, rejected: true} : part));
   return html`
     <section class="turn" ref=${place} id=${`turn-${turn.requestId}`}>
@@ -106,14 +106,8 @@ function AnswerFooter({turn, task}) {
  */
 function Ending({requestId, answered, place}) {
   const {client} = useApp();
-  const [request, setRequest] = useState(null);
-  useEffect(() => {
-    const leaving = new AbortController();
-    const ignore = onceSeen(place.current, () => {
-      client.request(requestId, {signal: leaving.signal}).then(setRequest, () => null);
-    });
-    return () => (ignore(), leaving.abort());
-  }, [client, requestId]);
+  const look = async (signal) => (await inView(place.current, signal), client.request(requestId, {signal}));
+  const {data: request} = useRead(look, [client, requestId]);
   if (answered) return html`<${Cut} content=${request?.content} />`;
   if (!request || request.status === "Completed") return null;
   const output = request.content?.output;

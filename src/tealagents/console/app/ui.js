@@ -54,6 +54,12 @@ export const Empty = ({icon, title, children}) => html`
 
 export const Loading = ({what}) => html`<p class="loading" role="status">Loading ${what} …</p>`;
 
+/** What stands where a view is not there yet, or cannot be. */
+export const Pending = ({what, error, onRetry, children}) => html`<div class="page">
+  ${children}
+  ${error ? html`<${Problem} error=${error} onRetry=${onRetry} />` : html`<${Loading} what=${what} />`}
+</div>`;
+
 /** Something went wrong: what, and what to do next. */
 export function Problem({error, onRetry}) {
   const {title, detail} = inWords(error);
@@ -106,16 +112,13 @@ export function inWords(error) {
   return {title: "Something went wrong", detail: detail ?? error.message ?? String(error)};
 }
 
-/** Calls `act` once an element comes into view; returns what ends the wait. */
-export function onceSeen(element, act) {
-  const seen = new IntersectionObserver((entries) => {
-    if (!entries.some((entry) => entry.isIntersecting)) return;
-    seen.disconnect();
-    act();
+/** Resolves once an element comes into view; never if it is left before. */
+export const inView = (element, signal) =>
+  new Promise((resolve) => {
+    const observer = new IntersectionObserver((entries) => entries.some((entry) => entry.isIntersecting) && resolve());
+    observer.observe(element);
+    signal.addEventListener("abort", () => observer.disconnect());
   });
-  seen.observe(element);
-  return () => seen.disconnect();
-}
 
 /** A dialog over the page. It closes with Escape, by its buttons, and by `onClose`. */
 export function Dialog({title, onClose, children}) {
