@@ -1,7 +1,6 @@
 """A2A 1.0 over JSON-RPC and HTTP+JSON: an A2A task is a request, its context the task it belongs to.
 
-The SDK reads the calls that the gate admits (`app`), `handler` answers them; `documents`, `fold` and `errors`
-are what is said.
+The SDK reads what the gate admits (`app`), `handler` answers with `documents`, `fold` or `errors`.
 """
 
 import os
