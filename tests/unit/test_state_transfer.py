@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -21,6 +23,8 @@ from engine_setup import (
 )
 from msgspec import to_builtins
 
+from tealagents.api.exchange import Exchange
+from tealagents.api.settings import ApiSettings
 from tealagents.domain import lifecycle
 from tealagents.domain.errors import (
     AlreadyExists,
@@ -29,12 +33,13 @@ from tealagents.domain.errors import (
     NotOwner,
     PersistenceUnavailable,
 )
-from tealagents.domain.models import Caller, Head, Json, RequestRecord, ToolCall, User
-from tealagents.domain.ports import Commit
-from tealagents.state import keys
+from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, ToolCall, User
+from tealagents.domain.ports import Commit, Record
+from tealagents.state import keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
+from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.records import SystemClock
 from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
@@ -169,6 +174,60 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
         page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
         forks = [item for item in page.items if isinstance(item, Head) and item.task_id != first.task_id]
         assert (await here.ask("on", forks[0].task_id)).status == "Completed"
+
+
+class InDoubt(Faulty):
+    """Does not say what became of a commit with an idempotency key, while `outcome` says what it was."""
+
+    outcome = ""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.fault = lambda _, commit: self.outcome if any(map(of_a_key, commit.put)) else None
+
+    async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
+        if self.outcome and any(key.startswith("log/") for key in keys):
+            raise PersistenceUnavailable("The store is away.")
+        return await super().read(partition, keys)
+
+
+def of_a_key(name: str) -> bool:
+    return name.startswith("key/")
+
+
+@pytest.mark.parametrize("outcome", ["lost", "unheard"])
+async def test_a_branch_in_doubt_is_kept_only_where_its_message_is_stored(
+    outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the error names is there, and its key leads to it; else nothing is left. covers: STATE-6"""
+    monkeypatch.setattr(records, "RESOLVE_SECONDS", 0)
+    store, message, key = InDoubt(MemoryStore()), NewMessage(items=(Item("text", "three"),)), Key("k", "d")
+    async with process(store) as here:
+        settings = ApiSettings(
+            prefix="/x", description="", max_body_bytes=100, max_items=9, keepalive_seconds=15
+        )
+        exchange = Exchange(here.service, cast("Any", None), settings)
+        first = await here.ask("one")
+        await here.ask("two", first.task_id)
+        before = await names(store, here.partition())
+
+        async def branch() -> RequestRecord:
+            at = first.request_id
+            sent = await exchange.branch(ADA, first.task_id, message, key, checkpoint_id=at, streamed=False)
+            return await exchange.outcome(sent)
+
+        store.outcome = outcome
+        with pytest.raises(PersistenceUnavailable) as doubt:
+            await branch()
+        store.outcome = ""
+        if outcome == "lost":
+            again = await branch()
+            assert again.ids == doubt.value.ids
+            assert again.error is not None
+            assert again.error.code == "interrupted"
+        else:
+            assert await names(store, here.partition()) == before
+            assert (await branch()).status == "Completed"
 
 
 async def exported_and_deleted(here: Process) -> tuple[RequestRecord, Json, Json]:

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -225,7 +226,8 @@ class Exchange:
     ) -> RequestView:
         """Sends a message from an earlier point: in a fork at that checkpoint.
 
-        A refused message leaves no fork behind; a key that was used answers without forking again.
+        A refused message leaves no fork behind, one in doubt only where it is stored; a key that was used
+        answers without forking again.
         """
         partition = await self.locate(caller, keys.task, task_id)
         if key is not None and await self.service.is_used(partition, key):
@@ -237,11 +239,18 @@ class Exchange:
         try:
             view = await self.submit(caller, replace(message, task_id=forked.task_id), key, streamed=streamed)
         except BaseException:
-            await asyncio.shield(self.eraser.delete_task(partition, forked.task_id))
+            with suppress(TealError):
+                await asyncio.shield(self._drop_fork(partition, forked))
             raise
         if view.record.task_id != forked.task_id:  # another message under the same key was quicker
             await self.eraser.delete_task(partition, forked.task_id)
         return view
+
+    async def _drop_fork(self, partition: str, forked: Head) -> None:
+        """Erases a fork, unless its message has come to it after all; one that is on its way fails."""
+        found = await self.tasks.here(partition, forked.task_id)
+        if found.value.tail_seq == forked.tail_seq:
+            await self.eraser.remove(partition, found)
 
     async def decide(
         self, caller: Caller, request_id: str, command: Command, *, streamed: bool
