@@ -119,19 +119,23 @@ def of_fields(pause: Approval, given: Mapping[str, object]) -> Command | None:
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):
-    """What is decided of one call by itself; `output` is what came of a call that the client made."""
+    """What is decided of one call by itself; `output` is what came of a call that the client made.
+
+    `field` is where the client has sent it.
+    """
 
     action: Action | None = None
     reason: str | None = None
     arguments: Json | None = None
     output: str | None = None
     is_error: bool = False
+    field: str = ""
 
 
 def answer(value: Any, field: str) -> CallAnswer:
     """What was decided of one call, in the form of `DecisionForm`. `InvalidRequest` names `field`."""
     try:
-        return CallAnswer(**bodies.validated(DecisionForm, value).model_dump())
+        return CallAnswer(**bodies.validated(DecisionForm, value).model_dump(), field=field)
     except InvalidRequest as error:
         raise InvalidRequest(field, error.detail) from None
 

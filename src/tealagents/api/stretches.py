@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import Receive
 
-from tealagents.api import requests
+from tealagents.api import bodies, requests
 from tealagents.api.decisions import CallAnswer, of_calls
 from tealagents.api.exchange import Exchange, RequestView
 from tealagents.api.folding import EventFold
@@ -134,12 +134,14 @@ async def decided(
     """Carries out what was decided of a pause, once; the stretch that begins with it.
 
     `answers` are by the places of its calls: `ApprovalPending` where one is left out. `setup`, if given,
-    holds for the request from here on.
+    holds for the request from here on. `InvalidRequest` names the fields of the answers as they were sent.
     """
     if pause.status == "pending" and len(answers) < len(pause.calls):
         raise ApprovalPending(approval_id=pause.approval_id, request_id=pause.request_id)
     command = replace(of_calls(pause, answers), setup=setup)
-    view = await exchange.decide(caller, pause.request_id, command, streamed=streamed)
+    sent = {f"decisions.{n}": each.field for n, each in enumerate(answers.values()) if each.field}
+    async with bodies.fields_as(**sent):
+        view = await exchange.decide(caller, pause.request_id, command, streamed=streamed)
     with _forgotten_unanswered(exchange, view):
         return await cut(exchange, view, view.record.approvals.index(pause.approval_id) + 2)
 

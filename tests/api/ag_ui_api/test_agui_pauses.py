@@ -113,6 +113,19 @@ def test_arguments_can_be_edited(page: Page, file: Path) -> None:
     assert lines(file) == ["two"]
 
 
+def test_arguments_that_cannot_be_taken_are_named_as_the_page_has_sent_them(page: Page, file: Path) -> None:
+    """By their place in `resume`, whatever place the call has in the pause; nothing is decided."""
+    asked = page.say(f"{write(file)} and {write(file, 'two')}")
+    first, second = resume(asked, APPROVE, APPROVE)
+    for payload in ({**APPROVE, "arguments": {}}, {"action": "reject", "arguments": {}}):
+        sent = [{**second, "payload": payload}, first]
+        refused = refusal(page.post(resume=sent), 422, "invalid_request")
+        assert refused["message"].startswith("resume.0.payload.arguments: "), refused
+    assert lines(file) == []
+    assert page.answer(asked, APPROVE, APPROVE)[-1]["outcome"] == {"type": "success"}
+    assert lines(file) == ["one", "two"]
+
+
 def test_a_paused_thread_asks_for_answers(page: Page, file: Path) -> None:
     """Another message, an answer to a part, answers to what was not asked: nothing runs, and it says why."""
     asked = page.say(write(file))
