@@ -61,13 +61,14 @@ def test_map_of_the_api() -> None:
 
 
 def test_every_folder_opens_with_its_map() -> None:
-    """Each package says in its docstring what lives in it."""
-    silent = [
-        path.parent.name
-        for path in PACKAGE.glob("*/__init__.py")
-        if not path.read_text().startswith(('"""', 'r"""'))
-    ]
-    assert silent == []
+    """Each package names in its docstring every module that lives in it."""
+    packages = [path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE]
+    for package in packages:
+        map_of_it = ast.get_docstring(ast.parse(package.read_text())) or ""
+        there = {path.stem for path in package.parent.glob("*.py")} - {"__init__", "__main__"}
+        there |= {path.parent.name for path in package.parent.glob("*/__init__.py")}
+        assert map_of_it, package
+        assert there <= set(re.findall(r"`(\w+)`", map_of_it)), package
 
 
 def test_contracts_name_each_layer_and_adapter() -> None:

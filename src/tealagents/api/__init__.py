@@ -1,14 +1,35 @@
 """HTTP: what is said on the wire, and nothing else. Imports the engine and below, no adapter.
 
-=============  ==========================================================================
-`v1alpha1`     AppV3: the routes of `tealagents/v1alpha1` and their documents
-`openai`       OpenAI's API: Responses, Conversations, Chat Completions
-`ag_ui`        AG-UI, for pages and front ends such as CopilotKit's
-`stretches`    requests cut at their pauses, for protocols in which a pause ends what was asked for
-`transcripts`  the messages of a task, for pages that show a conversation
-`query`        what stands in the query of a request
-`bearer`       who is asking (RFC 6750), and the protected-resource document (RFC 9728)
-`bodies`       request bodies: size, JSON, and what no store could keep
-`sse`          events as frames, and the response that sends them
-=============  ==========================================================================
+===============  ==========================================================================
+`exchange`       what every protocol needs: who asks, limits, submit, decide, follow, cancel
+`protocols`      the table of protocols; `host` hands each request to the one that owns its path
+`v1alpha1`       the service's own protocol, `tealagents/v1alpha1`
+`openai`         OpenAI's API: Responses, Conversations, Chat Completions
+`a2a`            A2A, for agents that call other agents
+`ag_ui`          AG-UI, for pages and front ends such as CopilotKit's
+`mcp`            the agent as an MCP server
+`skagents`       the earlier platform's routes, without the exchange
+`applications`   the application of one protocol; `gate`: one whose library brings the routes
+`bearer`         who is asking (RFC 6750), and the protected-resource document (RFC 9728)
+`local`          calls from this machine alone; `origins`: pages of other origins
+`bodies`         request bodies: size, JSON, and what no store could keep
+`query`          what stands in the query of a request
+`http`           an error's status, JSON responses, times
+`sse`            events as frames, and the response that sends them
+`settings`       what the config says of the wire
+`console`        the files of the console
+===============  ==========================================================================
+
+What several protocols use:
+
+===============  ==========================================================================
+`folding`        the fold they have in common: what each event means
+`requests`       a caller's requests, by id alone; `open_calls`: calls that stay open for one
+`stretches`      requests cut at their pauses, for protocols in which a pause ends what was asked for
+`sending`        a message, or answers to the calls of a pause; `resent`: histories sent again
+`decisions`      the document that decides a pause
+`setups`         what a client sets for its own request: tools, format, what has to be called
+`transcripts`    the messages of a task, for pages that show a conversation
+`items`, `names` the items of messages; ids as clients see them
+===============  ==========================================================================
 """

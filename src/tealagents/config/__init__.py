@@ -1,11 +1,12 @@
 """The config of a service: one YAML file, and the variables `TA_…` over it.
 
 - `load` reads both and gives a `ServiceConfig`, or raises a `ConfigError` with everything that is wrong
-- `summary` says what would be served; `json_schema` describes the file for editors
+- `summary` says what would be served; `json_schema` (in `schema`) describes the file for editors
 - within: `file` (YAML with line numbers), `environment` (variables, `.env`, `${NAME}`), `credentials` (none
-  may stand in the file), `models` and `types` (the file's keys), `settings` (the variables), `urls` (of
+  may stand in the file), `models` and `auth` (the file's keys), `settings` (the variables), `urls` (of
   stores), `problems` (errors with their places; their words come from `tealagents.mistakes`),
-  `documentation` (what each key means), `service` (file and environment put together)
+  `documentation` (what each key means), `service` (file and environment put together), `skagents` and
+  `earlier` (files and variables of the earlier platform)
 
 Read by bootstrap and the command line. Imports nothing of the rest of the package; adapters never see it.
 """

@@ -3,9 +3,11 @@
 ============  ==========================================================================
 `ids`         canonical UUIDs, and the owner's tag that the ids made here carry
 `models`      the records: Head (a task), RequestRecord, Message, Step, Session, Approval, …
-`lifecycle`   pure transitions of a task's head and of a request
+`lifecycle`   how a task's head changes, purely; `state.transitions` builds on it
 `events`      what happens while a request runs; JSON folds them, SSE encodes them
 `errors`      every error that can reach a user, as values
+`current`     the ids of the request that the running code works for
+`depth`       how deep JSON from outside may be nested
 `ports`       the Protocols that adapters fill: Store, Model, Tool, Authenticator, Clock, …
 ============  ==========================================================================
 

@@ -13,7 +13,7 @@
 `reconstruction` what a call of the model was sent, put together again from what is stored
 `approvals`      decisions on pauses
 `resuming`       what a request continues from: a decision, or the rounds of one that failed
-`following`      the events of a request, from memory or from the log
+`following`      the events of a request, from memory (`event_buffer`) or from the log
 `admission`      how many requests at once, and draining
 `wait_queue`     requests that wait for their task
 `observer`       what can be watched of requests, model calls and tool calls

@@ -1,21 +1,23 @@
 """Clients of model services: what `tealagents.domain.ports.Model` asks for.
 
-==================  =======================================================================================
-`openai_chat`       chat completions: OpenAI, Azure OpenAI, and whatever speaks the same
-`openai_responses`  the Responses API, and conversations that the service keeps
+===================  =======================================================================================
+`openai_chat`        chat completions: OpenAI, Azure OpenAI, and whatever speaks the same
+`openai_responses`   the Responses API, and conversations that the service keeps
 `responses_reading`  what that API sends
-`options`           the options of the clients; third parties subclass `ModelOptions`
-`credentials`       Azure OpenAI without a key: tokens from the identity that this service runs as
-`service`           one call, from the encoded request to events: deadlines, retries, failures
-`wire`              the `openai` SDK's client on a plain HTTP client; imported when a service is opened
-`addressing`        where a service is, and how calls are signed
-`encoding`          JSON written once, and read
-`frames`            server-sent events cut out of bytes
+`options`            the options of the clients; third parties subclass `ModelOptions`
+`credentials`        Azure OpenAI without a key: tokens from the identity that this service runs as
+`service`            one call, from the encoded request to events: deadlines, retries, failures
+`wire`               the `openai` SDK's client on a plain HTTP client; imported when a service is opened
+`addressing`         where a service is, and how calls are signed
+`encoding`           JSON written once, and read
+`adjustments`        how calls are adjusted to what a service refuses
+`native`             what a service wants back with tool calls, such as reasoning
+`frames`             server-sent events cut out of bytes
 `deadlines`          the deadlines of one call
-`retries`           when a call is tried again
-`failures`          what went wrong, as one of our errors, with every secret masked
-`offline`           a model service of our own, on loopback, for tests, demos and work without a key
-==================  =======================================================================================
+`retries`            when a call is tried again
+`failures`           what went wrong, as one of our errors, with every secret masked
+`offline`            a model service of our own, on loopback, for tests, demos and work without a key
+===================  =======================================================================================
 
 `bootstrap` opens a client by its name; nothing else calls this package. It imports the domain and the
 registry only. A client of one's own is a class with an `Options` (a `ModelOptions`) that keeps the port's

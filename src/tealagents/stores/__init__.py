@@ -5,13 +5,19 @@
 `files`        JSON documents in folders, for a person to read                ``file:///dir``
                (`file_folder`: a partition; `file_documents`: a record)
 `sqlite`       one file, one machine                                          ``sqlite:///state.db``
+               (`sqlite_threads`: the threads that own a connection)
 `postgres`     any number of machines                                         ``postgresql://…``
 `redis`        any number of machines                                         ``redis://…``
+               (`redis_nodes`: the nodes of a cluster)
 `dynamodb`     any number of machines                                         ``dynamodb://table?…``
+               (`dynamodb_service`: its calls and their outcomes)
 `encrypted`    a wrapper that seals the values of any of them
 `base`         what they share; a store of your own begins there (`docs/how-to-write-a-store.md`)
 `sql`          named statements and numbered migrations, from the `.sql` files beside the stores
 `pool`         connections to a server, lent one at a time
+`watches`      who waits for which topic, woken by a commit or by a timer
+`links`        wake-ups that come through a server, one connection per process (`local_link`: through a file
+               on one machine; `postgres_link`; `redis_link`)
 =============  =====================================================================================
 
 A store module imports `tealagents.domain` and `base`, and is itself imported only when its scheme is asked

@@ -1,10 +1,11 @@
-"""`tealagents/v1alpha1`: AppV3 and its routes.
+"""The service's own protocol, `tealagents/v1alpha1`: its application and its routes.
 
 ============  ==========================================================================
-`app`         AppV3: puts the routes, the handlers of errors and the lifespan together
+`app`         `AppV3`, the application: puts routes, handlers of errors and lifespan together
 `routing`     routes: served by Starlette, described by FastAPI when the document is asked for
-`context`     what every route works with
+`context`     what every route works with; `parameters`, `preferences`, `paging`: what several read
 `messages`    sending a message and deciding a pause; JSON, SSE, background
+`fold`        recorded events as server-sent events; `problems`: errors as documents (RFC 9457)
 `requests`    reading, following and canceling requests; pauses with their tools, prompts
 `tasks`       tasks; `task_views`: what they hold; `time_travel`: rollback, fork, export, import
 `sessions`    sessions       `approvals`   the inbox       `oauth`   the end of a consent

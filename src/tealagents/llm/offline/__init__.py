@@ -6,19 +6,21 @@ docs/offline-model.md is its manual.
 
 What lives here, each using only what stands above it:
 
-    ids, errors, reading    ids, refusals and types, in the real service's shape
-    answer               an answer before it is written in the words of one API; its pace, its faults
-    facts, prompt        what the model is asked, and the facts it was given
-    shapes               structured output
-    persona              the built-in answers
-    script, playback     scripts in YAML, and which rule answers
-    delivery             bytes, pauses and the end of an answer on the wire
-    chat                 the chat completions API
-    items, stored        what the responses API keeps
-    responses            the responses API
-    service              the routes
-    journal, transmission, app      HTTP, as an ASGI application
-    server               the socket
+================================  ==========================================================================
+`ids`, `errors`, `reading`        ids, refusals and types, in the real service's shape
+`answer`                          an answer before it is written in the words of one API; its pace, its faults
+`facts`, `prompt`                 what the model is asked, and the facts it was given
+`shapes`                          structured output
+`persona`                         the built-in answers
+`script`, `playback`              scripts in YAML, and which rule answers
+`delivery`                        bytes, pauses and the end of an answer on the wire
+`chat`                            the chat completions API
+`items`, `stored`                 what the responses API keeps
+`responses`                       the responses API
+`service`                         the routes
+`journal`, `transmission`, `app`  HTTP, as an ASGI application
+`server`                          the socket
+================================  ==========================================================================
 
 Used by tests, demos, benchmarks, the command line and by users' own tests; it imports nothing of the rest
 of the project.
