@@ -30,7 +30,7 @@ from tealagents.engine.service import Service
 from tealagents.engine.toolbox import Toolbox
 from tealagents.llm import ModelConfigError, open_model
 from tealagents.llm.credentials import AzureCredential, AzureCredentialOptions
-from tealagents.outbound.addresses import is_loopback_host
+from tealagents.outbound.addresses import is_loopback_host, shown
 from tealagents.registry import import_from
 from tealagents.serving import drained_by_signals
 from tealagents.state.inventory import Inventory
@@ -371,7 +371,9 @@ class ServiceWiring:
             )
         if config.auth.provider == "mock" and config.auth.chosen:
             log.warning("authentication is mock: the bearer token is the user id; set TA_AUTH=entra for real")
-        log.info("%s serves %s on %s", config.agent.model, config.prefix, self.store.name)
+        service = shown(config.base_url) if config.base_url else "OpenAI"
+        model, store = config.agent.model, self.store.name
+        log.info("serving %s: model %s at %s, state in %s", config.prefix, model, service, store)
 
 
 def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequence[str]:
@@ -379,7 +381,7 @@ def problems_at_start(config: ServiceConfig, host: str, workers: int) -> Sequenc
     found = identity_problems(config, host)
     if workers > 1 and not store_of(config).shared:
         found.append(
-            f"{workers} workers cannot share state in memory: each would know other tasks. Set "
+            f"{workers} workers cannot share state in memory: each worker would see only its own tasks. Set "
             "TA_PERSISTENCE (sqlite:///state.db is enough on one machine), or use one worker"
         )
     if config.audit_key and len(config.audit_key.get_secret_value()) < SHORTEST_AUDIT_KEY:

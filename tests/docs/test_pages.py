@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_command
 
-from tealagents.cli.main import COMMANDS
+from tealagents.cli.main import COMMANDS, command_line
 from tealagents.config import load
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,20 @@ def test_commands() -> None:
     index = (ROOT / "docs/index.md").read_text()
     named = {found[1] for found in re.finditer(r"^\| `tealagents ([a-z-]+)", index, re.MULTILINE)}
     assert named == set(COMMANDS)
+
+
+def test_arguments_of_the_commands() -> None:
+    """The index shows the argument that each command takes, in brackets where it may be left out."""
+    index = (ROOT / "docs/index.md").read_text()
+    shown = dict(re.findall(r"^\| `tealagents ([a-z-]+)(?: ([A-Z]+|\[[A-Z]+\]))?", index, re.MULTILINE))
+    commands = get_command(command_line(*COMMANDS)).commands  # type: ignore[attr-defined]
+    arguments = {
+        name: (each.name.upper() if each.required else f"[{each.name.upper()}]")
+        for name, command in commands.items()
+        for each in command.params
+        if each.param_type_name == "argument"
+    }
+    assert shown == {name: arguments.get(name, "") for name in COMMANDS}
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tealagents.api.protocols import PROTOCOLS
 from tealagents.cli.main import command_line
 
 DEMO = Path(__file__).parents[2] / "demos" / "approval"
@@ -178,7 +179,8 @@ def test_an_unknown_protocol_is_said_with_those_there_are(folder: Path) -> None:
     """By its key; the API that is always served is no further protocol."""
     checked = check(folder, TA_PROTOCOLS="opanai")
     assert checked.exit_code == 2, checked.output
-    assert "TA_PROTOCOLS: Unknown protocol 'opanai'. Known: a2a, ag-ui, mcp, openai." in checked.output
+    known = ", ".join(sorted(PROTOCOLS.keys() - {"tealagents/v1alpha1"}))
+    assert f"TA_PROTOCOLS: Unknown protocol 'opanai'. Known: {known}." in checked.output
     assert check(folder, TA_PROTOCOLS="tealagents/v1alpha1").exit_code == 2
 
 

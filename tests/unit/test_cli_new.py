@@ -59,15 +59,19 @@ def test_its_test_passes(created: Created) -> None:
     assert "Ran 2 tests" in tested.stderr
 
 
-def test_it_can_be_served(created: Created) -> None:
-    """And takes a message."""
-    port = free_port()
-    with subprocess.Popen(
-        [str(BIN / created.commands[2][0]), *created.commands[2][1:], "--port", str(port)],
-        cwd=created.folder,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as service:
+def test_it_can_be_served(created: Created, tmp_path: Path) -> None:
+    """And takes a message; the log says that the built-in model answers it, and not OpenAI."""
+    port, log = free_port(), tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [str(BIN / created.commands[2][0]), *created.commands[2][1:], "--port", str(port)],
+            cwd=created.folder,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as service,
+    ):
         try:
             assert service.stdout is not None
             url = service.stdout.readline().split()[-1]
@@ -77,6 +81,7 @@ def test_it_can_be_served(created: Created) -> None:
         finally:
             service.send_signal(signal.SIGTERM)
     assert answer["status"] == "Completed"
+    assert "serving /Summer/0.1: model gpt-4o-mini at http://127.0.0.1:" in log.read_text()
 
 
 def test_its_config_is_right(created: Created) -> None:

@@ -245,13 +245,13 @@ function message(input, {session_id, task_id, user_context, metadata, supersede,
     path: "",
     body: {items, session_id, task_id, user_context, metadata, supersede},
     headers: {[IDEMPOTENCY_KEY]: printable(idempotencyKey, "the idempotency key")},
-    patience: "answerMs",
+    timeout: "answerMs",
     repeatable: true,
   };
 }
 
 /**
- * The same decision made again gets what came of the first, so that it may be repeated.
+ * The same decision made again gets the outcome of the first, so that it may be repeated.
  *
  * @param {api.PauseReference} of
  * @param {api.Action | api.Decision} decision
@@ -266,7 +266,7 @@ function resumption(of, decision) {
     path: `/requests/${segment(pause.request_id)}/resume`,
     query: {approval_id},
     body,
-    patience: "answerMs",
+    timeout: "answerMs",
     repeatable: true,
   };
 }
@@ -274,12 +274,12 @@ function resumption(of, decision) {
 /** @param {Call} call @returns {Call} */
 function asStream(call) {
   const headers = {...call.headers, Accept: EVENT_STREAM};
-  return {...call, path: `${call.path}/sse`, headers, patience: "silenceMs"};
+  return {...call, path: `${call.path}/sse`, headers, timeout: "silenceMs"};
 }
 
 /** @param {Call} call @returns {Call} */
 function inBackground(call) {
-  return {...call, headers: {...call.headers, Prefer: "respond-async"}, patience: "callMs"};
+  return {...call, headers: {...call.headers, Prefer: "respond-async"}, timeout: "callMs"};
 }
 
 /** @param {string} path @returns {Call} */

@@ -198,7 +198,7 @@ function follow(requestId, after) {
     method: "GET",
     path: `/requests/${segment(requestId)}/events`,
     headers: {Accept: EVENT_STREAM, ...(after ? {"Last-Event-ID": String(after)} : {})},
-    patience: "silenceMs",
+    timeout: "silenceMs",
     repeatable: true,
   };
 }

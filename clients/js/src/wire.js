@@ -16,7 +16,7 @@ const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "UND_ERR_CONNE
  * @property {object} [query] values that are null or undefined are left out
  * @property {object | string} [body] a string is JSON already
  * @property {Record<string, string>} [headers]
- * @property {keyof Timeouts} [patience] which timeout bounds the wait for bytes; `callMs` if absent
+ * @property {keyof Timeouts} [timeout] which timeout bounds the wait for bytes; `callMs` if absent
  * @property {boolean} [repeatable] making it again does no harm even if the first one was carried out
  * @property {boolean} [anonymous] goes without a token
  */
@@ -168,7 +168,7 @@ export class Wire {
    * @throws {Lost}
    */
   async reply(call, signal) {
-    const watch = new Watch(this.#timeouts[call.patience ?? "callMs"], signal);
+    const watch = new Watch(this.#timeouts[call.timeout ?? "callMs"], signal);
     let open = false;
     try {
       let response = await this.#respond(call, watch, false);

@@ -224,10 +224,11 @@ def import_command(
     config: Config = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Write an export into the config's store. The store may hold other state, but no other version of this.
+    """Write an export into the config's store.
 
-    Nothing is overwritten, and a store is written with its own TA_ENCRYPTION_KEY only. Every line is checked
-    before the first is written. Can be repeated.
+    The store may hold other state, but no different version of the same records. Nothing is overwritten, and
+    a store is written with its own TA_ENCRYPTION_KEY only. Every line is checked before the first is written.
+    Can be repeated.
     """
 
     async def work(opened: OpenedState) -> Importer:
@@ -371,7 +372,7 @@ def owner_command(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="Of a session, a task or a request.")],
     config: Config = None,
 ) -> None:
-    """Name the user that an id in a log belongs to, as `TID.OID`."""
+    """Show which user an id from a log belongs to, as `TID.OID`."""
     try:
         canonical = ids.canonical(identifier, "the id")
     except InvalidRequest as error:

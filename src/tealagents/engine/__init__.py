@@ -11,7 +11,7 @@
 `toolbox`        the tools one agent has, and how one call is made safely
 `prompt`         what the model is sent
 `reconstruction` what a call of the model was sent, put together again from what is stored
-`approvals`      decisions on pauses
+`approvals`      human decisions on pauses
 `resuming`       what a request continues from: a decision, or the rounds of one that failed
 `following`      the events of a request, from memory (`event_buffer`) or from the log
 `admission`      how many requests at once, and draining
@@ -21,5 +21,6 @@
 `texts`          text that every store can keep
 ===============  ==========================================================================
 
-Deciding happens in `state.transitions` and `domain.lifecycle`, storing in `state`; this connects them.
+What happens to a task is decided in `state.transitions` and `domain.lifecycle` and stored in `state`; this
+connects them.
 """

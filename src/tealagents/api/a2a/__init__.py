@@ -1,9 +1,4 @@
 """A2A 1.0 over JSON-RPC and HTTP+JSON: an A2A task is a request, its context the task it belongs to.
 
-The SDK reads what the gate admits (`app`), `handler` answers with `documents`, `fold` or `errors`.
+The SDK reads what the gate admits (`app`); `handler` answers; `documents`, `fold`, `errors` word it.
 """
-
-import os
-
-# the SDK's spans of each of its functions, a tenth of a turn: each request has a span already
-os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")

@@ -159,7 +159,7 @@ class UserMessage(Accepted):
 
     session_id: Uuid | None = Field(None, description="The session; new when left out or not known yet")
     task_id: Uuid | None = Field(None, description="The task to continue; a new one when left out")
-    items: list[ItemIn] = Field(min_length=1, description="The message, piece by piece")
+    items: list[ItemIn] = Field(min_length=1, description="The message as a list of items")
     user_context: dict[str, Text] | None = Field(
         None,
         description="Sent to the model in this request only; up to 64 KB of JSON",
@@ -344,7 +344,7 @@ class ToolCallEvent(Schema):
 
 
 class ToolResultEvent(Schema):
-    """`tool-result`: what came of it."""
+    """`tool-result`: its result."""
 
     session_id: Uuid
     task_id: Uuid

@@ -66,7 +66,7 @@ def chat_command(
     session: Annotated[str | None, typer.Option(help="Id of the session to continue, or to start.")] = None,
     task: Annotated[str | None, typer.Option(help="Id of the task to continue.")] = None,
 ) -> None:
-    """Talk with an agent in the terminal.
+    """Start a conversation with an agent in the terminal.
 
     Piped input is sent as one message, and only the answer is printed: echo hi | tealagents chat
     """

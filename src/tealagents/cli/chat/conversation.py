@@ -137,7 +137,7 @@ class Chat:
         self._console.file.flush()
 
     def _greet(self) -> None:
-        self._console.print(Text(f"{self._client.base_url} — /help says what there is.", "dim"))
+        self._console.print(Text(f"{self._client.base_url} — /help lists the commands.", "dim"))
         if self._task_id is None:
             return
         task = self._client.task(self._task_id)
