@@ -180,6 +180,120 @@ def test_a_form_hides_nothing_of_what_is_approved(ada: Tab, service: ServiceThre
     ada.button("Reject").click()
 
 
+#: what is not seen where it stands, or not seen for what it is; the last ones of these are blanks
+HIDING = (
+    "\0\x1b\x7f\x85\xad\u034f\u061c\u115f\u17b4\u180b\u180e\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202e\u2060\u2066"
+    "\u206f\u3164\ufe00\ufe0f\ufeff\uffa0\ufff0\ufff8\ufff9\U0001bca0\U0001d173\U000e0001\U000e0041\U000e0100\U000e0fff"
+)
+BLANKS = "\xa0\u1680\u2000\u200a\u202f\u205f\u2800\u3000"
+#: what needs some of them to be what it is
+WHOLE = (
+    *("👩\u200d👩\u200d👧\u200d👦", "❤\ufe0f\u200d🔥", "🕵🏻\u200d♂\ufe0f", "1\ufe0f\u20e3", "↩\ufe0e"),
+    "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+    *("می\u200cخواهم", "क्\u200dष", "葛\U000e0100", "ខ\u200bក", "one\n\ttwo three"),
+)
+
+
+def test_what_hides_is_shown_and_what_belongs_together_is_not_cut(ada: Tab) -> None:
+    """Code shows every character that is not seen for what it is; prose those that hide or reorder."""
+    shown = """async (all) => {
+      const {exact, readable} = await import(new URL("app/text.js", location).href);
+      return all.map((text) => [exact(text), readable(text)]);
+    }"""
+    for character, (code, prose) in zip(
+        HIDING + BLANKS, ada.page.evaluate(shown, [f"a{each}b" for each in HIDING + BLANKS]), strict=True
+    ):
+        named = f"a⟨U+{ord(character):04X}⟩b"
+        assert code == named
+        assert prose == (f"a{character}b" if character in BLANKS else named)
+    assert [prose for _, prose in ada.page.evaluate(shown, list(WHOLE))] == list(WHOLE)
+
+
+def test_an_entity_hides_nothing_in_an_answer(ada: Tab) -> None:
+    """Markdown has names for characters that reorder: what they stand for is shown."""
+    ada.say("Say invoice&#x202e;fdp.exe")
+    expect(ada.page.locator(".answer")).to_contain_text("invoice⟨U+202E⟩fdp.exe")
+
+
+def test_a_link_to_a_session_says_nothing_but_its_id(ada: Tab) -> None:
+    """Who makes the link does not write on the page."""
+    ada.open("new?session=abc. Call 555-0100 to win!")
+    expect(ada.text("There is no such page")).to_be_visible()
+    session = str(uuid4())
+    ada.open(f"new?session={session}")
+    expect(ada.page.locator("main")).to_contain_text(f"part of the session {session}")
+
+
+def test_what_was_said_before_a_pause_is_shown(ada: Tab, service: ServiceThread) -> None:
+    """Although the request was not streamed, so that no event says it."""
+    (pause,) = talk(service, "rotate the log")
+    ada.open("tasks", pause["task_id"])
+    expect(ada.page.locator(".pause")).to_contain_text("Files-rotate")
+    expect(ada.text("I would rotate it.")).to_have_count(1)
+    ada.button("Reject").click()
+    expect(ada.page.locator(".turn-footer")).to_be_visible()
+    expect(ada.text("I would rotate it.")).to_have_count(1)
+
+
+def test_branches_that_say_the_same_are_called_the_same(ada: Tab, service: ServiceThread) -> None:
+    """Neither of them goes on where the other one ends."""
+    (answer,) = talk(service, "hello")
+    with service.client("ada") as client:
+        fork = client.post(f"/tasks/{answer['task_id']}/fork", json={}).raise_for_status().json()
+    ada.open("compare", answer["task_id"], "current", fork["task_id"], "current")
+    expect(ada.text("The other one says the same.")).to_have_count(2)
+
+
+def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, service: ServiceThread) -> None:
+    """The end of the conversation stays in view when it grows."""
+    (answer,) = talk(service, "\n".join(["a long story", *"abcdefghijklmnopqrstuvwxyz"]))
+    ada.page.set_viewport_size({"width": 1180, "height": 420})
+    endings: list[Route] = []
+    polls: list[Route] = []
+    ada.page.route(f"**/requests/{answer['request_id']}", lambda route: endings.append(route))
+    with ada.page.expect_request(f"**/requests/{answer['request_id']}"):
+        ada.open("tasks", answer["task_id"])
+    # until the task is read again nothing else draws the view anew
+    ada.page.route(f"**/tasks/{answer['task_id']}", lambda route: polls.append(route))
+    endings[0].continue_()
+    expect(ada.page.locator(".ended")).to_be_in_viewport(ratio=1)
+    ada.page.unroute_all(behavior="ignoreErrors")
+    for held in polls:
+        held.continue_()
+    ada.page.set_viewport_size({"width": 1180, "height": 740})
+
+
+def test_images_that_were_not_sent_stay(ada: Tab, service: ServiceThread) -> None:
+    """Another view does not take them away; they are gone once they were sent."""
+    (answer,) = talk(service, "hello")
+    ada.open("tasks", answer["task_id"])
+    picture = Path(__file__).parents[2] / "demos/images/teapot.png"
+    ada.page.get_by_label("Images", exact=True).set_input_files(picture)
+    waiting = ada.page.get_by_role("img", name="teapot.png")
+    expect(waiting).to_be_visible()
+    ada.link("Trace").click()
+    expect(ada.page.locator(".waterfall")).to_be_visible()
+    ada.link("Conversation").click()
+    expect(waiting).to_be_visible()
+    ada.say("What is on it?")
+    expect(ada.page.locator(".bubble img")).to_be_visible()
+    expect(waiting).to_have_count(0)
+    ada.link("Trace").click()
+    expect(ada.page.locator(".waterfall")).to_have_count(2)
+    ada.link("Conversation").click()
+    expect(ada.page.locator(".bubble img")).to_be_visible()
+    expect(waiting).to_have_count(0)
+
+
+def test_of_a_model_call_that_failed_no_times_are_made_up(tabs: Tabs, service: ServiceThread) -> None:
+    """Its end is all that is known: there is no scale to read it from."""
+    with service.client("fay") as client:
+        failed = client.post("", json={"items": [{"content_type": "text", "content": "refuse this"}]}).json()
+    fay = tabs.signed_in(f"{service.url}/console/", "fay").open("tasks", failed["task_id"], "trace")
+    expect(fay.page.locator(".step[data-kind=error]")).to_be_visible()
+    expect(fay.page.locator(".scale")).to_have_count(0)
+
+
 def test_metadata_hides_nothing(ada: Tab, service: ServiceThread) -> None:
     """What would reorder it is escaped, and saved as what it stands for; what is typed is shown below."""
     (answer,) = talk(service, "hello", metadata={"file": "invoice_\u202efdp.exe", "tag": "\U000e0041"})
@@ -384,6 +498,13 @@ def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: Servic
     expect(title).to_have_text("hello")
 
 
+def test_a_title_of_blanks_is_none(ada: Tab, service: ServiceThread) -> None:
+    """The first message stands in its place."""
+    (answer,) = talk(service, "hello", metadata={"title": " \u3000"})
+    title = ada.open("tasks", answer["task_id"]).page.locator(".task-header h2")
+    expect(title).to_have_text("hello")
+
+
 def test_a_list_that_cannot_be_continued_says_so(ada: Tab, service: ServiceThread) -> None:
     """The way to what is older stays, to be tried again."""
     talk(service, "hello")
@@ -546,7 +667,8 @@ def test_on_a_phone_the_open_tab_is_in_view(ada: Tab, service: ServiceThread) ->
     ada.open("tasks", answer["task_id"], "details")
     expect(ada.link("Details")).to_be_in_viewport(ratio=1)
     ada.open("tasks", answer["task_id"])
-    expect(ada.link("Conversation")).to_be_in_viewport(ratio=1)
+    for tab in ("Conversation", "Details"):
+        expect(ada.link(tab)).to_be_in_viewport(ratio=1)
     ada.page.set_viewport_size({"width": 1180, "height": 740})
 
 

@@ -95,6 +95,21 @@ def test_a_decision_that_came_too_late_says_so(tabs: Tabs, service: ServiceThrea
     expect(card.get_by_role("alert")).to_contain_text("This has already been decided")
 
 
+def test_what_was_decided_elsewhere_stays_with_what_became_of_it(tabs: Tabs, service: ServiceThread) -> None:
+    """On the inbox of one who was about to decide it: which call it was, and who decided."""
+    of_ada = _paused(service, "ada", "gone.txt")
+    carol = tabs.signed_in(_console(service), "carol").open("approvals")
+    card = carol.page.locator(".card", has_text="gone.txt")
+    expect(card.get_by_role("button", name="Approve")).to_be_visible()
+    with service.client("ada") as client:
+        where = f"/requests/{of_ada['request_id']}/resume"
+        client.post(where, json={"action": "reject"}).raise_for_status()
+    carol.look_again()
+    expect(card).to_contain_text("Decided by ada")
+    expect(card).to_contain_text("Files-delete")
+    expect(card.get_by_role("button")).to_have_count(0)
+
+
 def test_an_auditor_reads_and_changes_nothing(tabs: Tabs, service: ServiceThread) -> None:
     """Everything of a task is there, and nothing that would change it."""
     task = _paused(service, "ada", "audited.txt")["task_id"]

@@ -14,6 +14,11 @@ rules:
     reply:
       text: "Let me **see** first."
       tool_calls: [{name: Gate-wait, arguments: '{"path": "GATE"}'}]
+  - when: rotate the log
+    reply:
+      text: "I would rotate it."
+      tool_calls: [{name: Files-rotate, arguments: '{"path": "log"}'}]
+  - {when: refuse this, reply: {error: {status: 400, message: No.}}}
   - {when: a long story, reply: {text: Once upon a time, finish_reason: length}}
   - {when: a bad story, reply: {text: There was a, finish_reason: content_filter}}
   - {when: {tool_result: true, result_of: Gate-wait}, reply: The gate is open now.}

@@ -15,7 +15,7 @@ export function Pause({pause, foreign = false, open, onDecided}) {
   const [decided, setDecided] = useState(null);
   if (pause.gone && !decided) return html`<${Gone} item=${pause} open=${open} />`;
   return html`
-    <section class="pause" aria-label=${decided ? "Decided" : "A decision is needed"} tabindex="-1">
+    <section class="pause" role=${open === undefined ? null : "group"} aria-label=${decided ? "Decided" : "A decision is needed"} tabindex="-1">
       <header>
         <${Icon} name="inbox" />
         <strong>${decided ? "Decided" : readable(pause.message)}</strong>

@@ -103,12 +103,15 @@ function placeholder(task, running) {
   return running ? "The agent is answering" : "Reply";
 }
 
-/** `parts`, and before a call what its message, which is in `stored`, says: it is in no event where nothing was streamed. */
+/** `parts`, and what is `stored` before a call, or a call that waits: where nothing was streamed no event says it. */
 const withSaid = (parts, stored) =>
-  parts.flatMap((part, place) => {
-    const before = part.type === "call" && stored[stored.findIndex(({id}) => id === part.id) - 1];
-    return before?.type === "text" && parts[place - 1]?.type !== "text" ? [before, part] : [part];
-  });
+  stored.reduce((all, said, at) => {
+    const call = stored[at + 1];
+    if (said.type !== "text" || call?.type !== "call") return all;
+    const found = all.findIndex(({id}) => id === call.id);
+    const place = found < 0 ? all.length : found;
+    return all[place - 1]?.type === "text" ? all : all.toSpliced(place, 0, said);
+  }, parts);
 
 /** The answer that is on its way. */
 function Running({live, said, user, task, foreign, reload}) {

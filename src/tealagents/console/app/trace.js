@@ -63,14 +63,14 @@ function waits(steps) {
 function spanOf(id, steps) {
   steps.sort((one, other) => one.began - other.began);
   const from = Math.min(...steps.map((step) => step.began));
-  const to = Math.max(...steps.map((step) => step.ended), from + SHORTEST);
+  const last = Math.max(...steps.map((step) => step.ended));
   const tokens = steps.reduce((sum, step) => sum + (step.usage?.total_tokens ?? 0), 0);
-  return {id, steps, from, to, tokens, failed: steps.some((step) => step.kind === "error")};
+  return {id, steps, from, last, to: Math.max(last, from + 0.1), tokens, failed: steps.some((step) => step.kind === "error")};
 }
 
 function Waterfall({request, wanted}) {
   const place = useRef(null);
-  const {steps, from, to, tokens} = request;
+  const {steps, from, last, to, tokens} = request;
   useEffect(() => wanted && place.current.scrollIntoView({block: "start"}), [wanted]);
   return html`
     <section class="waterfall card" ref=${place} data-wanted=${wanted} aria-label=${`Request ${shortId(request.id)}`}>
@@ -79,16 +79,13 @@ function Waterfall({request, wanted}) {
         <span class="muted">${duration(to - from)} · ${plural(tokens, "token")} · ${plural(steps.length, "step")}</span>
         <code class="muted" title=${request.id}>${shortId(request.id)}</code>
       </header>
-      ${to - from > SHORTEST && html`<${Scale} span=${to - from} />`}
+      ${last > from && html`<${Scale} span=${to - from} />`}
       <ol>
         ${steps.map((step) => html`<${Step} key=${step.step_id} step=${step} from=${from} span=${to - from} />`)}
       </ol>
     </section>
   `;
 }
-
-/** milliseconds that a request spans at least in the drawing: of a model call that failed, its end is all that is known */
-const SHORTEST = 0.1;
 
 const Scale = ({span}) => html`
   <div class="scale" aria-hidden="true">
