@@ -703,10 +703,10 @@ def test_a_tool_that_needs_consent_pauses_with_where_to_give_it(
     assert lines(file) == ["entered"]
 
 
-def test_calls_of_a_canceled_pause_are_not_reported_as_effects(
+def test_calls_of_a_canceled_pause_are_reported_where_their_code_had_begun(
     ada: httpx.Client, boss: httpx.Client, model: OfflineModel, file: Path, tmp_path: Path
 ) -> None:
-    """What waited for its owner or for consent has not run, and no message to the model says it may have."""
+    """What found within that it has to wait for its owner or for consent may have done something before."""
     for words in (
         call("Work-act_for_owner", file=str(file)),
         call("Work-enter", file=str(file), consent=str(tmp_path / "consent")),
@@ -715,7 +715,8 @@ def test_calls_of_a_canceled_pause_are_not_reported_as_effects(
         approve(boss if "owner" in words else ada, pause)
         assert request(ada, pause["request_id"])["status"] == "Paused"
         send(ada, "hello", task_id=pause["task_id"], supersede=True)
-        assert not [m for m in sent_last(model)[1:] if m["role"] == "system"]
+        (note,) = [m["content"] for m in sent_last(model)[1:] if m["role"] == "system"]
+        assert note.count("its outcome is unknown") == 1
 
 
 def test_a_pause_that_its_task_knows_nothing_of_is_damage(

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from tools_setup import FIXTURES, Context, by_name
 
-from tealagents.domain.errors import NeedsOwner, ToolFailed
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed
 from tealagents.domain.ports import Tool
 from tealagents.testing.waits import eventually
 from tealagents.tools.code import load_plugins
 from tealagents.tools.errors import ToolsetError
+from tealagents.tools.methods import run_method
 from tealagents.tools.results import LIMIT
+from tealagents.tools.threads import Threads
 
 FILE = FIXTURES / "custom_plugins.py"
 
@@ -241,9 +243,29 @@ async def test_consent_is_asked_before_anything_is_done() -> None:
     """A plugin that declares scopes begins no call without the owner's token."""
     tools = by_name(load_plugins(FILE, ["Aware"]))
     context = Context(owner_is_here=False)
-    with pytest.raises(NeedsOwner):
+    with pytest.raises(NeedsOwner) as asked:
         await call(tools, "Aware-by_name", context, text="hi")
     assert context.asked == [("files.read",)]
+    assert asked.value.begun is False
+
+
+@pytest.mark.parametrize(
+    "need", [NeedsOwner("now"), NeedsAuthorization("notes", "https://notes.example", ("a",))]
+)
+async def test_what_a_tool_needs_its_user_for_says_that_it_had_begun(
+    need: NeedsOwner | NeedsAuthorization,
+) -> None:
+    """What it did before is not known. Others may hold the same error: theirs stays as it is."""
+
+    async def asks() -> None:
+        raise need
+
+    with pytest.raises(type(need)) as asked:
+        await run_method(asks, {}, Threads(1), "Notes-read", nothing="")
+    raised = asked.value
+    assert isinstance(raised, NeedsOwner | NeedsAuthorization)
+    assert (raised.begun, need.begun) == (True, False)
+    assert (str(raised), vars(raised)) == (str(need), vars(need) | {"begun": True})
 
 
 async def test_plugin_is_opened_and_closed() -> None:

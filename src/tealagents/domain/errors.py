@@ -320,18 +320,27 @@ class ToolFailed(Exception):
 class NeedsAuthorization(Exception):
     """Raised by a tool that needs the user's own consent before it can be called.
 
-    `url` is where the user grants it; it is shown in the pause's `authorizations`.
+    `url` is where the user grants it; it is shown in the pause's `authorizations`. `begun` says that the
+    tool's own code had begun to run.
     """
 
-    def __init__(self, server: str, url: str, scopes: tuple[str, ...] = ()) -> None:
+    def __init__(self, server: str, url: str, scopes: tuple[str, ...] = (), *, begun: bool = False) -> None:
         super().__init__(f"{server} needs the user's authorization")
         self.server = server
         self.url = url
         self.scopes = scopes
+        self.begun = begun
 
 
 class NeedsOwner(Exception):
-    """Raised by a tool that needs the owner's token while another user's request is running it."""
+    """Raised by a tool that needs the owner's token while another user's request is running it.
+
+    `begun` as in `NeedsAuthorization`.
+    """
+
+    def __init__(self, *args: object, begun: bool = False) -> None:
+        super().__init__(*args)
+        self.begun = begun
 
 
 # --- what code of others raises -------------------------------------------------------------------

@@ -101,6 +101,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
     pinned: str = ""
     #: the id that the model service gave it and is sent back, where that is another
     native_id: str = ""
+    #: in a pause: the tool's own code has run already, up to where it needed the user
+    begun: bool = False
 
     @property
     def plugin_name(self) -> str:

@@ -28,7 +28,7 @@ from tealagents.state.audit_chain import Draft, draft
 from tealagents.state.decisions import intent, shown_calls
 from tealagents.state.history import ARGUMENTS_SHOWN
 from tealagents.state.task_writer import TaskWriter
-from tealagents.state.transitions import SERVICE
+from tealagents.state.transitions import SERVICE, unreturned_step
 from tealagents.threads.views import Report
 
 #: characters of an output that a step repeats; the message holds all of it
@@ -152,10 +152,14 @@ class Recorder:
             self.record(f"{step.kind}.noted", StepBody(step))
 
     def asked(self, approval: Approval) -> None:
-        """Calls wait for a decision; they have not run."""
+        """Calls wait for a decision; they have not run, except those that found within that they have to."""
         for call in approval.calls:
-            self.intents.pop(call.id, None)
-            self.running.pop(call.id, None)
+            ran = self.running.pop(call.id, None)
+            if not call.begun:
+                self.intents.pop(call.id, None)
+            elif ran is not None:
+                unreturned = unreturned_step(self.request_id, call, approval.created_at)
+                self.record("tool.unreturned", unreturned)
         step = Step(
             step_id=ids.random_id(),
             request_id=self.request_id,

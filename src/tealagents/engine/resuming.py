@@ -5,7 +5,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from tealagents.domain import ids
-from tealagents.domain.models import Approval, Message, RequestRecord
+from tealagents.domain.models import Approval, Message, RequestRecord, ToolCall
 from tealagents.engine.loop import Resumption, tool_message
 from tealagents.engine.recorder import Recorder
 from tealagents.engine.texts import storable
@@ -21,7 +21,7 @@ def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
     for call in decided.calls:
         decision = by_id[call.id]
         if decision.action == "reject":
-            text, is_error = rejection(decided.reason), True
+            text, is_error = rejection(decided, call), True
         elif decision.output is not None:
             text, is_error = storable(decision.output), decision.is_error
         else:
@@ -30,10 +30,15 @@ def answers(decided: Approval, now: datetime) -> tuple[Message, ...]:
     return tuple(said)
 
 
-def rejection(reason: str | None) -> str:
+def rejection(decided: Approval, call: ToolCall) -> str:
     """What the model is sent of a call that was rejected."""
-    because = f" The reason given: {reason}" if reason else ""
-    return f"The user rejected this call; it was not made.{because}"
+    because = f" The reason given: {decided.reason}" if decided.reason else ""
+    return f"The user rejected this call; {not_to_its_end(call)}{because}"
+
+
+def not_to_its_end(call: ToolCall) -> str:
+    """What there is to say of a call that waited, and will not be made now."""
+    return "it had begun, and its outcome is unknown." if call.begun else "it was not made."
 
 
 async def retried(tasks: Tasks, partition: str, failed: str, recorder: Recorder) -> Resumption | None:

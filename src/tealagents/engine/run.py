@@ -294,7 +294,7 @@ class Run:
 
         async def store() -> None:
             tools = await self._tools()
-            begun = [unreturned(request_id, call.id, call.tool, call.arguments, now) for call in running]
+            begun = [unreturned(request_id, call, now) for call in running]
 
             def ended(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
                 return stopped(

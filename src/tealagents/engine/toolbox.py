@@ -60,8 +60,8 @@ class ToolOutput(Struct, frozen=True):
 
 
 class Deferred(Struct, frozen=True):
-    """A call that could not be made yet: it needs the owner's consent, or the owner's own token, or its tool
-    is another one than was approved."""
+    """A call that could not be made yet, or not to its end: it needs the owner's consent, or the owner's own
+    token, or its tool is another one than was approved."""
 
     call: ToolCall
     #: `{server, url, scopes}` to visit, or None where it is not consent that is awaited
@@ -309,9 +309,9 @@ class Toolbox:
             output = await self._attempt(tool, call, context)
         except NeedsAuthorization as need:
             where = {"server": need.server, "url": need.url, "scopes": list(need.scopes)}
-            return Deferred(call, where)
-        except NeedsOwner:
-            return Deferred(call, None)
+            return Deferred(replace(call, begun=call.begun or need.begun), where)
+        except NeedsOwner as need:
+            return Deferred(replace(call, begun=call.begun or need.begun), None)
         except ToolFailed as failure:
             output, is_error, unknown = f"Error: {failure}", True, failure.unknown
         duration_ms = round((time.perf_counter() - started) * 1000, 3)

@@ -270,6 +270,7 @@ class History:
         """The same, what all its model calls have used, and which of its tool calls have not returned."""
         calls: dict[str, ToolOutcome] = {}
         running: dict[str, ToolCall] = {}
+        ran: set[str] = set()
         usage = TokenUsage()
         if first > tail:
             return Produced((), usage, ())
@@ -286,6 +287,7 @@ class History:
             elif isinstance(body, StepBody) and body.step.kind == "tool":
                 call_id = str((body.step.input or {}).get("call_id", ""))
                 running.pop(call_id, None)
+                ran.add(call_id)
                 if call_id in calls and body.step.outcome in ("done", "failed"):
                     known = calls[call_id]
                     calls[call_id] = ToolOutcome(
@@ -297,10 +299,12 @@ class History:
             elif (
                 isinstance(body, StepBody) and body.step.kind == "approval" and body.step.name == "requested"
             ):
-                # asked for once more, a call has not run: it waits for its owner, or for consent
+                # asked for once more, a call waits for its owner, or for consent: it has not run, unless it
+                # found so within
                 for shown in (body.step.input or {}).get("tool_calls", ()):
-                    calls.pop(shown["id"], None)
                     running.pop(shown["id"], None)
+                    if shown["id"] not in ran:
+                        calls.pop(shown["id"], None)
         return Produced(tuple(calls.values()), usage, tuple(running.values()))
 
 

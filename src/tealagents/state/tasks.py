@@ -381,7 +381,7 @@ class Tasks:
         transition = stopped(
             head,
             request,
-            [unreturned(request_id, each.id, each.tool, each.arguments, now) for each in produced.running],
+            [unreturned(request_id, call, now) for call in produced.running],
             ending.status,
             failure,
             Outcome(unfinished.output, produced.usage, request.extra_data, source=self.source),

@@ -28,6 +28,7 @@ from tealagents.domain.models import (
     Status,
     Step,
     StepBody,
+    ToolCall,
     ToolOutcome,
 )
 from tealagents.state import keys
@@ -258,19 +259,24 @@ def _end(
     return draft(f"request.{status.lower()}", actor, request_id, end, **details)
 
 
-def unreturned(request_id: str, call_id: str, tool: str, arguments: str, now: datetime) -> Draft:
-    """The step of a call that was begun and never returned: whether it took effect is unknown."""
+def unreturned(request_id: str, call: ToolCall, now: datetime) -> Draft:
+    """The entry of a call that was begun and never returned."""
+    return draft("tool.unreturned", SERVICE, request_id, unreturned_step(request_id, call, now))
+
+
+def unreturned_step(request_id: str, call: ToolCall, now: datetime) -> StepBody:
+    """The step of such a call: whether it took effect is unknown."""
     step = Step(
         step_id=ids.random_id(),
         request_id=request_id,
         kind="tool",
-        name=tool,
+        name=call.tool,
         started_at=now,
-        input={"call_id": call_id, "arguments": arguments},
+        input={"call_id": call.id, "arguments": call.arguments},
         is_error=True,
         outcome="unknown",
     )
-    return draft("tool.unreturned", SERVICE, request_id, StepBody(step))
+    return StepBody(step)
 
 
 def error_draft(request_id: str, failure: Failure, now: datetime) -> Draft:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
-from tealagents.domain.errors import ToolFailed, ends_task
+from tealagents.domain.errors import NeedsAuthorization, NeedsOwner, ToolFailed, ends_task
 from tealagents.domain.models import TOOL_SEPARATOR
 from tealagents.tools.errors import ToolsetError
 from tealagents.tools.naming import VALID_NAME
@@ -20,7 +20,7 @@ async def run_method(
     """The text of what a method returns: awaited if it is async, else run in a thread.
 
     What the method raises is raised, except what would be mistaken for the end of the process or of
-    the call: that becomes `ToolFailed`.
+    the call: that becomes `ToolFailed`. What it needs its user for is raised as `begun`.
     """
     try:
         if inspect.iscoroutinefunction(inspect.unwrap(method)):
@@ -28,6 +28,11 @@ async def run_method(
         # turning a large result into text takes time as well, so it is done in the thread
         result = await threads.run(partial(_text_or_awaitable, method, arguments, nothing), name)
         return result if isinstance(result, str) else to_text(await result, nothing=nothing)
+    # others who ask for the same may hold the same error: this call's is one of its own
+    except NeedsAuthorization as need:
+        raise NeedsAuthorization(need.server, need.url, need.scopes, begun=True) from need
+    except NeedsOwner as need:
+        raise NeedsOwner(*need.args, begun=True) from need
     except (SystemExit, KeyboardInterrupt) as error:
         raise ToolFailed(
             f"The tool tried to end the process ({type(error).__name__}); whether it took effect is unknown.",

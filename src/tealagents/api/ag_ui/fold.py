@@ -110,10 +110,10 @@ class RunFold(EventFold):
         self._round, self._whole = before.rounds if before else 0, True
         #: names of the steps under way, by their calls
         self._steps: dict[str, str] = {}
-        for decision in before.decisions if before else ():
-            self._known.add(made("call", self._request_id, decision.id))
+        for call, decision in zip(before.calls, before.decisions, strict=True) if before else ():
+            self._known.add(made("call", self._request_id, call.id))
             if before and decision.action == "reject":
-                self._result(decision.id, rejection(before.reason), is_error=True)
+                self._result(call.id, rejection(before, call), is_error=True)
 
     def text(self, text: str, *, refusal: bool) -> None:
         if not self.said:

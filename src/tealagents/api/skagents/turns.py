@@ -35,6 +35,7 @@ from tealagents.engine.agent import AgentSpec
 from tealagents.engine.loop import HumanNeeded, Resumption, tool_message
 from tealagents.engine.observer import Load
 from tealagents.engine.recorder import Recorder
+from tealagents.engine.resuming import not_to_its_end
 from tealagents.engine.texts import storable
 from tealagents.engine.toolbox import CallContext
 from tealagents.engine.turn import Asked, TurnDone, TurnLoop, Waits, open_turn
@@ -326,10 +327,11 @@ class _Call:
 
     def _rejected(self, needed: HumanNeeded) -> Resumption:
         """No one can be asked during a stateless call, so the results say that the calls were not made."""
-        why = "The call needs a decision or an authorization, which cannot be given here. It was not made."
-        now = self._clock.now()
+        why = "The call needs a decision or an authorization, which cannot be given here; "
+        request_id, now = self.record.request_id, self._clock.now()
         rejected = [
-            tool_message(self.record.request_id, call, why, now, is_error=True) for call in needed.calls
+            tool_message(request_id, call, why + not_to_its_end(call), now, is_error=True)
+            for call in needed.calls
         ]
         return Resumption((), tuple(rejected))
 

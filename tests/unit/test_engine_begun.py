@@ -1,0 +1,91 @@
+"""Calls that found within that they need their user: what they did before is unknown, and not forgotten."""
+
+from collections.abc import Iterator
+
+import pytest
+from engine_setup import ADA, Function, Process, Scripted, calls, process, says
+
+from tealagents.domain.errors import NeedsAuthorization
+from tealagents.domain.models import Json, RequestRecord, ToolCall
+from tealagents.engine.approvals import Command
+
+BEFORE, WITHIN = False, True
+
+NOTE = b"its outcome is unknown"
+
+
+def asking(*begun: bool) -> Function:
+    """A tool that asks for consent, before its own code or within it, once for each of `begun`; then runs."""
+    needs: Iterator[bool] = iter(begun)
+
+    def does(_: Json) -> str:
+        for each in needs:
+            raise NeedsAuthorization("notes", "https://notes.example", begun=each)
+        return "ran"
+
+    return Function("Notes-read", does)
+
+
+def model() -> Scripted:
+    return Scripted(calls(ToolCall("c1", "Notes-read", "{}")), says("I see."))
+
+
+async def decide(here: Process, request: RequestRecord, action: str) -> RequestRecord:
+    command = Command(action=action, approval_id=request.approvals[-1])
+    sent = await here.approvals.resume(ADA, request.request_id, command, streamed=False)
+    return await here.service.outcome(sent)
+
+
+async def tool_steps(here: Process, request: RequestRecord) -> list[str | None]:
+    """The outcomes of the tool's steps in the trace."""
+    head = (await here.tasks.head(here.partition(), request.task_id)).value
+    steps, _ = await here.tasks.history.steps(here.partition(), request.task_id, head.tail_seq, limit=50)
+    return [step.outcome for step in steps if step.kind == "tool"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "said", "steps"),
+    [
+        ([BEFORE], "it was not made.", []),
+        ([WITHIN], "it had begun, and its outcome is unknown.", ["unknown"]),
+    ],
+)
+async def test_a_rejection_says_whether_the_call_had_begun(
+    begun: list[bool], said: str, steps: list[str]
+) -> None:
+    """The model would repeat what it believes was not made."""
+    async with process(None, model(), asking(*begun)) as here:
+        paused = await here.ask()
+        assert (paused.status, await tool_steps(here, paused)) == ("Paused", steps)
+        assert (await decide(here, paused, "reject")).status == "Completed"
+        assert here.model.calls[-1].prompt[-1].decode() == f"tool: The user rejected this call; {said}"
+
+
+@pytest.mark.parametrize("way", ["cancel", "supersede", "approve and cancel"])
+@pytest.mark.parametrize(
+    ("begun", "noted"),
+    [([BEFORE, BEFORE], False), ([WITHIN, WITHIN], True), ([WITHIN, BEFORE], True)],
+)
+async def test_a_call_that_had_begun_is_named_once_its_request_has_ended(
+    way: str, begun: list[bool], noted: bool
+) -> None:
+    """However often it asked, and wherever it asked last; one that had not begun is not named."""
+    async with process(None, model(), asking(*begun)) as here:
+        request = await here.ask()
+        if way == "approve and cancel":
+            request = await decide(here, request, "approve")
+        assert request.status == "Paused"
+        if way != "supersede":
+            await here.service.cancel(here.partition(), request.request_id, "ada")
+        await here.ask("Go on.", request.task_id, supersede=True)
+        assert any(NOTE in part for part in here.model.calls[-1].prompt) is noted
+
+
+async def test_a_call_that_had_begun_runs_once_its_user_has_agreed() -> None:
+    """It begins again, and what it returned then is what is known of it."""
+    async with process(None, model(), asking(WITHIN)) as here:
+        done = await decide(here, await here.ask(), "approve")
+        assert (done.status, await tool_steps(here, done)) == ("Completed", ["unknown", "done"])
+        assert here.model.calls[-1].prompt[-1] == b"tool: ran"
+        await here.ask("Go on.", done.task_id)
+        assert not any(NOTE in part for part in here.model.calls[-1].prompt)
