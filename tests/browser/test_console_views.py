@@ -498,6 +498,14 @@ def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: Servic
     expect(title).to_have_text("hello")
 
 
+def test_a_page_is_named_as_its_heading(ada: Tab, service: ServiceThread) -> None:
+    """In the browser's tabs and history one view is told from another."""
+    (answer,) = talk(service, "hello", metadata={"title": "Greetings"})
+    for path, name in ((("tasks", answer["task_id"]), "Greetings"), (("approvals",), "Approvals")):
+        ada.open(*path)
+        expect(ada.page).to_have_title(f"{name} – Tester 0.1")
+
+
 def test_a_title_of_blanks_is_none(ada: Tab, service: ServiceThread) -> None:
     """The first message stands in its place."""
     (answer,) = talk(service, "hello", metadata={"title": " \u3000"})
