@@ -256,7 +256,8 @@ def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, se
     # until the task is read again nothing else draws the view anew
     ada.page.route(f"**/tasks/{answer['task_id']}", lambda route: polls.append(route))
     endings[0].continue_()
-    expect(ada.page.locator(".ended")).to_be_in_viewport(ratio=1)
+    expect(ada.page.locator(".ended")).to_be_visible()
+    expect(ada.page.locator(".turn-footer")).to_be_in_viewport(ratio=1)
     ada.page.unroute_all(behavior="ignoreErrors")
     for held in polls:
         held.continue_()
