@@ -256,7 +256,8 @@ def test_how_a_request_ended_is_in_view_although_it_is_loaded_later(ada: Tab, se
     # until the task is read again nothing else draws the view anew
     ada.page.route(f"**/tasks/{answer['task_id']}", lambda route: polls.append(route))
     endings[0].continue_()
-    expect(ada.page.locator(".ended")).to_be_in_viewport(ratio=1)
+    expect(ada.page.locator(".ended")).to_be_visible()
+    expect(ada.page.locator(".turn-footer")).to_be_in_viewport(ratio=1)
     ada.page.unroute_all(behavior="ignoreErrors")
     for held in polls:
         held.continue_()
@@ -496,6 +497,14 @@ def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: Servic
         client.patch(f"/tasks/{answer['task_id']}", json={"metadata": {"title": None}}).raise_for_status()
     ada.look_again()
     expect(title).to_have_text("hello")
+
+
+def test_a_page_is_named_as_its_heading(ada: Tab, service: ServiceThread) -> None:
+    """In the browser's tabs and history one view is told from another."""
+    (answer,) = talk(service, "hello", metadata={"title": "Greetings"})
+    for path, name in ((("tasks", answer["task_id"]), "Greetings"), (("approvals",), "Approvals")):
+        ada.open(*path)
+        expect(ada.page).to_have_title(f"{name} – Tester 0.1")
 
 
 def test_a_title_of_blanks_is_none(ada: Tab, service: ServiceThread) -> None:

@@ -225,8 +225,6 @@ function DecidedCall({call, several, choice, schemas, onEdit, onChange}) {
   `;
 }
 
-// --- what has waited ---
-
 const TITLES = {decided: "Decided", expired: "Expired", canceled: "Canceled"};
 
 function Past({item, open}) {
@@ -255,7 +253,7 @@ function Gone({item, open}) {
   return html`<${Past} item=${data ?? item} open=${open} />`;
 }
 
-// --- the inbox: everything that the caller may decide, and the outcome ---
+// --- the inbox ---
 
 const FILTERS = [
   ["pending", "To decide"],

@@ -122,7 +122,10 @@ async function start() {
     const answer = await fetch("config.json");
     if (!answer.ok) throw new Error(`The service answered with ${answer.status}.`);
     const config = await answer.json();
-    document.title = `${config.name} ${config.version}`;
+    const page = `${config.name} ${config.version}`;
+    // a view is named as its heading
+    const name = () => (document.title = `${document.querySelector("main h2")?.textContent ?? "Console"} – ${page}`);
+    new MutationObserver(name).observe(place, {subtree: true, childList: true, characterData: true});
     const first = await restored(config).then((session) => ({session}), (error) => ({error}));
     render(html`<${Root} config=${config} first=${first} />`, place);
   } catch (error) {

@@ -76,7 +76,7 @@ function Waterfall({request, wanted}) {
     <section class="waterfall card" ref=${place} data-wanted=${wanted} aria-label=${`Request ${shortId(request.id)}`}>
       <header>
         <h3>${timeOfDay(steps[0].started_at)}</h3>
-        <span class="muted">${duration(to - from)} · ${plural(tokens, "token")} · ${plural(steps.length, "step")}</span>
+        <span class="muted">${duration(last - from)} · ${plural(tokens, "token")} · ${plural(steps.length, "step")}</span>
         <code class="muted" title=${request.id}>${shortId(request.id)}</code>
       </header>
       ${last > from && html`<${Scale} span=${to - from} />`}

@@ -17,31 +17,31 @@ const LANE = 22;
 export function Travel({task, foreign, reload}) {
   const {client} = useApp();
   const read = (signal) => readTree(client, task.task_id, signal);
-  const {data: tree, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
+  const {data: nodes, error, reload: readAgain} = useRead(read, [client, task.task_id, task.checkpoint_id, task.status]);
   const [looked, setLooked] = useState(null);
   const [marked, setMarked] = useState([]);
-  if (!tree) return html`<${Pending} what="the tree" error=${error} onRetry=${readAgain} />`;
-  if (tree.nodes.length === 0)
+  if (!nodes) return html`<${Pending} what="the tree" error=${error} onRetry=${readAgain} />`;
+  if (nodes.length === 0)
     return html`<${Empty} icon="branch" title="Nothing to go back to yet">
       Each completed request is one. Once there are some, they are drawn here as a tree.
     <//>`;
   const mark = (id) => setMarked((chosen) => (chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id].slice(-2)));
   return html`
     <div class="page travel">
-      <${Toolbar} task=${task} tree=${tree} marked=${marked} />
-      <${Tree} tree=${tree} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${reload} />
+      <${Toolbar} task=${task} nodes=${nodes} marked=${marked} />
+      <${Tree} nodes=${nodes} marked=${marked} onMark=${mark} onLook=${setLooked} task=${task} foreign=${foreign} reload=${reload} />
       <${Forks} task=${task} />
       ${looked && html`<${Look} key=${looked.id} task=${task} node=${looked} onClose=${() => setLooked(null)} />`}
     </div>
   `;
 }
 
-function Toolbar({task, tree, marked}) {
-  const leaves = tree.nodes.filter((node) => !tree.nodes.some((other) => other.parent === node.id));
+function Toolbar({task, nodes, marked}) {
+  const leaves = nodes.filter((node) => !nodes.some((other) => other.parent === node.id));
   const pair = marked.length === 2 ? marked : leaves.length === 2 ? leaves.map((node) => node.id) : null;
   return html`
     <div class="toolbar">
-      <span class="muted">${plural(tree.nodes.length, "completed request")}, ${plural(leaves.length, "branch", "branches")}</span>
+      <span class="muted">${plural(nodes.length, "completed request")}, ${plural(leaves.length, "branch", "branches")}</span>
       ${pair
         ? html`<a class="button" href=${href("compare", task.task_id, pair[0], task.task_id, pair[1])}>
             <${Icon} name="branch" /> Compare ${marked.length === 2 ? "the marked two" : "the two branches"}
@@ -51,14 +51,13 @@ function Toolbar({task, tree, marked}) {
   `;
 }
 
-function Tree({tree, marked, onMark, onLook, task, foreign, reload}) {
-  const {lanes, count} = useMemo(() => lanesOf(tree.nodes), [tree]);
-  const rows = [...tree.nodes].reverse();
+function Tree({nodes, marked, onMark, onLook, task, foreign, reload}) {
+  const {lanes, count} = useMemo(() => lanesOf(nodes), [nodes]);
+  const rows = [...nodes].reverse();
   const row = new Map(rows.map((node, place) => [node.id, place]));
   const x = (id) => LANE / 2 + lanes.get(id) * LANE;
   const y = (id) => ROW / 2 + row.get(id) * ROW;
   const line = (node) => {
-    if (node.parent === null || !row.has(node.parent)) return null;
     const [x1, y1, x2, y2] = [x(node.parent), y(node.parent), x(node.id), y(node.id)];
     return x1 === x2 ? `M${x1} ${y1}V${y2}` : `M${x1} ${y1}C${x1} ${y1 - ROW * 0.6} ${x2} ${y1 - ROW * 0.2} ${x2} ${y1 - ROW}V${y2}`;
   };
@@ -66,10 +65,7 @@ function Tree({tree, marked, onMark, onLook, task, foreign, reload}) {
   return html`
     <div class="tree">
       <svg class="tree-lines" aria-hidden="true" width=${width} height=${rows.length * ROW}>
-        ${rows.map((node) => {
-          const d = line(node);
-          return d && html`<path key=${node.id} d=${d} data-on-path=${node.onPath} />`;
-        })}
+        ${rows.filter((node) => node.parent).map((node) => html`<path key=${node.id} d=${line(node)} data-on-path=${node.onPath} />`)}
         ${rows.map((node) => html`<circle key=${node.id} cx=${x(node.id)} cy=${y(node.id)} r=${node.current ? 6 : 4.5}
           data-on-path=${node.onPath} data-current=${node.current} />`)}
       </svg>
@@ -159,7 +155,7 @@ function relation(task, other) {
 /* --- the tree: checkpoints name their parents, and messages say what was said --- */
 
 /**
- * `{nodes, current}`: a node is `{id, parent, at, text, answer, current, onPath}`; parents come before children.
+ * Its nodes, each `{id, parent, at, text, answer, current, onPath}`; parents come before children.
  *
  * A checkpoint's messages are those of its whole path. So one reading at the end of each branch gives what was
  * said in all of them.
@@ -184,11 +180,11 @@ function wordsOf(turn) {
 
 /** The nodes in the order in which they were completed. An imported document may name any parent, even itself. */
 function finished(checkpoints, said) {
-  const current = checkpoints.find((checkpoint) => checkpoint.current)?.checkpoint_id ?? null;
+  const current = checkpoints.find((checkpoint) => checkpoint.current)?.checkpoint_id;
   const parents = new Map(checkpoints.map(({checkpoint_id, parent_id}) => [checkpoint_id, parent_id]));
   const onPath = new Set();
   for (let id = current; parents.has(id) && !onPath.has(id); id = parents.get(id)) onPath.add(id);
-  const nodes = [...checkpoints].reverse().map(({checkpoint_id: id, parent_id, created_at}) => ({
+  return [...checkpoints].reverse().map(({checkpoint_id: id, parent_id, created_at}) => ({
     ...(said.get(id) ?? {text: "", answer: ""}),
     id,
     parent: parents.has(parent_id) ? parent_id : null,
@@ -196,7 +192,6 @@ function finished(checkpoints, said) {
     current: id === current,
     onPath: onPath.has(id),
   }));
-  return {nodes, current};
 }
 
 /**
