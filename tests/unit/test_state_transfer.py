@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -30,7 +31,7 @@ from tealagents.domain.errors import (
     PersistenceUnavailable,
 )
 from tealagents.domain.models import Caller, Head, Json, RequestRecord, ToolCall, User
-from tealagents.domain.ports import Commit
+from tealagents.domain.ports import Commit, Record
 from tealagents.state import keys
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
@@ -341,6 +342,66 @@ async def test_what_is_too_large_for_a_head_is_refused() -> None:
         with pytest.raises(InvalidRequest, match=r"task\.origin"):
             await here.importer.import_(ADA, document)
         assert not [name for name in await names(here.store, here.partition()) if "import" in name]
+
+
+def noted(document: Json, path: list[list[int]], entries: int = 0) -> Json:
+    """The document with as many entries more, and another path."""
+    known, note = document["entries"], {"type": "note", "text": "", "data": {}}
+    more = {**known[-1], "request_id": None, "body": note}
+    document["entries"] = [*known, *({**more, "seq": len(known) + n} for n in range(1, entries + 1))]
+    document["task"]["tail_seq"] = len(known) + entries
+    document["task"]["path"] = path
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ([[1, 2], [3, 4]], "a gap between two pairs"),
+        ([[n, n] for n in range(1, 15_000, 2)], "larger than 65536"),
+    ],
+)
+async def test_a_path_of_more_pairs_than_it_needs_is_refused(path: list[list[int]], reason: str) -> None:
+    """It would be read and written with every message. covers: MODEL-3"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        with pytest.raises(InvalidRequest, match=rf"task\.path: .*{reason}"):
+            await here.importer.import_(ADA, noted(document, path, 15_000))
+
+
+class Counting(Faulty):
+    """Counts how often a log is read from."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.scans = 0
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        self.scans += prefix.startswith("log/")
+        return await super().scan(partition, prefix, **page)
+
+
+async def test_a_path_in_many_pieces_costs_no_more_reads_than_one_in_few() -> None:
+    """What is read for one piece is not read again for the next."""
+    store, scans = Counting(), []
+    async with store, process(store) as here:
+        for pieces in ([[6, 1005]], [[n, n] for n in range(6, 1006, 2)]):
+            request = await here.ask("one")
+            document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+            await here.eraser.delete_task(here.partition(), request.task_id)
+            head = await here.importer.import_(ADA, noted(document, [[1, 4], *pieces], 1_500))
+            store.scans = 0
+            messages, _ = await here.tasks.history.messages(
+                here.partition(), head.task_id, head.path, limit=50
+            )
+            said = [
+                each async for each in here.tasks.history.rounds(here.partition(), head.task_id, head.path)
+            ]
+            assert (len(messages), len(said)) == (2, 1)
+            scans.append(store.scans)
+    assert scans[0] == scans[1]
 
 
 async def test_an_import_continues_no_conversation_at_the_model_service() -> None:
