@@ -30,13 +30,13 @@ from tealagents.domain.errors import (
     NotOwner,
     PersistenceUnavailable,
 )
-from tealagents.domain.models import Caller, Head, Json, RequestRecord, ToolCall, User
+from tealagents.domain.models import Caller, Head, Json, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, Record
 from tealagents.state import keys
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
-from tealagents.state.records import SystemClock
+from tealagents.state.records import Stored, SystemClock
 from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
 
@@ -286,6 +286,37 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
         assert await store.scan(here.partition(), "importing/") == []
         assert await export(other.tasks, here.partition(), request.task_id)
         assert (await other.ask("on", request.task_id)).status == "Completed"
+
+
+async def test_an_import_into_a_session_that_is_deleted_meanwhile_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a fork does; that a task exists would be no help. covers: TASK-5"""
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        finish = Copy.finish
+
+        async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+            await here.eraser.delete_session(here.partition(), request.session_id)
+            return await finish(copy, head, session)
+
+        monkeypatch.setattr(Copy, "finish", late)
+        with pytest.raises(NotFound, match=r"session .* was deleted"):
+            await here.importer.import_(ADA, document)
+        assert await here.store.scan(here.partition(), "importing/") == []
+
+
+async def test_an_import_over_a_task_that_has_expired_names_who_can_erase_it() -> None:
+    """Its owner cannot: to them it is not there. covers: TASK-5"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = await export(here.tasks, here.partition(), request.task_id)
+        with pytest.raises(AlreadyExists, match="Delete it, and import it again"):
+            await here.importer.import_(ADA, document)
+        past = here.records.clock.now()
+        await here.changes.patch(here.partition(), request.task_id, ADA.user, expires_at=past)
+        with pytest.raises(AlreadyExists, match=r"has expired: .* `tealagents state prune`"):
+            await here.importer.import_(ADA, document)
 
 
 async def test_a_failed_import_that_wakes_up_leaves_the_one_alone_that_was_made_by_then() -> None:
