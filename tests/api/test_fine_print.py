@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from talk import call, paused, send, working_service
-from wire import NOBODYS, events, problem, text
+from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.testing.service import ServiceThread, offline_service
 from tealagents.testing.waits import until
@@ -82,6 +82,17 @@ def test_a_pause_is_decided_under_the_version_that_is_served_now(tmp_path: Path)
             headers={"authorization": "Bearer ada"},
         )
         assert decided.json()["status"] == "Completed"
+
+
+def test_pieces_of_an_answer_name_the_version_that_gave_it(tmp_path: Path) -> None:
+    """As its end does, whichever version they are read from: the data of one event id stay what they were."""
+    env = {"TA_PERSISTENCE": f"sqlite:///{tmp_path}/state.db"}
+    with working_service(env=env) as (old, _), old.client() as ada:
+        found = streamed(ada, "/sse", text("hello"))
+    with working_service(env=env, version="0.2") as (new, _), new.client() as ada:
+        read = events(ada.get(f"/requests/{found[0].data['request_id']}/events").text)
+        assert [(event.number, event.data) for event in read] == [(e.number, e.data) for e in found]
+        assert found[1].data["source"] == found[-1].data["content"]["source"] == "Tester:0.1"
 
 
 def test_who_only_decides_is_not_sent_where_they_may_not_read(tmp_path: Path) -> None:

@@ -634,6 +634,22 @@ async def test_the_audit_names_what_was_changed() -> None:
         assert patches == [["metadata"], ["expires_at"]]
 
 
+async def test_a_request_says_while_it_runs_which_version_runs_it() -> None:
+    """The one that began it, or that continued it after its pause, whoever reads or ends it."""
+    event = asyncio.Event()
+    model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), waits(event))
+    store = MemoryStore()
+    async with store, process(store, model, noting([], governed=True)) as here:
+        request = await here.ask()
+        assert request.source == "Tester:0.1"
+        here.tasks.source = "Tester:0.2"
+        sent = await here.approvals.resume(ADA, request.request_id, Command(action="approve"), streamed=False)
+        here.tasks.source = "Tester:0.3"
+        assert (await here.request(request.request_id)).source == "Tester:0.2"
+        await here.service.cancel(here.partition(), request.request_id, "ada")
+        assert (await here.service.outcome(sent)).source == "Tester:0.2"
+
+
 async def test_a_write_is_seen_to_its_end_although_canceled_twice() -> None:
     """A message canceled while its deadline passes loses nothing that was being written. covers: TASK-5"""
     held, reached = asyncio.Event(), asyncio.Event()

@@ -33,14 +33,14 @@ from tealagents.domain.errors import (
     NotOwner,
     PersistenceUnavailable,
 )
-from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, ToolCall, User
+from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, Record
 from tealagents.state import keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
 from tealagents.state.new_message import Key, NewMessage
-from tealagents.state.records import SystemClock
+from tealagents.state.records import Stored, SystemClock
 from tealagents.state.task_document import ExportedTask
 from tealagents.stores.memory import MemoryStore
 
@@ -346,6 +346,37 @@ async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.
         assert (await other.ask("on", request.task_id)).status == "Completed"
 
 
+async def test_an_import_into_a_session_that_is_deleted_meanwhile_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a fork does; that a task exists would be no help. covers: TASK-5"""
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        finish = Copy.finish
+
+        async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+            await here.eraser.delete_session(here.partition(), request.session_id)
+            return await finish(copy, head, session)
+
+        monkeypatch.setattr(Copy, "finish", late)
+        with pytest.raises(NotFound, match=r"session .* was deleted"):
+            await here.importer.import_(ADA, document)
+        assert await here.store.scan(here.partition(), "importing/") == []
+
+
+async def test_an_import_over_a_task_that_has_expired_names_who_can_erase_it() -> None:
+    """Its owner cannot: to them it is not there. covers: TASK-5"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = await export(here.tasks, here.partition(), request.task_id)
+        with pytest.raises(AlreadyExists, match="Delete it, and import it again"):
+            await here.importer.import_(ADA, document)
+        past = here.records.clock.now()
+        await here.changes.patch(here.partition(), request.task_id, ADA.user, expires_at=past)
+        with pytest.raises(AlreadyExists, match=r"has expired: .* `tealagents state prune`"):
+            await here.importer.import_(ADA, document)
+
+
 async def test_a_failed_import_that_wakes_up_leaves_the_one_alone_that_was_made_by_then() -> None:
     """Its process was taken for dead while it removed what it had written. covers: TASK-5, STATE-2"""
     at = 1
@@ -400,6 +431,66 @@ async def test_what_is_too_large_for_a_head_is_refused() -> None:
         with pytest.raises(InvalidRequest, match=r"task\.origin"):
             await here.importer.import_(ADA, document)
         assert not [name for name in await names(here.store, here.partition()) if "import" in name]
+
+
+def noted(document: Json, path: list[list[int]], entries: int = 0) -> Json:
+    """The document with as many entries more, and another path."""
+    known, note = document["entries"], {"type": "note", "text": "", "data": {}}
+    more = {**known[-1], "request_id": None, "body": note}
+    document["entries"] = [*known, *({**more, "seq": len(known) + n} for n in range(1, entries + 1))]
+    document["task"]["tail_seq"] = len(known) + entries
+    document["task"]["path"] = path
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ([[1, 2], [3, 4]], "a gap between two pairs"),
+        ([[n, n] for n in range(1, 15_000, 2)], "larger than 65536"),
+    ],
+)
+async def test_a_path_of_more_pairs_than_it_needs_is_refused(path: list[list[int]], reason: str) -> None:
+    """It would be read and written with every message. covers: MODEL-3"""
+    async with process() as here:
+        request = await here.ask("one")
+        document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+        await here.eraser.delete_task(here.partition(), request.task_id)
+        with pytest.raises(InvalidRequest, match=rf"task\.path: .*{reason}"):
+            await here.importer.import_(ADA, noted(document, path, 15_000))
+
+
+class Counting(Faulty):
+    """Counts how often a log is read from."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.scans = 0
+
+    async def scan(self, partition: str, prefix: str, **page: Any) -> list[tuple[str, Record]]:
+        self.scans += prefix.startswith("log/")
+        return await super().scan(partition, prefix, **page)
+
+
+async def test_a_path_in_many_pieces_costs_no_more_reads_than_one_in_few() -> None:
+    """What is read for one piece is not read again for the next."""
+    store, scans = Counting(), []
+    async with store, process(store) as here:
+        for pieces in ([[6, 1005]], [[n, n] for n in range(6, 1006, 2)]):
+            request = await here.ask("one")
+            document = to_builtins(await export(here.tasks, here.partition(), request.task_id))
+            await here.eraser.delete_task(here.partition(), request.task_id)
+            head = await here.importer.import_(ADA, noted(document, [[1, 4], *pieces], 1_500))
+            store.scans = 0
+            messages, _ = await here.tasks.history.messages(
+                here.partition(), head.task_id, head.path, limit=50
+            )
+            said = [
+                each async for each in here.tasks.history.rounds(here.partition(), head.task_id, head.path)
+            ]
+            assert (len(messages), len(said)) == (2, 1)
+            scans.append(store.scans)
+    assert scans[0] == scans[1]
 
 
 async def test_an_import_continues_no_conversation_at_the_model_service() -> None:

@@ -227,7 +227,7 @@ def ended(
         usage=outcome.usage,
         extra_data=outcome.extra_data or None,
         finish_reason=outcome.finish_reason,
-        source=outcome.source,
+        source=request.source or outcome.source,
         pause=None,
         error=error,
         waiting=None,

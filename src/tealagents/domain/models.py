@@ -432,7 +432,7 @@ class RequestRecord(PerRequest, frozen=True, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     #: what tools added to the answer
     extra_data: Json | None = None
-    #: `name:version` of the agent that answered
+    #: `name:version` of the agent that runs it, or ran it last
     source: str = ""
     #: why it ended without an answer
     error: Failure | None = None

@@ -177,7 +177,8 @@ async def resume(
             raise await tasks.records.unless_deleted(partition, decided.task_id, gap)
         now = tasks.records.clock.now()
         entries = decision_drafts(decided, actor, now)
-        transition = resumed(found.value, record.value, setup, entries, tasks.lease.worker_id, now)
+        request = replace(record.value, source=tasks.source)
+        transition = resumed(found.value, request, setup, entries, tasks.lease.worker_id, now)
         kept = replace(decided, setup=record.value.setup)
         return replace(transition, put={key: kept}, expect={key: approval.version})
 

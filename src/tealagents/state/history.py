@@ -74,48 +74,15 @@ class History:
     def __init__(self, records: RecordStore) -> None:
         self._records = records
 
-    # --- batches ---------------------------------------------------------------------------------
-
-    async def _batches(
-        self, partition: str, task_id: str, after: int, *, reverse: bool, limit: int = PAGE
-    ) -> list[Batch]:
-        found = await self._records.scan(
-            partition, keys.logs(task_id), Batch, after=keys.log(task_id, after), limit=limit, reverse=reverse
-        )
-        for key, batch in found:
-            if not batch.entries or keys.log(task_id, batch.entries[0].seq) != key:
-                raise CorruptState(key, "does not hold the entries its key names", task_id=task_id)
-        return [batch for _, batch in found]
-
-    async def _first_batch(self, partition: str, task_id: str, seq: int) -> int:
-        """The key number of the batch that holds entry `seq`."""
-        found = await self._batches(partition, task_id, seq + 1, reverse=True, limit=1)
-        return found[0].entries[0].seq if found else seq
-
     async def forwards(
         self, partition: str, task_id: str, path: Path, after: int = 0
     ) -> AsyncIterator[Logged]:
         """The entries of a path behind number `after`, oldest first. A gap in the log is `CorruptState`, or
         `NotFound` where the task is deleted meanwhile."""
+        reader = _Reader(self._records, partition, task_id, reverse=False)
         for first, last in path:
-            if last <= after:
-                continue
-            due = max(first, after + 1)
-            position = await self._first_batch(partition, task_id, due) - 1
-            while due <= last:
-                batches = await self._batches(partition, task_id, position, reverse=False)
-                if not batches:
-                    raise await self._missing(partition, task_id, due)
-                for batch in batches:
-                    position = batch.entries[0].seq
-                    for entry, body in await self._opened(partition, task_id, batch):
-                        if due <= entry.seq <= last:
-                            if entry.seq != due:
-                                raise await self._missing(partition, task_id, due)
-                            due += 1
-                            yield Logged(entry, body)
-                    if due > last:
-                        break
+            for seq in range(max(first, after + 1), last + 1):
+                yield await reader.entry(seq)
 
     async def backwards(
         self,
@@ -125,35 +92,13 @@ class History:
         skip: "Callable[[Logged], int | None]" = lambda _: None,
     ) -> AsyncGenerator[Logged]:
         """The entries of a path, newest first. `skip` may name an earlier number to continue below."""
-        for first, last in reversed(path):
-            due = last
+        reader = _Reader(self._records, partition, task_id, reverse=True)
+        for first, due in reversed(path):
             while due >= first:
-                batches = await self._batches(partition, task_id, due + 1, reverse=True, limit=8)
-                if not batches:
-                    raise await self._missing(partition, task_id, due)
-                for batch in batches:
-                    if batch.entries[0].seq > due:
-                        continue
-                    for entry, body in reversed(await self._opened(partition, task_id, batch)):
-                        if first <= entry.seq <= due:
-                            if entry.seq != due:
-                                raise await self._missing(partition, task_id, due)
-                            logged = Logged(entry, body)
-                            below = skip(logged)
-                            due = below - 1 if below is not None else entry.seq - 1
-                            yield logged
-                    if due < first:
-                        break
-
-    async def _opened(self, partition: str, task_id: str, batch: Batch) -> Sequence[tuple[Entry, Body]]:
-        try:
-            return await self._records.opened(partition, task_id, batch)
-        except CorruptState as damage:
-            raise await self._records.unless_deleted(partition, task_id, damage) from None
-
-    async def _missing(self, partition: str, task_id: str, seq: int) -> TealError:
-        gap = CorruptState(keys.log(task_id, seq), "is missing", task_id=task_id)
-        return await self._records.unless_deleted(partition, task_id, gap)
+                logged = await reader.entry(due)
+                below = skip(logged)
+                due = below - 1 if below is not None else due - 1
+                yield logged
 
     # --- views -----------------------------------------------------------------------------------
 
@@ -306,6 +251,71 @@ class History:
                     if shown["id"] not in ran:
                         calls.pop(shown["id"], None)
         return Produced(tuple(calls.values()), usage, tuple(running.values()))
+
+
+class _Reader:
+    """Reads the entries of a log by number, in one direction; the batches at hand are not read again."""
+
+    def __init__(self, records: RecordStore, partition: str, task_id: str, *, reverse: bool) -> None:
+        self._records = records
+        self._partition = partition
+        self._task_id = task_id
+        self._reverse = reverse
+        self._batches: list[Batch] = []
+        #: the entries of the batch that was asked for last
+        self._opened: Sequence[Logged] = ()
+
+    async def entry(self, seq: int) -> Logged:
+        """The entry of this number. Raises as `History.forwards`."""
+        if not self._opened or not self._opened[0].seq <= seq <= self._opened[-1].seq:
+            self._opened = await self._open(seq)
+        place = seq - self._opened[0].seq if self._opened else 0
+        if place >= len(self._opened) or self._opened[place].seq != seq:
+            raise await self._damaged(CorruptState(self._key(seq), "is missing", task_id=self._task_id))
+        return self._opened[place]
+
+    async def _open(self, seq: int) -> Sequence[Logged]:
+        """The entries of the batch that holds this one; none where none does."""
+        batch = _holding(self._batches, seq)
+        if batch is None:
+            self._batches = await self._page(seq)
+            batch = _holding(self._batches, seq)
+        if batch is None:
+            return ()
+        try:
+            opened = await self._records.opened(self._partition, self._task_id, batch)
+        except CorruptState as damage:
+            raise await self._damaged(damage) from None
+        return [Logged(entry, body) for entry, body in opened]
+
+    async def _page(self, seq: int) -> list[Batch]:
+        """The batches from that one on which can hold the entry."""
+        if self._reverse:
+            return await self._scan(seq + 1, limit=8, reverse=True)
+        if not self._batches or self._batches[-1].entries[-1].seq + 1 != seq:
+            found = await self._scan(seq + 1, limit=1, reverse=True)
+            seq = found[0].entries[0].seq if found else seq
+        return await self._scan(seq - 1, limit=PAGE)
+
+    async def _scan(self, after: int, *, limit: int, reverse: bool = False) -> list[Batch]:
+        prefix = keys.logs(self._task_id)
+        found = await self._records.scan(
+            self._partition, prefix, Batch, after=self._key(after), limit=limit, reverse=reverse
+        )
+        for key, batch in found:
+            if not batch.entries or self._key(batch.entries[0].seq) != key:
+                raise CorruptState(key, "does not hold the entries its key names", task_id=self._task_id)
+        return [batch for _, batch in found]
+
+    def _key(self, seq: int) -> str:
+        return keys.log(self._task_id, seq)
+
+    async def _damaged(self, damage: CorruptState) -> TealError:
+        return await self._records.unless_deleted(self._partition, self._task_id, damage)
+
+
+def _holding(batches: Sequence[Batch], seq: int) -> Batch | None:
+    return next((each for each in batches if each.entries[0].seq <= seq <= each.entries[-1].seq), None)
 
 
 def _whole(tail: int) -> Path:

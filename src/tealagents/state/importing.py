@@ -154,7 +154,14 @@ class TaskImporter:
             path=_shifted(task.path),
             effects=_effects(document),
         )
-        return await copy.finish(head, session)
+        try:
+            return await copy.finish(head, session)
+        except Conflict:
+            left = await self._records.get(partition, keys.session(task.session_id), Session)
+            if session is None or (left is not None and not left.value.erased):
+                raise
+            gone = f"The session {task.session_id} was deleted."
+            raise NotFound(gone, session_id=task.session_id) from None
 
     async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
         """Takes the right to write the task, and removes what an import that broke off has left of it."""
@@ -181,9 +188,14 @@ class TaskImporter:
         for kind, identifier in _ids_of(document):
             if await self._taken(partition, kind(identifier), task_id):
                 which = "it" if kind is keys.task else "the task that it belongs to"
+                advice = f"Delete {which}, and import it again."
+                found = await self._records.get(partition, keys.task(task_id), Head)
+                if found is not None and self._tasks.expired(found.value):
+                    advice = (
+                        "It has expired: its id is free once the operator has run `tealagents state prune`."
+                    )
                 raise AlreadyExists(
-                    f"The {_word(kind(identifier))} exists already. Delete {which}, and import it again.",
-                    task_id=task_id,
+                    f"The {_word(kind(identifier))} exists already. {advice}", task_id=task_id
                 )
         for kind, identifier in _made_elsewhere(caller, document):
             owner = await self._tasks.directory.owner_of(identifier, kind(identifier))

@@ -397,6 +397,7 @@ class _Attempt:
             created_at=now,
             started_at=None if waits else now,
             worker_id=self._tasks.lease.worker_id,
+            source=self._tasks.source,
             parent=head.checkpoint_id,
             first_seq=0 if waits else head.tail_seq + 1,
             last_event=1,

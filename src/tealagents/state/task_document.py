@@ -33,6 +33,8 @@ from tealagents.state.codec import encode_json
 FORMAT: Literal["tealagents/task/v1"] = "tealagents/task/v1"
 #: bytes of what context providers and views may have remembered at one checkpoint
 MOST_CONTEXT = 256 * 1024
+#: bytes of one path: it is written with every commit, which holds 1 MB in all
+MOST_PATH = 64 * 1024
 #: the years a time may lie in: keys hold four digits, and an offset must not leave the calendar
 YEARS = range(1970, 9999)
 
@@ -190,10 +192,12 @@ def _codes(kind: type[TealError]) -> Iterator[str]:
 
 
 def _check_path(path: Path, tail: int, where: str) -> None:
-    before = 0
+    if len(encode_json(path)) > MOST_PATH:
+        raise InvalidRequest(where, f"is larger than {MOST_PATH} bytes of JSON")
+    before = -1
     for first, last in path:
-        if not before < first <= last <= tail:
-            raise InvalidRequest(where, "must be rising pairs of entry numbers")
+        if not before + 1 < first <= last <= tail:
+            raise InvalidRequest(where, "must be rising pairs of entry numbers, with a gap between two pairs")
         before = last
 
 

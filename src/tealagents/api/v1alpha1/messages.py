@@ -291,5 +291,6 @@ def accepted(exchange: Exchange, view: RequestView) -> Response:
 
 def stream(exchange: Exchange, view: RequestView, headers: Mapping[str, str]) -> Response:
     """The events of a request, to the one that ends the stream."""
-    frames = Frames(view.record.ids, exchange.agent.source, exchange.prefix)
+    source = view.record.source or exchange.agent.source
+    frames = Frames(view.record.ids, source, exchange.prefix)
     return exchange.stream(view, frames, failed, headers=headers)

@@ -159,5 +159,5 @@ def _number(field: str, given: list[str]) -> int | None:
     if not given:
         return None
     if len(given) > 1 or not _INTEGER.fullmatch(given[0]):
-        raise InvalidRequest(field, "must be an integer, the id of an event")
+        raise InvalidRequest(field, "must be an integer from 0, the id of an event")
     return int(given[0]) if len(given[0]) < len(str(_LAST_EVENT)) else _LAST_EVENT
