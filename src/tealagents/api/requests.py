@@ -38,7 +38,7 @@ from tealagents.domain.models import (
     RequestRecord,
 )
 from tealagents.state import keys, latest
-from tealagents.state.history import Logged
+from tealagents.state.history import request_start
 from tealagents.state.new_message import Key, NewMessage
 
 #: requests of one task that are looked through
@@ -212,17 +212,14 @@ async def of_task(exchange: Exchange, partition: str, head: Head) -> AsyncGenera
     for name in names[:MOST_REQUESTS]:
         yield (await exchange.tasks.request(partition, name)).value
     left, path = MOST_REQUESTS - len(names), ((1, head.tail_seq),)
-    async with aclosing(exchange.history.backwards(partition, head.task_id, path, _start)) as entries:
+    entries = exchange.history.backwards(partition, head.task_id, path, request_start)
+    async with aclosing(entries):
         async for logged in entries:
             if left <= 0:
                 return
             if isinstance(logged.body, RequestEnd):
                 left -= 1
                 yield (await exchange.tasks.request(partition, logged.body.request_id)).value
-
-
-def _start(logged: Logged) -> int | None:
-    return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
 async def settled(exchange: Exchange, view: RequestView, receive: Receive | None = None) -> RequestView:

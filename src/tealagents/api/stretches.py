@@ -207,8 +207,7 @@ async def continued(
     partition = stretch.view.partition
     head = (await exchange.tasks.head(partition, record.task_id)).value
     message = await requests.added(exchange, partition, head, message, field)
-    idle = head.running is None and head.pending is None and not head.queue
-    if idle and head.checkpoint_id == checkpoint and message.expires_at is None:
+    if head.idle and head.checkpoint_id == checkpoint and message.expires_at is None:
         with suppress(TaskBusy):
             at_tip = replace(message, at_checkpoint=checkpoint)
             return await exchange.submit(caller, at_tip, key, streamed=streamed)

@@ -157,7 +157,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "".join(item.content for item in self.items if item.content_type == "text")
 
 
-StepKind = Literal["model", "tool", "approval", "reduction", "context", "error", "import", "note"]
+StepKind = Literal["model", "tool", "approval", "reduction", "context", "error"]
 
 
 class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -318,7 +318,7 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tail_hash: str = ""
     #: where an audit key is set: that this is the end of this task's log, so that none can be cut short
     tail_seal: str = ""
-    #: the key of the last batch, to chain on it and to check that it is whole
+    #: the number in the key of the last batch, which the next turn reads again to see that it is whole
     tail_key: int = 0
     #: the remote conversation (`kind: remote`): the last response id or the conversation id
     remote_id: str | None = None
@@ -327,6 +327,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, is paused or waits its turn."""
+        return self.running is None and self.pending is None and not self.queue
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "refusal"]

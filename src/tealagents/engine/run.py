@@ -251,7 +251,7 @@ class Run:
     async def _announce(self, approval: Approval) -> None:
         """Puts the pause into the tenant's inbox, where approvers look; believed only if it is there."""
         records = self._tasks.records
-        key = f"inbox/{keys.created(approval.created_at)}/{approval.approval_id}"
+        key = keys.in_inbox(approval.created_at, approval.approval_id)
         await records.commit(
             keys.inbox(records.agent, approval.owner.tid),
             marker=key,

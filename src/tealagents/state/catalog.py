@@ -46,7 +46,7 @@ class Catalog:
         self, partition: str, *, session_id: str | None, status: str | None, cursor: str | None, limit: int
     ) -> CatalogPage:
         """Heads (or `Damaged`). With `status` a page may be short, even empty, and still have a cursor."""
-        prefix = f"session-tasks/{session_id}/" if session_id else "tasks/"
+        prefix = keys.tasks_of_session(session_id) if session_id else "tasks/"
         names, after = await self._index(partition, prefix, cursor, limit)
         found: list[object] = []
         # in one read, so that of a session which is being deleted all tasks are seen, or none

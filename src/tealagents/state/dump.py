@@ -437,7 +437,7 @@ class Importer:
         if approval.status != "pending" or left <= 0:
             return
         partition = keys.inbox(self._records.agent, approval.owner.tid)
-        key = f"inbox/{keys.created(approval.created_at)}/{approval.approval_id}"
+        key = keys.in_inbox(approval.created_at, approval.approval_id)
         value = codec.seal(partition, key, approval.owner)
         put = {key: Put(value, left + INBOX_SECONDS)}
         await self._send(partition, Commit(operation=ids.operation_id(), put=put))

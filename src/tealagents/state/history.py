@@ -193,10 +193,6 @@ class History:
         found: list[RequestEnd] = []
         last = 0
         path = _whole(tail if before is None else before - 1)
-
-        def request_start(logged: Logged) -> int | None:
-            return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
-
         async for logged in self.backwards(partition, task_id, path, request_start):
             if isinstance(logged.body, RequestEnd) and logged.body.status == "Completed":
                 if len(found) == limit:
@@ -316,6 +312,11 @@ class _Reader:
 
 def _holding(batches: Sequence[Batch], seq: int) -> Batch | None:
     return next((each for each in batches if each.entries[0].seq <= seq <= each.entries[-1].seq), None)
+
+
+def request_start(logged: Logged) -> int | None:
+    """Where the request began whose end this is: what is between the two is passed over."""
+    return logged.body.first_seq if isinstance(logged.body, RequestEnd) else None
 
 
 def _whole(tail: int) -> Path:

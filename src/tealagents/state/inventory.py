@@ -87,7 +87,7 @@ class Inventory:
         """All users who have something here, in the order of their partitions."""
         found: dict[str, User] = {}
         for partition in self.index_partitions():
-            async for key, record in self.records(partition, "owner/"):
+            async for key, record in self.records(partition, keys.owner("")):
                 try:
                     owners = unseal(partition, key, record.value, Owners)
                 except CorruptState as error:
@@ -149,7 +149,7 @@ class Inventory:
     async def _workers_alive(self) -> int:
         partition, alive = keys.workers(self._records.agent), 0
         now = await self._records.store.now()
-        async for key, record in self.records(partition, "worker/"):
+        async for key, record in self.records(partition, keys.worker("")):
             try:
                 worker = unseal(partition, key, record.value, Worker)
             except CorruptState as error:

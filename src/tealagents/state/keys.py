@@ -63,6 +63,23 @@ def erasing(agent: str) -> str:
     return f"{plain(agent)}/erasing"
 
 
+def owner(tag: str) -> str:
+    return f"owner/{tag}"
+
+
+def locator(identifier: str) -> str:
+    return f"locator/{identifier}"
+
+
+def worker(worker_id: str) -> str:
+    return f"worker/{worker_id}"
+
+
+def in_inbox(at: datetime, approval_id: str) -> str:
+    """A pause in its tenant's inbox."""
+    return f"inbox/{created(at)}/{approval_id}"
+
+
 def task(task_id: str) -> str:
     return f"task/{task_id}"
 

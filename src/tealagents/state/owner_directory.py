@@ -54,7 +54,7 @@ class Directory:
         if now - self._known.get(user.key, float("-inf")) < KNOWN_SECONDS:
             return
         tag = ids.owner_tag(user.key)
-        partition, key = keys.owners(self._records.agent, tag), f"owner/{tag}"
+        partition, key = keys.owners(self._records.agent, tag), keys.owner(tag)
         while True:
             try:
                 found = await self._records.get(partition, key, Owners)
@@ -79,7 +79,7 @@ class Directory:
 
     async def claim(self, kind: "Kind", identifier: str, user: User) -> None:
         """Makes `user` the owner of an id that was not made here; `NotOwner` where it is another's."""
-        partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
+        partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         while True:
             found = await self._records.get(partition, key, Locator)
             now = await self._records.store.now()
@@ -98,18 +98,16 @@ class Directory:
                 continue
             return
 
-    async def release(
-        self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]] | None = None
-    ) -> None:
+    async def release(self, identifier: str, user: User, *, unless: Callable[[], Awaitable[bool]]) -> None:
         """Forgets that an id is `user`'s, if it was not made here; what it named is gone.
 
         `unless` is asked once it has been read whose the id is: whether it may name something else by now.
         """
         if ids.tag_of(identifier) == ids.owner_tag(user.key):
             return
-        partition, key = keys.locators(self._records.agent, identifier), f"locator/{identifier}"
+        partition, key = keys.locators(self._records.agent, identifier), keys.locator(identifier)
         found = await self._records.get(partition, key, Locator)
-        if found is None or found.value.owner != user or (unless is not None and await unless()):
+        if found is None or found.value.owner != user or await unless():
             return
         with suppress(Conflict):
             await self._records.delete(partition, [key], expect={key: found.version})
@@ -125,8 +123,8 @@ class Directory:
         """Those whose the id may be."""
         tag = ids.tag_of(identifier)
         agent = self._records.agent
-        listed = await self._records.get(keys.owners(agent, tag), f"owner/{tag}", Owners)
-        located = await self._records.get(keys.locators(agent, identifier), f"locator/{identifier}", Locator)
+        listed = await self._records.get(keys.owners(agent, tag), keys.owner(tag), Owners)
+        located = await self._records.get(keys.locators(agent, identifier), keys.locator(identifier), Locator)
         users = list(listed.value.users) if listed else []
         if located and located.value.owner not in users:
             users.append(located.value.owner)
@@ -145,7 +143,7 @@ class Directory:
         await self._forget_owner(user)
         for digit in "0123456789abcdef":
             partition, after = keys.locators(self._records.agent, digit), None
-            while found := await self._records.store.scan(partition, "locator/", after=after):
+            while found := await self._records.store.scan(partition, keys.locator(""), after=after):
                 for key, record in found:
                     after = key
                     if self._is_of(partition, key, record.value, user):
@@ -162,7 +160,7 @@ class Directory:
 
     async def _forget_owner(self, user: User) -> None:
         tag = ids.owner_tag(user.key)
-        partition, key = keys.owners(self._records.agent, tag), f"owner/{tag}"
+        partition, key = keys.owners(self._records.agent, tag), keys.owner(tag)
         while found := await self._records.get(partition, key, Owners):
             left = tuple(known for known in found.value.users if known != user)
             try:

@@ -79,7 +79,7 @@ class Pruning:
         return head.pending is not None and head.pending.expires_at > self._records.clock.now()
 
     async def _lives(self, worker_id: str) -> bool:
-        partition, key = keys.workers(self._records.agent), f"worker/{worker_id}"
+        partition, key = keys.workers(self._records.agent), keys.worker(worker_id)
         found = await self._records.get(partition, key, Worker)
         return found is not None and is_alive(found.value, await self._records.store.now())
 

@@ -301,8 +301,7 @@ class _Attempt:
     def _check_checkpoint(self, head: Head) -> None:
         """The message continues the task where it wants to, whatever would be done about a busy one."""
         wanted = self._message.at_checkpoint
-        idle = head.running is None and head.pending is None and not head.queue
-        if wanted is not None and not (idle and head.checkpoint_id == wanted):
+        if wanted is not None and not (head.idle and head.checkpoint_id == wanted):
             raise CheckpointMoved(
                 "The task continues from another checkpoint.",
                 task_id=head.task_id,

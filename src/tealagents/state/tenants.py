@@ -107,7 +107,9 @@ class TenantTasks:
         for digit in _DIGITS[_DIGITS.index(begin.tag[0]) if begin.tag else 0 :]:
             partition = keys.owners(agent, digit)
             after = _before(begin.tag) if begin.tag.startswith(digit) else None
-            while listed := await self._records.store.scan(partition, "owner/", after=after, limit=PAGE):
+            while listed := await self._records.store.scan(
+                partition, keys.owner(""), after=after, limit=PAGE
+            ):
                 for key, record in listed:
                     after, tag = key, keys.last_segment(key)
                     try:
@@ -125,7 +127,7 @@ class TenantTasks:
 def _before(tag: str) -> str | None:
     """The key behind which a scan begins with `tag` itself."""
     less = int(tag, 16) - 1
-    return f"owner/{less:012x}" if less >= 0 else None
+    return keys.owner(f"{less:012x}") if less >= 0 else None
 
 
 def _place(cursor: str | None) -> _Place:

@@ -127,7 +127,7 @@ class Lease:
 
     @property
     def _key(self) -> str:
-        return _key(self.worker_id)
+        return keys.worker(self.worker_id)
 
     async def _renew(self) -> None:
         """Takes a new id: what ran under the old one is another's to end."""
@@ -264,7 +264,7 @@ class Peers:
         return glance
 
     async def _judge(self, worker_id: str, seen: Glance | None) -> Glance:
-        key = _key(worker_id)
+        key = keys.worker(worker_id)
         now = self._records.clock.monotonic()
         try:
             found = await self._records.get(self._partition, key, Worker)
@@ -342,7 +342,3 @@ class Mailbox:
             else:
                 yield word
             await self._records.delete(partition, (key,))
-
-
-def _key(worker_id: str) -> str:
-    return f"worker/{worker_id}"

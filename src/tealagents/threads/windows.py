@@ -5,8 +5,9 @@ is sent the whole history. It grows by the turns that run here, and shrinks to w
 is asked for, the log is read backwards from there. So a turn costs what is shown, however long the task is,
 and a whole history is encoded once.
 
-A window is believed only as long as the head's path is its own; what other processes have added is read. The
-last batches are read again with every turn, so that damage is not covered up.
+A window is of one log (`Head.log_id`). Where the head's path continues its own, what other processes have
+added is read; on any other path it begins anew. The last batches are read again with every turn, so that
+damage is not covered up.
 """
 
 from collections import OrderedDict
