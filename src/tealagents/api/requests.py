@@ -101,28 +101,36 @@ class Named(Struct, frozen=True):
 
     async def fresh(
         self, sent: Mapping[str, tuple[Item, ...]], issued: Mapping[str | None, str], seen: str | None
-    ) -> Sequence[str]:
+    ) -> tuple[Sequence[str], str | None]:
         """Those of a client's messages that are new; or the last one once more, where it was not answered.
 
-        `sent` are its messages since the answer of the request `seen`, by marks: those that began a request
-        are kept in `client` there. `issued` are the marks of messages whose names are of a request.
+        That comes with the request that it repeats. `sent` are its messages since the answer of the request
+        `seen`, by marks: those that began a request are kept in `client` there, and which one it repeats.
+        `issued` are the marks of messages whose names are of a request.
         """
         head, marks = self.head, list(sent)
-        if head is None or (len(marks) < 2 and head.status in ENDED and head.checkpoint_id == seen):
-            return marks
-        known: dict[str, bool] = {}
+        if head is None or (len(marks) < 2 and head.status == "Completed" and head.checkpoint_id == seen):
+            return marks, None
+        # the last request with each of the marks, whether that was left unanswered, and of each request that
+        # was repeated, the last that repeats it
+        known, unanswered, latest = dict[str, str](), dict[str, bool](), dict[str, str]()
         async with aclosing(of_task(self.exchange, self.partition, head)) as newest_first:
             async for record in newest_first:
                 if record.request_id == seen or known.keys() >= set(marks):
                     break
-                unanswered = record.status in ("Failed", "Canceled")
+                last = latest.get(record.request_id, record.request_id)
+                if repeated := record.client.get("repeats"):
+                    latest[repeated] = last
+                unanswered.setdefault(last, record.status in ("Failed", "Canceled"))
                 theirs = list(record.client.get("messages", ()))
                 mark = issued.get(record.request_id)
                 if mark is not None and sent[mark] == await self._said(record):
                     theirs.append(mark)
-                known = {**dict.fromkeys(theirs, unanswered), **known}
+                known = {**dict.fromkeys(theirs, last), **known}
         fresh = [mark for mark in marks if mark not in known]
-        return marks[-1:] if not fresh and marks and known[marks[-1]] else fresh
+        if not fresh and marks and unanswered[known[marks[-1]]]:
+            return marks[-1:], known[marks[-1]]
+        return fresh, None
 
     async def _said(self, record: RequestRecord) -> tuple[Item, ...]:
         """What the user has said in a request of this task."""

@@ -39,7 +39,8 @@ class Kept(Struct, frozen=True):
 async def messages(exchange: Exchange, partition: str, head: Head) -> list[Message]:
     """The messages of a task, those of a paused request included, oldest first."""
     own = ((head.pending.first_seq, head.tail_seq),) if head.pending else ()
-    return await _newest(exchange, partition, head.task_id, (*head.path, *own))
+    said = await _newest(exchange, partition, head.task_id, (*head.path, *own))
+    return await _once(exchange, partition, said)
 
 
 async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
@@ -61,7 +62,26 @@ async def before(exchange: Exchange, stretch: Stretch) -> list[Message]:
     if stretch.before is not None:
         own += _outputs(stretch.before)
     path = tuple((low, min(high, first - 1)) for low, high in record.path or head.path if low < first)
-    return [*await _newest(exchange, partition, record.task_id, path), *own]
+    earlier = await _newest(exchange, partition, record.task_id, path)
+    return await _once(exchange, partition, [*earlier, *own])
+
+
+async def _once(exchange: Exchange, partition: str, messages: Sequence[Message]) -> list[Message]:
+    """The messages without those of the user that only repeat the one before, which was not answered."""
+    found, last = list[Message](), None
+    for message in messages:
+        if message.role == "user":
+            again = last is not None and last.items[-len(message.items) :] == message.items
+            if again:  # or the user has said the same anew
+                record = (await exchange.tasks.request(partition, message.request_id)).value
+                again = last is not None and record.client.get("repeats") == last.request_id
+            last = message
+            if again:
+                continue
+        elif message.role == "assistant" and not message.tool_calls:
+            last = None
+        found.append(message)
+    return found
 
 
 def _outputs(decided: Approval) -> list[Message]:

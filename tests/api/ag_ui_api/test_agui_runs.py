@@ -273,6 +273,50 @@ def test_a_run_that_fails_ends_in_an_error() -> None:
         assert page.say("and now?")[-1]["outcome"] == {"type": "success"}
 
 
+def test_a_message_that_was_sent_again_after_its_run_failed_is_shown_once() -> None:
+    """All keeps its ids: on its page, and on one that was reloaded in between. Said anew it is another."""
+    fault = {"kind": "error", "after_pieces": 1, "message": "it broke", "code": "server_error"}
+    flaky = {"when": {"text": "flaky"}, "reply": {"text": "one two three", "fault": fault}, "times": 3}
+    with serving({"rules": [flaky]}) as (service, model), service.client() as client:
+
+        def again(page: Page) -> str:
+            """Without what there was of an answer; how it ends."""
+            page.messages = page.messages[:3]
+            return str(page.run()[-1]["type"])
+
+        page = Page(client)
+        page.say("hello")
+        page.messages.append(user("flaky"))
+        assert again(page) == again(page) == "RUN_ERROR"
+        reloaded = Page(client, page.thread)
+        reloaded.run()
+        assert reloaded.said("user") == ["hello", "flaky"]
+        assert again(reloaded) == "RUN_ERROR"
+        assert again(page) == "RUN_FINISHED"
+        shown = list(page.messages)
+        asked = len(model.requests)
+        assert again(page) == again(reloaded) == "RUN_FINISHED"  # the answer is there
+        assert len(model.requests) == asked
+        assert page.messages == shown
+        task = page.say("flaky")[0]["metadata"]["tealagents"]["task_id"]
+        reloaded.run()
+        assert page.said("user") == reloaded.said("user") == ["hello", "flaky", "flaky"]
+        stored = client.get(f"/tasks/{task}/messages").json()["items"]
+        assert len([m for m in stored if m["role"] == "user"]) == 6  # over the service's own API, each try
+
+
+def test_of_messages_that_were_new_at_once_the_one_that_is_sent_again_is_shown_once() -> None:
+    """The run that failed had both, and the next one only the last."""
+    flaky = {"when": {"text": "flaky"}, "reply": {"error": {"status": 400}}, "times": 1}
+    with serving({"rules": [flaky]}) as (service, _), service.client() as client:
+        page = Page(client)
+        page.messages = [user("this is"), user("flaky")]
+        for _ in range(3):  # it fails, is answered, and is shown
+            page.run()
+        assert page.said("user") == ["this is", "flaky"]
+        assert [m["role"] for m in page.messages] == ["user", "user", "assistant"]
+
+
 def test_a_failed_message_is_not_sent_again_by_a_page_that_was_reloaded() -> None:
     """A snapshot gives messages other ids than their page did; the service knows those it gave.
 

@@ -25,7 +25,7 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     """One run of a thread."""
     given = inputs.read(await exchange.body(request))
     thread = await requests.named(exchange, caller, given.body.thread_id)
-    fresh = await thread.fresh(given.last, given.issued, given.seen)
+    fresh, repeats = await thread.fresh(given.last, given.issued, given.seen)
     pause = await _answered(thread, given)
     if pause is not None and (pause.status == "pending" or not fresh):
         stretch = await stretches.decided(exchange, caller, pause, _answers(pause, given), streamed=True)
@@ -39,7 +39,7 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
     first = await requests.under(exchange, caller, key)
     if first is None:
-        return await (_send(thread, given, fresh, key) if fresh else _join(thread, given))
+        return await (_send(thread, given, fresh, repeats, key) if fresh else _join(thread, given))
     if not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
     return await _stream(exchange, given, await stretches.cut(exchange, first, 1))
@@ -77,7 +77,7 @@ def _answers(pause: Approval, given: Given) -> dict[int, CallAnswer]:
 
 
 @bodies.fields_as(items="messages")
-async def _send(thread: Named, given: Given, fresh: Sequence[str], key: Key) -> Response:
+async def _send(thread: Named, given: Given, fresh: Sequence[str], repeats: str | None, key: Key) -> Response:
     """Continues the thread with what is new, or begins it with all that is there."""
     exchange, message = thread.exchange, given.message
     items = tuple(item for mark in fresh for item in given.last[mark])
@@ -87,14 +87,15 @@ async def _send(thread: Named, given: Given, fresh: Sequence[str], key: Key) -> 
         client = {**message.client, "seeded": bool(message.earlier)}
         message = replace(message, items=items, new_task_id=thread.task_id, client=client)
     else:
-        message = replace(message, items=items, task_id=thread.task_id, earlier=())
+        client = {**message.client, "repeats": repeats}
+        message = replace(message, items=items, task_id=thread.task_id, earlier=(), client=client)
     try:
         view = await requests.submitted(exchange, thread.caller, message, key, streamed=True)
     except AlreadyExists:  # another run of the new thread was quicker
         thread = await requests.named(exchange, thread.caller, given.body.thread_id)
         if thread.head is None:
             raise NotFound("The thread has expired. Begin another.", task_id=thread.task_id) from None
-        return await _send(thread, given, fresh, key)
+        return await _send(thread, given, fresh, repeats, key)
     return await _stream(exchange, given, await stretches.cut(exchange, view, 1))
 
 
