@@ -37,8 +37,7 @@ async def run(exchange: Exchange, caller: Caller, request: Request) -> Response:
         named = {parsed(name, "call")[0] for name in given.outputs} | {pause.request_id if pause else None}
         thread = await thread.settled(named)
     key = key_of(f"ag-ui\0{given.body.thread_id}\0{given.body.run_id}", list(given.last))
-    first = await requests.under(exchange, caller, key)
-    if first is None:
+    if (first := await requests.under(exchange, caller, key)) is None:
         return await (_send(thread, given, fresh, repeats, key) if fresh else _join(thread, given))
     if not given.last.keys() <= set(first.record.client.get("messages", ())):
         raise IdempotencyKeyReused(**first.record.ids)
