@@ -49,6 +49,21 @@ def read(content: Any, field: str, part: Callable[[Any, str], Item | None]) -> t
     return tuple(each for each in parts if each is not None and each.content)
 
 
+def only(body: Any, *types: str) -> Any:
+    """A body whose `messages` hold only parts of these types; whatever else there is is as it was."""
+    given = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(given, list):
+        return body
+    return {**body, "messages": [_with_parts(each, types) for each in given]}
+
+
+def _with_parts(message: Any, types: tuple[str, ...]) -> Any:
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(parts, list):
+        return message
+    return {**message, "content": [p for p in parts if not isinstance(p, dict) or p.get("type") in types]}
+
+
 def text(of: tuple[Item, ...], field: str, problem: str) -> str:
     """Items that must all be text, as one. `InvalidRequest` with the problem."""
     if any(each.content_type != "text" for each in of):

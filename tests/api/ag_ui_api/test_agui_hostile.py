@@ -3,6 +3,8 @@
 import httpx
 from agui_talk import refusal, run_input, serving, user
 
+from tealagents.llm.offline import OfflineModel
+
 
 def test_what_is_no_run_is_refused(ada: httpx.Client) -> None:
     """Other methods, other paths, other types, too much."""
@@ -21,8 +23,20 @@ def test_what_is_no_run_is_refused(ada: httpx.Client) -> None:
     image = {"type": "image", "source": {"type": "data", "value": "???", "mimeType": "image/png"}}
     refusal(ada.post("/ag-ui", json=run_input("t", user([image]))), 422, "invalid_request")
     sound = {"type": "audio", "source": {"type": "url", "value": "http://127.0.0.1:1/"}}
-    for nothing in ("", [], [sound]):
+    for nothing in ("", [], [sound], [{"type": "x.smell"}]):
         refusal(ada.post("/ag-ui", json=run_input("t", user(nothing))), 422, "invalid_request")
+
+
+def test_parts_of_unknown_types_are_ignored(ada: httpx.Client, model: OfflineModel) -> None:
+    """As are those of the protocol that the agent cannot use, whatever is in them; in outputs, too."""
+    text = {"type": "text", "text": "hello"}
+    others = [{"type": kind, "data": 1} for kind in ("x.smell", "binary", "audio", 5, None)]
+    output = {"id": "t", "role": "tool", "toolCallId": "c", "content": others}
+    answered = ada.post("/ag-ui", json=run_input("parts", output, user([*others, text])))
+    assert answered.status_code == 200, answered.text
+    assert model.requests[-1]["body"]["messages"][-1]["content"] == "hello"
+    for wrong in ({"messages": 1}, {"messages": [1]}, {"messages": [user([1])]}):
+        refusal(ada.post("/ag-ui", json={**run_input("parts"), **wrong}), 422, "invalid_request")
 
 
 def test_too_many_parts_are_refused_by_the_name_of_their_field() -> None:

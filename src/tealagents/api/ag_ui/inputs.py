@@ -58,7 +58,7 @@ class Given(Struct, frozen=True, kw_only=True):
 
 def read(value: Any) -> Given:
     """An input, from its JSON. `InvalidRequest`."""
-    body = bodies.validated(core.RunAgentInput, value)
+    body = bodies.validated(core.RunAgentInput, items.only(value, "text", "image"))
     for name, given in (("threadId", body.thread_id), ("runId", body.run_id)):
         if not 1 <= len(given) <= LONGEST_ID:
             raise InvalidRequest(name, f"must have 1 to {LONGEST_ID} characters")
