@@ -500,7 +500,7 @@ def test_a_title_that_is_taken_away_is_shown_no_longer(ada: Tab, service: Servic
 
 
 def test_a_page_is_named_as_its_heading(ada: Tab, service: ServiceThread) -> None:
-    """In the browser's tabs and history one view is told from another."""
+    """Tabs and history of the browser distinguish the views."""
     (answer,) = talk(service, "hello", metadata={"title": "Greetings"})
     for path, name in ((("tasks", answer["task_id"]), "Greetings"), (("approvals",), "Approvals")):
         ada.open(*path)

@@ -635,7 +635,7 @@ async def test_the_audit_names_what_was_changed() -> None:
 
 
 async def test_a_request_says_while_it_runs_which_version_runs_it() -> None:
-    """The one that began it, or that continued it after its pause, whoever reads or ends it."""
+    """The one that began it, or that continued it after its pause, on every replica that reads or ends it."""
     event = asyncio.Event()
     model = Scripted(calls(ToolCall("c1", "Shell-delete", "{}")), waits(event))
     store = MemoryStore()

@@ -153,7 +153,7 @@ async def test_a_changed_entry_is_named(written: Log, seq: int, field: str) -> N
     [("prev_hash", "does not continue the entry before it"), ("hash", "does not match its hash")],
 )
 async def test_a_hash_of_any_characters_is_compared(written: Log, field: str, reason: str) -> None:
-    """Whoever writes the store is not bound to hexadecimal digits. covers: TASK-8"""
+    """A forger is not bound to hexadecimal digits. covers: TASK-8"""
     entries = await written.entries()
     entry, body = entries[1]
     entries[1] = (replace(entry, **{field: "\N{LATIN SMALL LETTER E WITH ACUTE}" * 64}), body)

@@ -184,8 +184,9 @@ def _check_values(body: bytes) -> None:
     most = VALUES + len(body) // BYTES_PER_VALUE
     if _places(body) <= most:
         return
-    outside, strings = _STRING.subn(b"", body, most)
-    if strings == most or _places(outside) > most:
+    strings_at_most = 2 * most  # each value may have a name
+    outside, strings = _STRING.subn(b"", body, strings_at_most)
+    if strings == strings_at_most or _places(outside) > most:
         raise InvalidRequest("body", f"holds more than {most:,} JSON values; send less, or in several parts")
 
 

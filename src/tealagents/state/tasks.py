@@ -267,7 +267,7 @@ class Tasks:
             except PersistenceUnavailable:
                 looks -= 1
             except TealError:
-                pass  # not there, or not yet; or damaged, as who asks for it is told
+                pass  # not there, or not yet; or damaged, which its readers get as an error
             except Exception:
                 log.exception("request %s cannot be ended yet", request_id)
             await self.records.clock.sleep(LOOK_SECONDS)

@@ -127,7 +127,7 @@ def test_a_call_that_waits_for_approval_is_shown(ada: OpenAI, file: Path) -> Non
 
 
 def test_a_client_answers_its_call_before_approval_is_asked_for(file: Path) -> None:
-    """It can answer nothing else, and whoever approves has no output of its tool."""
+    """It can answer nothing else, and an approver has no output of its tool."""
     calls = [
         {"name": "get_weather", "arguments": {"place": "Rome"}},
         {"name": "Work-write", "arguments": {"file": str(file), "line": "x"}},
