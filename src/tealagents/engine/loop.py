@@ -174,7 +174,8 @@ async def converse(state: LoopState, resumption: Resumption | None = None) -> As
         async for made in _make_calls(state, due, deferred, waits=bool(governed)):
             yield made
         if governed or deferred:
-            yield _human_needed(state.toolbox, governed, deferred)
+            # calls of this round may have listed tools, or other ones than it began with
+            yield _human_needed(state.toolbox.current(), governed, deferred)
             return
         resumption = None
 
