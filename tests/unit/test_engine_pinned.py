@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 
 from tealagents.domain.errors import NeedsAuthorization
-from tealagents.domain.models import Approval, Json, RequestRecord, ToolCall, User
+from tealagents.domain.models import Approval, Deferred, Json, RequestRecord, ToolCall, User
 from tealagents.domain.ports import Governance, Tool, ToolContext, ToolSpec
 from tealagents.engine.approvals import Command
-from tealagents.engine.toolbox import CallContext, Deferred, Toolbox, ToolOutput, digest_of_tool
+from tealagents.engine.toolbox import CallContext, Toolbox, ToolOutput, digest_of_tool
 from tealagents.state import keys
 from tealagents.stores.memory import MemoryStore
 from tealagents.tools.catalogue import GovernedToolset

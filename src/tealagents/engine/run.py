@@ -238,6 +238,7 @@ class Run:
             created_at=now,
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
+            begun=needed.begun,
             message=_pause_message(needed),
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
