@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import pytest
-from engine_setup import ADA, Function, Process, Scripted, calls, noting, process, says
+from engine_setup import ADA, Function, Process, Scripted, Tools, calls, noting, process, says
 from msgspec.structs import replace
 from oauth_setup import CALLBACK, Provider, SecretStore, protected, visited
 
@@ -229,6 +229,31 @@ async def test_a_tool_that_was_listed_only_after_its_approval_is_shown_as_it_is_
         assert ran == []
         assert (await approve(here, request)).status == "Completed"
         assert ran == [{}]
+
+
+class Broken(StandIn):
+    """The same for a server whose listing breaks the rules."""
+
+    async def list_for(self, context: ToolContext) -> None:
+        raise RuntimeError("no such field")
+
+
+async def test_a_server_that_cannot_list_fails_its_own_call_alone() -> None:
+    """The model reads that the call was not made; the other approved call of its round runs, and the request
+    completes. covers: HITL-1"""
+    ran: list[Json] = []
+    asked_for = (ToolCall("c1", "Shell-delete", "{}"), ToolCall("c2", "Shell-list", "{}"))
+    model = Scripted(calls(*asked_for), says("I see."))
+    listed, other = noting(ran, governed=True), noting(ran, "Shell-list", governed=True)
+    async with process(None, model, listed, other) as here:
+        request = await here.ask()
+        here.service.agent.toolbox.load([Tools(Broken(Relisting(listed)), other)])
+        assert (await approve(here, request)).status == "Completed"
+        assert ran == [{}]
+        assert model.calls[-1].prompt[-2:] == (
+            b"tool: Error: the server of Shell-delete lists no tools. Nothing was done.",
+            b"tool: ok",
+        )
 
 
 def boxed(*toolsets: GovernedToolset) -> Toolbox:

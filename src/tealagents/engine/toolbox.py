@@ -313,8 +313,13 @@ class Toolbox:
             try:
                 async with asyncio.timeout(tool.spec.timeout or self._timeout):
                     await tool.list_for(context)
-            except TimeoutError:
-                raise ToolFailed(f"the server of {call.tool} lists no tools now. Nothing was done.") from None
+            except (ToolFailed, NeedsAuthorization, NeedsOwner):
+                raise
+            except BaseException as error:
+                if ends_task(error):
+                    raise
+                log.warning("the server of %s lists no tools", call.tool, exc_info=error)
+                raise ToolFailed(f"the server of {call.tool} lists no tools. Nothing was done.") from error
             return self.current().find(call.tool)
         return tool
 
