@@ -9,13 +9,14 @@ import pytest
 from threads_setup import CountedStore, Engine, call
 
 from tealagents.domain.errors import ModelFailed
-from tealagents.domain.models import Json, Message, User
+from tealagents.domain.models import Item, Json, Message, User
 from tealagents.domain.ports import Governance, ToolContext, ToolSpec
 from tealagents.state.changes import Changes
 from tealagents.state.erasing import Eraser
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
 from tealagents.state.memories import MOST_MEMORIES, Memory
+from tealagents.state.new_message import Earlier
 from tealagents.stores.memory import MemoryStore
 from tealagents.testing.models import ScriptedModel
 from tealagents.threads.components import ThreadConfigError, open_provider, open_providers, open_view
@@ -157,6 +158,17 @@ async def test_state_is_kept_in_the_thread(store: CountedStore) -> None:
         assert "This is turn 4." in last_sent(model)
         document = await export(engine.tasks, engine.partition, forked.task_id)
     assert document["requests"][-1]["context"]["providers"] == {"clerk": {"turns": 4}}
+
+
+async def test_messages_that_are_added_leave_the_state_as_it_was(store: CountedStore) -> None:
+    """The agent did not answer them. covers: THREAD-10"""
+    model = ScriptedModel()
+    async with Engine(store, model, providers=Providers([Clerk()])) as engine:
+        task_id, user = (await engine.say("one")).task_id, engine.caller.user
+        note = Earlier("user", (Item("text", "note"),))
+        await Changes(engine.tasks).add(engine.partition, task_id, user, [note])
+        await engine.say("two", task_id)
+    assert "This is turn 2." in last_sent(model)
 
 
 async def test_a_failed_request_leaves_the_state_as_it_was(store: CountedStore) -> None:
