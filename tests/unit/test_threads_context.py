@@ -103,6 +103,17 @@ async def test_what_a_provider_sends_counts(store: CountedStore) -> None:
     assert [message["content"] for message in spoken] == ["ok", "(clerk) ada speaks", "two"]
 
 
+async def test_what_a_provider_sends_is_not_summarised(store: CountedStore) -> None:
+    """A summary that is made after the answer is of the conversation alone. covers: THREAD-8, THREAD-10"""
+    model = ScriptedModel()
+    options = {"max_messages": 2, "keep_messages": 0, "trigger": "after_message_added"}
+    view = open_view([("summarize", options)], "any")
+    async with Engine(store, model, providers=Providers([Clerk()]), view=view) as engine:
+        task_id = (await engine.say("one")).task_id
+        await engine.say("two", task_id)
+    assert last_sent(model)[1].splitlines() == ["User: one", "Assistant: ok", "User: two", "Assistant: ok"]
+
+
 class Bell:
     """A tool of a provider."""
 

@@ -206,8 +206,9 @@ async def _prompt(
             Upcoming(model=model, tools=toolbox.encoded, memory=context["view"]),
             system=system,
             notes=notes,
-            running=[*new, *said],
+            running=said,
             number=context["turn"],
+            transient=new,
             looked=conversation.looked,
         )
     parts = [model.encode_system(system)] if system else []
