@@ -619,6 +619,25 @@ async def test_deleting_is_for_ever(make: MakeAgent) -> None:
             await agent.list_messages(agent.get_remote_thread(gone))
 
 
+async def test_a_rollback_leaves_nothing_behind_that_a_deletion_does_not_find(make: MakeAgent) -> None:
+    """The service forgets every answer that a checkpoint has marked. covers: THREAD-6"""
+    async with make(thread={"kind": "remote"}) as agent:
+        thread = agent.get_remote_thread()
+        await agent.run("hello", thread)
+        await agent.run("hello", thread)
+        thread.rollback(thread.checkpoints[0].checkpoint_id)
+        await agent.run("hello", thread)
+        thread.rewind()
+        await agent.run("hello", thread)
+        made = {each.remote_id for each in thread.checkpoints}
+        thread.rewind()
+        await thread.delete()
+        assert len(made) == 4
+        for gone in made:
+            with pytest.raises(RemoteThreadLost):
+                await agent.list_messages(agent.get_remote_thread(gone))
+
+
 async def test_message_stores_of_an_agent_are_sealed_where_a_key_is_set(
     make: MakeAgent, tmp_path: Path
 ) -> None:
