@@ -9,7 +9,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -38,6 +38,7 @@ from tealagents.threads import (
     Invocation,
     LocalThread,
     NotForkable,
+    ProviderOptions,
     RemoteThread,
     RemoteUnsupported,
     ThreadDeleted,
@@ -301,6 +302,41 @@ async def test_calls_at_once_share_what_is_remembered(make: MakeAgent, tmp_path:
     assert [step.output for step in answer.steps if step.is_error] == []
     [context] = [step for step in answer.steps if step.kind == "context"]
     assert "ever 6" in str(context.output)
+
+
+class Vault(ContextProvider):
+    """Serves only while it is open; a message `wait` has it wait within."""
+
+    def __init__(self) -> None:
+        super().__init__(ProviderOptions(required=True, timeout_seconds=60))
+        self.uses = 0
+        self.waits, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self.uses += 1
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.uses -= 1
+
+    async def invoking(self, invocation: Invocation) -> None:
+        if invocation.text == "wait":
+            self.waits.set()
+            await self.may_go_on.wait()
+        if self.uses != 1:
+            raise RuntimeError(f"It is opened {self.uses} times.")
+
+
+async def test_calls_at_once_share_their_providers(make: MakeAgent) -> None:
+    """Of an agent that is not opened the first opens them and the last closes them. covers: THREAD-10"""
+    vault = Vault()
+    agent = make(context_providers=vault)
+    waiting = asyncio.create_task(agent.run("wait"))
+    await vault.waits.wait()
+    await agent.run("hello")
+    vault.may_go_on.set()
+    await waiting
+    assert vault.uses == 0
 
 
 async def test_views_serve_the_library(make: MakeAgent, service: OfflineModel) -> None:
