@@ -36,8 +36,8 @@ class Limits(Options):
     """Seconds of silence on a stream after which a comment keeps it open."""
     idle_connection_seconds: Seconds = 75
     """Seconds that a connection stays open for its next request, or for the rest of one that stopped
-    arriving. Keep it above the time for which a proxy in front keeps unused connections: 60 with nginx and
-    AWS's load balancer."""
+    arriving. A client that takes nothing of an answer for as long is disconnected. Keep it above the time for
+    which a proxy in front keeps unused connections: 60 with nginx and AWS's load balancer."""
     drain_seconds: DrainSeconds = 20
     """Seconds that running requests get to finish after SIGTERM."""
     approval_expiry_seconds: Seconds = 86_400
