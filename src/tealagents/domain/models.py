@@ -329,6 +329,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     erased: bool = False
 
     @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the task and its session, by name."""
+        return {"task_id": self.task_id, "session_id": self.session_id}
+
+    @property
     def idle(self) -> bool:
         """Whether nothing runs, is paused or waits its turn."""
         return self.running is None and self.pending is None and not self.queue

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from functools import partial
 
 from msgspec import Struct
 
@@ -194,20 +195,14 @@ class Run:
     async def _complete(self, last: TurnDone) -> None:
         rest = await self.stream.settle(self._persist)
         drafts = self._recorder.take()
-        now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
-
-        def done(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-            return completed(
-                head,
-                request,
-                due,
-                outcome,
-                last_event=last_event,
-                remote_id=last.remote_id,
-                context=last.context,
-                now=now,
-            )
-
+        done = partial(
+            completed,
+            outcome=self._produced(),
+            last_event=self.stream.last_event + 1,
+            remote_id=last.remote_id,
+            context=last.context,
+            now=self._now(),
+        )
         await self._persist(lambda: self._writer.conclude(drafts, done, rest))
         messages, first_seq = in_call_order(self._recorder.messages), self.request.first_seq
         self._conversations.extend(self._writer.head, first_seq, messages, last.context)
@@ -219,11 +214,8 @@ class Run:
         self._recorder.asked(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
-        now, outcome = approval.created_at, self._produced()
-
-        def waits(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-            return paused(head, request, due, approval, outcome, remote_id=last.remote_id, now=now)
-
+        produced, now = self._produced(), approval.created_at
+        waits = partial(paused, approval=approval, outcome=produced, remote_id=last.remote_id, now=now)
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
         self._settle(self.request)
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tealagents.domain import ids, lifecycle
-from tealagents.domain.errors import Conflict, CorruptState, NotFound
+from tealagents.domain.errors import Conflict, NotFound
 from tealagents.domain.models import (
     Effects,
     Head,
@@ -166,10 +166,7 @@ class _Fork(Struct, frozen=True):
         `ending` is how it ended; None where the copy ends with a message of it.
         """
         source, copy = self.source, self.copy
-        found = await self.tasks.records.get(self.partition, keys.request(request_id), RequestRecord)
-        if found is None:
-            gap = CorruptState(keys.request(request_id), "is missing", task_id=source.task_id)
-            raise await self.tasks.records.unless_deleted(self.partition, source.task_id, gap)
+        found = await self.tasks.records.request(self.partition, source.task_id, request_id)
         new_id, first = ids.new_id(ids.owner_tag(source.owner.key)), copy.next_seq
         for message in messages:
             copied = replace(

@@ -293,32 +293,22 @@ class _Attempt:
             if head.running is not None and tasks.rules.concurrency in ("interrupt", "rollback"):
                 return BusyElsewhere(partition, head.running.request_id, head.running.worker_id)
             if head.running is not None:
-                raise TaskBusy(
-                    request_id=head.running.request_id, task_id=task_id, session_id=head.session_id
-                )
+                raise TaskBusy(request_id=head.running.request_id, **head.ids)
         return self._received(head, now)
 
     def _check_checkpoint(self, head: Head) -> None:
         """The message continues the task where it wants to, whatever would be done about a busy one."""
         wanted = self._message.at_checkpoint
         if wanted is not None and not (head.idle and head.checkpoint_id == wanted):
-            raise CheckpointMoved(
-                "The task continues from another checkpoint.",
-                task_id=head.task_id,
-                session_id=head.session_id,
-            )
+            raise CheckpointMoved("The task continues from another checkpoint.", **head.ids)
 
     async def _end_pause(self, stored: Stored[Head]) -> None:
         """Cancels the pause that the task waits in, if the message says so."""
         head, pending = stored.value, stored.value.pending
         assert pending is not None
         if not self._message.supersede:
-            raise ApprovalPending(
-                request_id=pending.request_id,
-                approval_id=pending.approval_id,
-                task_id=head.task_id,
-                session_id=head.session_id,
-            )
+            where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
+            raise ApprovalPending().with_ids(**where, **head.ids)
         if head.queue:  # those that wait come first, and a message that is refused must end no pause
             self._check_room(head)
         actor = self._caller.user.key
@@ -329,9 +319,7 @@ class _Attempt:
             raise Overloaded(
                 f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
                 retry_after=1,
-                task_id=head.task_id,
-                session_id=head.session_id,
-            )
+            ).with_ids(**head.ids)
 
     async def _refuse_session(self, head: Head, session_id: str) -> None:
         """Whose a session is comes before whether it fits."""
@@ -347,9 +335,7 @@ class _Attempt:
                 )
         raise SessionMismatch(
             f"The task {head.task_id} belongs to another session. Send its own session_id, or none.",
-            task_id=head.task_id,
-            session_id=head.session_id,
-        )
+        ).with_ids(**head.ids)
 
     # --- what is written -------------------------------------------------------------------------
 
