@@ -230,7 +230,7 @@ class Run:
             created_at=now,
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
-            message=_pause_message(needed),
+            message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
             number=len(request.approvals) + 1,
@@ -429,22 +429,3 @@ def _stored(error: TealError) -> Failure:
             "new idempotency key if you use one.",
         )
     return Failure(error.code, error.detail)
-
-
-def _pause_message(needed: HumanNeeded) -> str:
-    approved = [call for call in needed.calls if not call.by_client]
-    names = ", ".join(call.tool for call in approved or needed.calls)
-    if needed.authorizations:
-        consents = ", ".join(call.tool for call in needed.calls if call.id in needed.consents)
-        rest = ", ".join(call.tool for call in approved if call.id not in needed.consents)
-        also = f", and approval before {rest} can" if rest else ""
-        wanted = f"Your authorization is needed before {consents} can run{also}"
-        return f"{wanted}: visit the listed URLs, then approve."
-    if needed.changed:
-        changed = ", ".join(dict.fromkeys(needed.changed))
-        return f"{changed} has changed since it was approved. Approve again before {names} can run."
-    if not approved:
-        return f"The client has to run {names} and send what it returned, or reject it."
-    if needed.awaits_owner:
-        return f"{names} is approved and waits for the owner of the task to resume it."
-    return f"Approval is needed before {names} can run."

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -34,18 +33,17 @@ from tealagents.domain.models import (
 from tealagents.domain.ports import Record
 from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import draft
-from tealagents.state.codec import checked, encode_json
+from tealagents.state.codec import checked
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier
 from tealagents.state.new_task import NewTask, message_of, new_task
-from tealagents.state.records import BlobRef, Stored
+from tealagents.state.queue import Waiting, keep_waiting
+from tealagents.state.records import Stored
 from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
 from tealagents.state.transitions import Transition, queued, received
 
 #: messages that can wait on one task, whatever the config says: its head names them all
 MOST_QUEUED = 2000
-#: bytes of a message that waits in its request's record; a larger one is stored out of line
-MOST_INLINE = 64 * 1024
 
 #: the batches of a task to read again, because what was made of them is kept and not read, and whose log
 #: (`Head.log_id`) they are of
@@ -57,14 +55,6 @@ class Replayed(Struct, frozen=True):
 
     request: Stored[RequestRecord]
     partition: str
-
-
-class Waiting(Struct, frozen=True):
-    """A message that waits its turn."""
-
-    partition: str
-    request: RequestRecord
-    deadline: datetime
 
 
 class BusyElsewhere(Struct, frozen=True):
@@ -353,15 +343,11 @@ class _Attempt:
         head = found.value
         request = self._request(head, now, status="Queued")
         message = self._user_message(request)
-        body = encode_json(message)
-        stored: Message | BlobRef = message
-        if len(body) > MOST_INLINE:
-            put = self._tasks.records.put_blob
-            try:
-                stored = await put(self._partition, head.task_id, body, version=found.version)
-            except Conflict:
-                return _Again()
-        request = replace(request, waiting=msgspec.to_builtins(stored))
+        try:
+            waiting = await keep_waiting(self._tasks, self._partition, found, message)
+        except Conflict:
+            return _Again()
+        request = replace(request, waiting=waiting)
         actor = self._caller.user.key
         transition = queued(head, request, self._deadline(request), actor, now)
         return replace(transition, expect=self._key_absent(), takes=True)
