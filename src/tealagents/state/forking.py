@@ -25,7 +25,7 @@ from tealagents.domain.models import (
 from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
-from tealagents.state.history import History, up_to
+from tealagents.state.history import History, in_call_order, up_to
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
 
@@ -134,7 +134,8 @@ class _Fork(Struct, frozen=True):
         context: Json | None = None
         rounds = _rounds(self.tasks.history, self.partition, source.task_id, self.path)
         async for request_id, messages, ending, end in rounds:
-            found = up_to(messages, message_id) if message_id is not None else None
+            # the point is one that its owner was shown
+            found = up_to(in_call_order(messages), message_id) if message_id is not None else None
             ends = found is not None
             if ending is None and not ends:
                 continue  # it has not ended

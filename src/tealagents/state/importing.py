@@ -13,6 +13,7 @@ from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import (
     AlreadyExists,
     Conflict,
+    InvalidRequest,
     NotFound,
     NotOwner,
     PersistenceUnavailable,
@@ -76,6 +77,8 @@ class TaskImporter:
         partition = self._records.partition(caller.user)
         await self._tasks.directory.introduce(caller.user)
         await self._check_new(caller, partition, document)
+        if self._tasks.expired(document.task):  # no one could reach it, and its id would be taken
+            raise InvalidRequest("task.expires_at", "has passed: take it out, or set a later time")
         guard = await self._guarded(partition, document)
         try:
             if await self._is_there(partition, keys.task(document.task.task_id)):
