@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from tealagents.domain import ids, lifecycle
 from tealagents.domain.errors import Conflict, NotFound
 from tealagents.domain.models import (
-    Effects,
     Head,
     Json,
     Message,
@@ -109,7 +108,7 @@ class _Fork(Struct, frozen=True):
         last, end = await self._copy_rounds()
         await copy.flush()
         effects = tuple(
-            Effects(1, known.tools)
+            replace(known, first_seq=1)
             for known in source.effects
             if any(first <= known.first_seq <= min(last_seq, end) for first, last_seq in self.path)
         )

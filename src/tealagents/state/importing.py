@@ -267,7 +267,7 @@ def _effects(document: ExportedTask) -> tuple[Effects, ...]:
     # what a fork knows of its source's tools is in its head alone
     for known in document.task.effects:
         if known.tools and known.first_seq not in logged:
-            effects = lifecycle.remembering(effects, Effects(known.first_seq + SHIFT, known.tools))
+            effects = lifecycle.remembering(effects, replace(known, first_seq=known.first_seq + SHIFT))
     for end in ends:
         if end.tools and end.status != "Completed":
             effects = lifecycle.remembering(effects, Effects(end.first_seq + SHIFT, end.tools))
