@@ -1,6 +1,6 @@
 """The bounds of a service: keys of the config file, variables, and what every part is given."""
 
-from tealagents.options import Count, CountOrNone, DrainSeconds, LeaseSeconds, Options, Seconds
+from tealagents.options import Count, DrainSeconds, LeaseSeconds, Options, QueueLength, Seconds
 
 __all__ = ["Limits"]
 
@@ -30,8 +30,8 @@ class Limits(Options):
     """Requests that run at once in one process."""
     max_requests_per_user: Count = 100
     """Requests of one user that run at once in one process."""
-    max_queued_requests: CountOrNone = 1000
-    """Requests that wait for their turn on one task (`concurrency: enqueue`)."""
+    max_queued_requests: QueueLength = 1000
+    """Requests that wait for their turn on one task (`concurrency: enqueue`); at most 2000."""
     keepalive_seconds: Seconds = 15
     """Seconds of silence on a stream after which a comment keeps it open."""
     idle_connection_seconds: Seconds = 75

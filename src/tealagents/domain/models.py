@@ -285,12 +285,14 @@ class Queued(Struct, frozen=True):
     deadline: datetime
 
 
-class Effects(Struct, frozen=True):
+class Effects(Struct, frozen=True, omit_defaults=True):
     """What the tools of a request that did not complete have done, or may have."""
 
     #: the request's first entry: it counts while that is on the current path
     first_seq: int
     tools: tuple[ToolOutcome, ...]
+    #: there was no room for calls before these
+    cut: bool = False
 
 
 class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -94,7 +94,14 @@ class Recorder:
             outcome=done.finish_reason,
         )
         self.record("model.called", StepBody(step))
-        self.add(message)
+        if message.tool_calls:
+            self.add(message)
+        else:  # a request that fails yet has no answer: `concluded` keeps it
+            self.messages.append(message)
+
+    def concluded(self) -> None:
+        """The last message is the request's answer."""
+        self.record("message.added", MessageBody(self.messages[-1]))
 
     def add(self, message: Message) -> None:
         self.messages.append(message)

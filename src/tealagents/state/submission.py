@@ -42,9 +42,6 @@ from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import SUPERSEDED, Tasks, Written
 from tealagents.state.transitions import Transition, queued, received
 
-#: messages that can wait on one task, whatever the config says: its head names them all
-MOST_QUEUED = 2000
-
 #: the batches of a task to read again, because what was made of them is kept and not read, and whose log
 #: (`Head.log_id`) they are of
 RecheckKeys = Callable[[str], tuple[str, Sequence[int]]]
@@ -305,7 +302,7 @@ class _Attempt:
         await self._tasks.end(self._partition, stored, pending.request_id, SUPERSEDED, actor)
 
     def _check_room(self, head: Head) -> None:
-        if len(head.queue) >= min(self._tasks.rules.max_queued, MOST_QUEUED):
+        if len(head.queue) >= self._tasks.rules.max_queued:
             raise Overloaded(
                 f"{len(head.queue)} messages already wait on this task. Wait for some to finish.",
                 retry_after=1,
