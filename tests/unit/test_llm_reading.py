@@ -16,9 +16,9 @@ from llm_setup import KEY, chunk, sse
 from tealagents.domain.errors import ModelFailed
 from tealagents.domain.events import ModelDone, ModelEvent, TextDelta
 from tealagents.domain.models import TokenUsage, ToolCall
+from tealagents.llm.chat_reading import ChatReading
 from tealagents.llm.failures import AttemptFailed
 from tealagents.llm.frames import EventFrames
-from tealagents.llm.openai_chat import ChatReading
 from tealagents.llm.responses_reading import ResponsesReading
 from tealagents.llm.service import Reading
 

@@ -327,6 +327,19 @@ async def test_a_required_provider_takes_the_request_down(store: CountedStore, w
         assert again.task_id == record.task_id
 
 
+async def test_an_answer_of_a_request_that_fails_after_it_is_no_message(store: CountedStore) -> None:
+    """It is in the request's output alone, as any other that was not completed. covers: THREAD-10"""
+    providers = Providers([Broken("invoked", required=True)])
+    async with Engine(store, ScriptedModel(), providers=providers) as engine:
+        record = await engine.say("hello")
+        assert record.status == "Failed"
+        assert record.output
+        tasks, task_id = engine.tasks, record.task_id
+        head = (await tasks.head(engine.partition, task_id)).value
+        said, _ = await tasks.history.messages(engine.partition, task_id, head.path, limit=10)
+        assert [message.text for message in said] == ["hello"]
+
+
 # --- what it remembers of the user ----------------------------------------------------------------
 
 

@@ -296,12 +296,14 @@ class Queued(Struct, frozen=True):
     deadline: datetime
 
 
-class Effects(Struct, frozen=True):
+class Effects(Struct, frozen=True, omit_defaults=True):
     """What the tools of a request that did not complete have done, or may have."""
 
     #: the request's first entry: it counts while that is on the current path
     first_seq: int
     tools: tuple[ToolOutcome, ...]
+    #: there was no room for calls before these
+    cut: bool = False
 
 
 class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -338,6 +340,11 @@ class Head(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log_id: str = ""
     #: being erased: nothing but the eraser may touch it
     erased: bool = False
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The ids of the task and its session, by name."""
+        return {"task_id": self.task_id, "session_id": self.session_id}
 
     @property
     def idle(self) -> bool:

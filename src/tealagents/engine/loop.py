@@ -94,6 +94,26 @@ class HumanNeeded(Struct, frozen=True):
     #: calls that had begun and wait behind these
     begun: tuple[Deferred, ...] = ()
 
+    @property
+    def message(self) -> str:
+        """What the humans who may decide read."""
+        approved = [call for call in self.calls if not call.by_client]
+        names = ", ".join(call.tool for call in approved or self.calls)
+        if self.authorizations:
+            consents = ", ".join(call.tool for call in self.calls if call.id in self.consents)
+            rest = ", ".join(call.tool for call in approved if call.id not in self.consents)
+            also = f", and approval before {rest} can" if rest else ""
+            wanted = f"Your authorization is needed before {consents} can run{also}"
+            return f"{wanted}: visit the listed URLs, then approve."
+        if self.changed:
+            changed = ", ".join(dict.fromkeys(self.changed))
+            return f"{changed} has changed since it was approved. Approve again before {names} can run."
+        if not approved:
+            return f"The client has to run {names} and send what it returned, or reject it."
+        if self.awaits_owner:
+            return f"{names} is approved and waits for the owner of the task to resume it."
+        return f"Approval is needed before {names} can run."
+
 
 class Noted(Struct, frozen=True):
     """Something was done to what the model is sent, which the trace shows."""

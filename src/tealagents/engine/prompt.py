@@ -181,6 +181,7 @@ def effects_note(head: Head) -> str | None:
     tools = lifecycle.effects_on_path(head)
     if not tools:
         return None
+    earlier = "- more calls before these, too many to be listed\n"
     words = {"done": "it was done", "failed": "it failed", "unknown": "its outcome is unknown"}
     lines = "\n".join(
         f"- {_line(tool.tool)} {_line(tool.arguments)} ({_line(tool.call_id)}): {words[tool.outcome]}"
@@ -188,7 +189,9 @@ def effects_note(head: Head) -> str | None:
     )
     return (
         "Earlier requests of this conversation ended without an answer after they had called tools. "
-        "Do not repeat these calls unless the user asks for it:\n" + lines
+        "Do not repeat these calls unless the user asks for it:\n"
+        + (earlier if any(effects.cut for effects in head.effects) else "")
+        + lines
     )
 
 

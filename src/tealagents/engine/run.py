@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from functools import partial
 
 from msgspec import Struct
 
@@ -194,20 +195,14 @@ class Run:
     async def _complete(self, last: TurnDone) -> None:
         rest = await self.stream.settle(self._persist)
         drafts = self._recorder.take()
-        now, outcome, last_event = self._now(), self._produced(), self.stream.last_event + 1
-
-        def done(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-            return completed(
-                head,
-                request,
-                due,
-                outcome,
-                last_event=last_event,
-                remote_id=last.remote_id,
-                context=last.context,
-                now=now,
-            )
-
+        done = partial(
+            completed,
+            outcome=self._produced(),
+            last_event=self.stream.last_event + 1,
+            remote_id=last.remote_id,
+            context=last.context,
+            now=self._now(),
+        )
         await self._persist(lambda: self._writer.conclude(drafts, done, rest))
         messages, first_seq = in_call_order(self._recorder.messages), self.request.first_seq
         self._conversations.extend(self._writer.head, first_seq, messages, last.context)
@@ -219,11 +214,8 @@ class Run:
         self._recorder.asked(approval)
         await self._persist(lambda: self._announce(approval))
         drafts = self._recorder.take()
-        now, outcome = approval.created_at, self._produced()
-
-        def waits(head: Head, request: RequestRecord, due: Sequence[Draft]) -> Transition:
-            return paused(head, request, due, approval, outcome, remote_id=last.remote_id, now=now)
-
+        produced, now = self._produced(), approval.created_at
+        waits = partial(paused, approval=approval, outcome=produced, remote_id=last.remote_id, now=now)
         await self._persist(lambda: self._writer.conclude(drafts, waits, rest))
         self._settle(self.request)
 
@@ -239,7 +231,7 @@ class Run:
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
             begun=needed.begun,
-            message=_pause_message(needed),
+            message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
             number=len(request.approvals) + 1,
@@ -438,22 +430,3 @@ def _stored(error: TealError) -> Failure:
             "new idempotency key if you use one.",
         )
     return Failure(error.code, error.detail)
-
-
-def _pause_message(needed: HumanNeeded) -> str:
-    approved = [call for call in needed.calls if not call.by_client]
-    names = ", ".join(call.tool for call in approved or needed.calls)
-    if needed.authorizations:
-        consents = ", ".join(call.tool for call in needed.calls if call.id in needed.consents)
-        rest = ", ".join(call.tool for call in approved if call.id not in needed.consents)
-        also = f", and approval before {rest} can" if rest else ""
-        wanted = f"Your authorization is needed before {consents} can run{also}"
-        return f"{wanted}: visit the listed URLs, then approve."
-    if needed.changed:
-        changed = ", ".join(dict.fromkeys(needed.changed))
-        return f"{changed} has changed since it was approved. Approve again before {names} can run."
-    if not approved:
-        return f"The client has to run {names} and send what it returned, or reject it."
-    if needed.awaits_owner:
-        return f"{names} is approved and waits for the owner of the task to resume it."
-    return f"Approval is needed before {names} can run."

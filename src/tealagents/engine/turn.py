@@ -321,6 +321,7 @@ class TurnLoop:
                         yield Waits(event, self._remote_id)
                     case Finished():
                         context, reports = await self._turn.completed(recorder.response)
+                        recorder.concluded()
                         recorder.noted(reports)
                         yield TurnDone(self._remote_id, context)
 

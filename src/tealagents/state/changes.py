@@ -122,17 +122,11 @@ class Changes:
 
 def _free(head: Head) -> Head:
     """The head of a task in which nothing runs or waits for a human. `TaskBusy`, `ApprovalPending`."""
-    where = {"task_id": head.task_id, "session_id": head.session_id}
     if head.running is not None:
-        raise TaskBusy(request_id=head.running.request_id, **where)
-    if head.pending is not None:
-        pending = head.pending
-        raise ApprovalPending(
-            request_id=pending.request_id,
-            approval_id=pending.approval_id,
-            task_id=head.task_id,
-            session_id=head.session_id,
-        )
+        raise TaskBusy(request_id=head.running.request_id, **head.ids)
+    if (pending := head.pending) is not None:
+        where = {"request_id": pending.request_id, "approval_id": pending.approval_id}
+        raise ApprovalPending().with_ids(**where, **head.ids)
     return head
 
 

@@ -249,12 +249,17 @@ class Usage(Schema):
     total_tokens: int
 
 
-class Content(Schema):
-    """The answer of a completed request, or what there was of one."""
+class OfRequest(Schema):
+    """What belongs to a request."""
 
     session_id: Uuid
     task_id: Uuid
     request_id: Uuid
+
+
+class Content(OfRequest):
+    """The answer of a completed request, or what there was of one."""
+
     output: str = Field(description="The answer")
     source: str = Field(description="Who answered", examples=["WikipediaAgent:0.1"])
     token_usage: Usage
@@ -279,12 +284,9 @@ class ShownCallWithTool(ShownCall):
     )
 
 
-class ApprovalContent(Schema):
+class ApprovalContent(OfRequest):
     """What a paused request shows."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     approval_id: Uuid
     message: str
     approval_url: str
@@ -294,61 +296,43 @@ class ApprovalContent(Schema):
     tool_calls: list[ShownCall]
 
 
-class Answer(Schema):
+class Answer(OfRequest):
     """What a message or a decision is answered with."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: StatusName
     content: Content | ApprovalContent | None
 
 
-class AcceptedAnswer(Schema):
+class AcceptedAnswer(OfRequest):
     """What a background request is answered with."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: Literal["Queued", "Running"]
 
 
-class RequestEvent(Schema):
+class RequestEvent(OfRequest):
     """`request`: always first."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: Literal["Queued", "Running"]
 
 
-class PieceEvent(Schema):
+class PieceEvent(OfRequest):
     """`partial-response`: a piece of the answer, as the model service sent it."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     source: str
     output_partial: str
 
 
-class ToolCallEvent(Schema):
+class ToolCallEvent(OfRequest):
     """`tool-call`: a tool is about to run."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     call_id: str
     tool: str = Field(examples=["Shell-look"])
     arguments: str = Field(description="JSON text")
 
 
-class ToolResultEvent(Schema):
+class ToolResultEvent(OfRequest):
     """`tool-result`: its result."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     call_id: str
     tool: str
     output: str
@@ -356,12 +340,9 @@ class ToolResultEvent(Schema):
     duration_ms: float
 
 
-class RequestDocument(Schema):
+class RequestDocument(OfRequest):
     """One invocation: its status, its answer or what there was of one, and its error."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     status: StatusName
     created_at: datetime
     started_at: datetime | None
@@ -452,12 +433,9 @@ class CheckpointDocument(Schema):
     )
 
 
-class ApprovalDocument(Schema):
+class ApprovalDocument(OfRequest):
     """A pause, and what was decided of it."""
 
-    session_id: Uuid
-    task_id: Uuid
-    request_id: Uuid
     approval_id: Uuid
     status: Literal["pending", "decided", "expired", "canceled"]
     created_at: datetime
