@@ -24,6 +24,7 @@ from tealagents.domain.models import (
     Effects,
     Failure,
     Head,
+    Json,
     Outcome,
     Path,
     Pending,
@@ -190,6 +191,14 @@ def noted(head: Head, last_seq: int) -> Head:
         if last == head.tail_seq:
             return replace(head, path=(*head.path[:-1], (first, last_seq)))
     return head
+
+
+def one_round_on(context: Json | None) -> Json | None:
+    """What a conversation remembers once a round is behind its checkpoint that its agent did not answer.
+
+    Rounds are counted: a summary goes by the number of the last one that is in it.
+    """
+    return context and {**context, "turn": context.get("turn", 0) + 1}
 
 
 def extend(path: Path, first: int, last: int) -> Path:

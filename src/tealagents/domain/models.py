@@ -114,6 +114,17 @@ class ToolCall(Struct, frozen=True, omit_defaults=True):
         return self.tool.removeprefix(self.plugin_name + TOOL_SEPARATOR)
 
 
+class Deferred(Struct, frozen=True):
+    """A call that could not be made yet, or not to its end: it needs the owner's consent, or the owner's own
+    token, or its tool is another one than was approved."""
+
+    call: ToolCall
+    #: `{server, url, scopes}` to visit, or None where it is not consent that is awaited
+    authorization: Json | None
+    #: the tool has changed since the call was shown
+    changed: bool = False
+
+
 class ClientTool(Struct, frozen=True):
     """A tool that the client of one request runs by itself."""
 
@@ -550,6 +561,8 @@ class Approval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     usage: TokenUsage = TokenUsage()
     #: rounds of calls that the request had come to; these calls are of the last
     rounds: int = 0
+    #: calls of that round that had begun before they needed their owner: the next pause is for them
+    begun: tuple[Deferred, ...] = ()
 
     @property
     def consent_only(self) -> bool:

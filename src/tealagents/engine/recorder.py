@@ -149,7 +149,7 @@ class Recorder:
 
     def asked(self, approval: Approval) -> None:
         """Calls wait for a decision; they have not run, except those that found within that they have to."""
-        for call in approval.calls:
+        for call in (*approval.calls, *(item.call for item in approval.begun)):
             ran = self.running.pop(call.id, None)
             if not call.begun:
                 self.intents.pop(call.id, None)

@@ -230,6 +230,7 @@ class Run:
             created_at=now,
             expires_at=now + timedelta(seconds=self._agent.limits.approval_expiry_seconds),
             calls=needed.calls,
+            begun=needed.begun,
             message=needed.message,
             authorizations=needed.authorizations,
             digest=digest_of(needed.calls),
