@@ -60,6 +60,19 @@ def test_a_client_that_keeps_the_history(wire: httpx.Client) -> None:
     assert last["conversation"] != asked["conversation"]
 
 
+def test_each_output_may_stand_right_behind_its_call(wire: httpx.Client) -> None:
+    """As a loop over the items writes them, also behind calls that were answered in other responses."""
+    elsewhere = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
+    asked = create(wire, input=f"{ASK} and {ASK}", tools=[WEATHER])
+    history: list[dict[str, Any]] = [{"role": "user", "content": f"{ASK} and {ASK}"}]
+    for item, text in ((elsewhere, "fog"), *zip(asked["output"], ("sunny", "rainy"), strict=True)):
+        history += [item, output(item, text)]
+    answer = create(wire, input=history, tools=[WEATHER])
+    assert answer["conversation"] == asked["conversation"]
+    given = wire.get(f"/responses/{answer['id']}/input_items").json()["data"]
+    assert sorted(each["output"] for each in given) == ["rainy", "sunny"]
+
+
 def test_calls_that_were_made_elsewhere_are_history(wire: httpx.Client) -> None:
     """A message right behind an output begins a conversation, in which the call is known in words."""
     made = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
