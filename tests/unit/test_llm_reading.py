@@ -431,6 +431,15 @@ def test_a_text_that_comes_only_as_a_done_item_is_said() -> None:
         assert responses(*said)[:-1] == [TextDelta("so")]
 
 
+def test_an_empty_delta_says_nothing() -> None:
+    """It is no message before a call, no refusal, and does not stand for the text of the finished item."""
+    for kind in ("output_text", "refusal"):
+        item = {"type": "response.output_item.done", "item": FUNCTION_CALL}
+        assert responses(delta(kind, ""), item, end())[:-1] == []
+        assert responses(delta(kind, ""), end(output=[SAID]))[:-1] == [TextDelta("so")]
+        assert ending(responses(delta(kind, ""), item, end())).finish_reason == "tool_calls"
+
+
 def test_a_response_with_nulls_and_objects_is_understood() -> None:
     """As chat completions are: fields that may be left out are null at some services."""
     call = {**FUNCTION_CALL, "id": None, "arguments": {"x": 1}}

@@ -367,7 +367,8 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
             ToolCall(
                 name,
                 tool,
-                storable(call.arguments),
+                # some services send nothing where there are none; whoever is shown the call parses them
+                storable(call.arguments) if call.arguments.strip() else "{}",
                 box.plugin_of(tool),
                 box.by_client(tool),
                 native_id=native if is_sent and len(native) <= LONGEST_NATIVE_ID else "",

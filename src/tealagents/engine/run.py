@@ -7,7 +7,7 @@ signal, which carries the reason.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from tealagents.domain.errors import (
     TealError,
     ends_task,
 )
-from tealagents.domain.events import Started, TextDelta, ToolCalled, beginning
+from tealagents.domain.events import Event, Started, TextDelta, ToolCalled, beginning
 from tealagents.domain.models import Approval, Failure, Head, Outcome, RequestRecord, Status, ToolOutcome
 from tealagents.engine.agent import AgentSpec
 from tealagents.engine.conversations import TaskConversations
@@ -183,12 +183,34 @@ class Run:
             remote_id=conversation.remote_id,
         )
         async with aclosing(loop.events(resumption)) as events:
+            return await self._shown(events)
+
+    async def _shown(self, events: AsyncIterator[tuple[Event, ...] | TurnDone | Waits]) -> TurnDone | Waits:
+        """Shows what happens; returns how the turn ends.
+
+        Where nothing is streamed, the end alone says the answer; other text is shown before what it led to.
+        """
+        unsaid: list[str] = []
+        try:
             async for happened in events:
+                if isinstance(happened, TurnDone):
+                    unsaid.clear()
                 if not isinstance(happened, tuple):
                     return happened
-                if self._streamed or not isinstance(happened[0], TextDelta):
-                    await self.stream.take(happened)
+                if not self._streamed and isinstance(happened[0], TextDelta):
+                    unsaid += [each.text for each in happened if isinstance(each, TextDelta)]
+                    continue
+                self._say(unsaid)
+                await self.stream.take(happened)
+        finally:
+            self._say(unsaid)
         raise RuntimeError("a turn ends with an answer or a pause")
+
+    def _say(self, texts: list[str]) -> None:
+        """Shows what was kept back, if anything."""
+        if texts:
+            self.stream.publish(TextDelta("".join(texts)))
+            texts.clear()
 
     # --- ends ------------------------------------------------------------------------------------
 

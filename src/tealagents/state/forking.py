@@ -212,7 +212,7 @@ def _ended(old: RequestRecord, last: Message, ending: RequestEnd | None) -> Requ
         error=old.error if whole else None,
         approvals=(),
         idempotency=None,
-        last_event=2,
+        last_event=max(2, old.last_event),
     )
 
 
