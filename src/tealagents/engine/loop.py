@@ -367,7 +367,7 @@ def _told_apart(calls: Sequence[ToolCall], state: LoopState) -> tuple[ToolCall, 
             ToolCall(
                 name,
                 tool,
-                # some services send nothing where there are none; whoever is shown the call parses them
+                # some services send nothing where there are none; clients parse what they are shown
                 storable(call.arguments) if call.arguments.strip() else "{}",
                 box.plugin_of(tool),
                 box.by_client(tool),
