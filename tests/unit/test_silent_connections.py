@@ -23,14 +23,15 @@ GET = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 class Application:
     """Reads what is sent, all of it or nothing, and answers once it may."""
 
-    def __init__(self, *, reads: bool = True, size: int = 2) -> None:
-        """`size`: bytes of the answer."""
+    def __init__(self, *, reads: bool = True, size: int = 2, part: int | None = None) -> None:
+        """`size`: bytes of the answer; `part`: of each part of it."""
         self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.called = asyncio.Event()
         self.connections: list[BoundedProtocol] = []
         self.answer = asyncio.Event()
         self._reads = reads
         self._size = size
+        self._part = part or size
 
     async def __call__(
         self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]
@@ -49,7 +50,10 @@ class Application:
         await self.answer.wait()
         size = (b"content-length", b"%d" % self._size)
         await send({"type": "http.response.start", "status": 200, "headers": [size]})
-        await send({"type": "http.response.body", "body": b"ok".rjust(self._size)})
+        body = b"ok".rjust(self._size)
+        for start in range(0, self._size, self._part):
+            part, end = body[start : start + self._part], start + self._part
+            await send({"type": "http.response.body", "body": part, "more_body": end < self._size})
 
 
 class Client:
@@ -114,6 +118,13 @@ async def test_a_client_that_says_nothing() -> None:
         assert await client.is_closed()
 
 
+async def test_a_client_that_says_nothing_but_blank_lines() -> None:
+    async with connected(Application()) as client:
+        client.send(b"\r\n")
+        await client.wait(76)
+        assert await client.is_closed()
+
+
 async def test_a_client_that_stops_within_the_head() -> None:
     async with connected(Application()) as client:
         client.send(GET[:20])
@@ -165,20 +176,31 @@ async def test_an_answer_that_takes_long() -> None:
 LARGE = 30_000_000
 
 
-@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
-async def test_a_client_that_takes_nothing_of_an_answer(more: bytes) -> None:
-    """What it does not take is not kept for ever, also where the connection is to be closed behind it."""
-    application = Application(size=LARGE)
+@pytest.mark.parametrize(
+    ("sent", "then", "part"),
+    [
+        pytest.param(GET, b"", None, id="once"),
+        pytest.param(GET[:-2] + b"connection: close\r\n\r\n", b"", None, id="and closes"),
+        pytest.param(GET, b"", 65536, id="in parts"),
+        pytest.param(GET + GET, b"", None, id="twice"),
+        pytest.param(GET, b"\r\n", None, id="and sends a blank line"),
+    ],
+)
+async def test_a_client_that_takes_nothing_of_an_answer(sent: bytes, then: bytes, part: int | None) -> None:
+    """What it does not take is not kept for ever."""
+    application = Application(size=LARGE, part=part)
     application.answer.set()
     async with connected(application) as client:
-        client.send(GET[:-2] + more + b"\r\n")
+        client.send(sent)
         await application.called.wait()
         (connection,) = application.connections
+        await client.wait(1)
+        client.send(then)
         await client.wait(76)
         assert connection.transport.get_write_buffer_size() > 0
         await client.wait(76)
         async with asyncio.timeout(30):
-            while connection.parser is not None:
+            while connection.parser is not None or connection.tasks:
                 await asyncio.sleep(0.001)
 
 

@@ -172,9 +172,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():  # when all is taken, which may be never
-            self._unset_keepalive_if_required()
-            self._expect_more()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         before = self._heads if self._in_head else None
@@ -184,7 +186,16 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head > MOST_HEAD and not self.transport.is_closing():
                 self._too_large = True
                 self.send_400_response("")
-        if self._incomplete and self.timeout_keep_alive_task is None:
+        self._watch()
+
+    def _watch(self) -> None:
+        """Sees that a connection ends on which nothing happens, unless the application has yet to speak.
+
+        No timer stands while it has: an open stream would hold it. A WebSocket has a protocol of its own.
+        """
+        speaking = self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused
+        quiet = self._incomplete or not speaking
+        if quiet and self.timeout_keep_alive_task is None and self in self.connections:
             self._expect_more()
 
     def _expect_more(self) -> None:
