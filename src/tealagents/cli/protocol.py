@@ -172,6 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._untaken = 0  # as much of the next answer says nothing of this one
         self._watch()
 
     def pause_writing(self) -> None:
