@@ -10,6 +10,7 @@ from engine_setup import (
     Faulty,
     Process,
     Scripted,
+    Watched,
     calls,
     damage,
     names,
@@ -22,10 +23,11 @@ from engine_setup import (
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import random_id
-from tealagents.domain.models import ToolCall
+from tealagents.domain.models import RequestRecord, ToolCall
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
 from tealagents.state.memories import Memory
+from tealagents.state.pruning import Pruning
 from tealagents.state.records import BLOB_BYTES
 from tealagents.stores.memory import MemoryStore
 
@@ -199,3 +201,50 @@ async def test_the_id_of_a_deleted_session_is_free_again() -> None:
         assert await names(here.store, keys.locators("Tester", session)) == []
         assert (await here.ask(session_id=session, caller=EVE)).session_id == session
         assert ADA != EVE
+
+
+async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its_session() -> None:
+    """It is not old any more when its turn to be erased comes. covers: STATE-2"""
+    async with process() as here:
+        first = await here.ask()
+        pruning = Pruning(here.records, here.eraser, before=here.records.clock.now())
+        erased = []
+        async for due in pruning.due():
+            if due.what == "task":
+                await here.ask("I am back", first.task_id)
+            erased.append(await due.erase())
+        assert erased == [False, False]
+        assert (await here.ask("still", first.task_id)).session_id == first.session_id
+
+
+async def test_a_task_that_begins_while_its_empty_session_is_pruned_is_kept_or_refused() -> None:
+    """Whatever the moment, what was acknowledged is there. covers: STATE-2"""
+    at = 1
+    while await begun_while_its_session_is_pruned(at):
+        at += 1
+    assert at > 10
+
+
+async def begun_while_its_session_is_pruned(at: int) -> bool:
+    """It begins at await `at` of the deletion. False where that has fewer."""
+    store = MemoryStore()
+    watched = Watched(store)
+    async with process(watched) as here, process(store) as other:
+        first = await other.ask()
+        session = first.session_id
+        await other.eraser.delete_task(other.partition(), first.task_id)
+        begun: list[RequestRecord | None] = []
+
+        async def begin(point: int) -> None:
+            if point == at:
+                try:
+                    begun.append(await other.ask(session_id=session))
+                except NotFound:
+                    begun.append(None)
+
+        watched.points, watched.there = 0, begin
+        await here.eraser.delete_empty_session(here.partition(), session)
+        for request in begun:
+            if request is not None:
+                assert (await other.ask("on", request.task_id)).status == "Completed"
+        return bool(begun)
