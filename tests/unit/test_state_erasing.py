@@ -26,6 +26,8 @@ from tealagents.domain.ids import random_id
 from tealagents.domain.models import RequestRecord, ToolCall
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.dump import Exporter
+from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
 from tealagents.state.pruning import Pruning
 from tealagents.state.records import BLOB_BYTES
@@ -248,3 +250,28 @@ async def begun_while_its_session_is_pruned(at: int) -> bool:
             if request is not None:
                 assert (await other.ask("on", request.task_id)).status == "Completed"
         return bool(begun)
+
+
+async def test_an_export_leaves_out_a_session_whose_deletion_is_not_finished() -> None:
+    """It is gone for every reader, and stays so in the next store, with its tasks. covers: STATE-2"""
+    store = Faulty(MemoryStore())
+    async with process(store) as here:
+        deleted, kept = await here.ask(), await here.ask()
+        store.fault = lambda _, commit: "away" if keys.task(deleted.task_id) in commit.put else None
+        with pytest.raises(PersistenceUnavailable):
+            await here.eraser.delete_session(here.partition(), deleted.session_id)
+        exported = b"".join([line async for line in Exporter(here.records).lines()])
+        assert kept.task_id.encode() in exported
+        assert deleted.task_id.encode() not in exported
+        assert sum((await Inventory(here.records).count()).tasks.values()) == 1
+
+
+async def test_what_is_deleted_being_damaged_keeps_no_task_from_an_export() -> None:
+    """It is reported instead. covers: STATE-4"""
+    async with process() as here:
+        request = await here.ask()
+        await damage(here.store, here.partition(), keys.DELETING)
+        exporter = Exporter(here.records)
+        exported = b"".join([line async for line in exporter.lines()])
+        assert request.task_id.encode() in exported
+        assert ["'deleting'" in problem for problem in exporter.problems] == [True]
