@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 from uuid import uuid4
 
@@ -32,6 +32,7 @@ from tealagents.domain.errors import (
     NotFound,
     NotOwner,
     PersistenceUnavailable,
+    Unknown,
 )
 from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, Record
@@ -39,6 +40,7 @@ from tealagents.state import keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
+from tealagents.state.keys import last_segment
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.records import Stored, SystemClock
 from tealagents.state.task_document import ExportedTask
@@ -174,6 +176,64 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
         page = await here.catalog.tasks(here.partition(), session_id=None, status=None, cursor=None, limit=9)
         forks = [item for item in page.items if isinstance(item, Head) and item.task_id != first.task_id]
         assert (await here.ask("on", forks[0].task_id)).status == "Completed"
+
+
+class Unheard(Faulty):
+    """Loses the reply to the commit that makes a fork visible, once other clients have seen the fork."""
+
+    seen: Callable[[str], Awaitable[None]]
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        for name in commit.put:
+            if name.startswith("task/") and commit.expect.get(name, "") is None:
+                await self.seen(last_segment(name))
+                raise Unknown
+
+
+@pytest.mark.parametrize("other_client", ["continues it", "deletes it"])
+async def test_a_fork_whose_reply_was_lost_is_what_others_have_made_of_it(other_client: str) -> None:
+    """Another client may see it first: what it was told stays true. covers: STATE-2, THREAD-6"""
+    store, made = Unheard(MemoryStore()), list[str]()
+    async with process(store) as here, process(store.store) as other:
+        first = await other.ask("one")
+
+        async def seen(task_id: str) -> None:
+            made.append(task_id)
+            if other_client == "deletes it":
+                await other.eraser.delete_task(other.partition(), task_id)
+            else:
+                await other.ask("on", task_id)
+
+        store.seen = seen
+        if other_client == "deletes it":
+            with pytest.raises(NotFound):
+                await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+            assert [name for name in await names(store, here.partition()) if made[0] in name] == []
+        else:
+            forked = await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+            assert (await other.ask("again", forked.task_id)).status == "Completed"
+        assert len(made) == 1
+
+
+async def test_a_fork_is_made_though_its_session_was_about_to_be_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deletion that is refused, because a task runs, changes nothing for others. covers: THREAD-6"""
+    finish = Copy.finish
+
+    async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+        assert session is not None
+        monkeypatch.undo()
+        marked = await here.eraser._mark_deleted(here.partition(), session)
+        assert await here.eraser._restored(here.partition(), marked)
+        return await finish(copy, head, session)
+
+    async with process() as here:
+        first = await here.ask("one")
+        monkeypatch.setattr(Copy, "finish", late)
+        forked = await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+        assert (await here.ask("on", forked.task_id)).status == "Completed"
 
 
 class InDoubt(Faulty):
