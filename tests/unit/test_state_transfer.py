@@ -316,14 +316,14 @@ async def test_a_refused_import_leaves_no_trace(refused: str) -> None:
     store = MemoryStore()
     async with process(store) as here:
         request, document, wrong = await exported_and_deleted(here)
+        kept = await here.ask("two")
         moved = json.loads(
             json.dumps(wrong if refused == "session of another" else document)
             .replace(request.task_id, str(uuid4()))
-            .replace(request.request_id, str(uuid4()))
+            .replace(
+                request.request_id, kept.request_id if refused == "request that exists" else str(uuid4())
+            )
         )
-        if refused == "request that exists":
-            kept = await here.ask("two")
-            moved["requests"].append({**moved["requests"][0], "request_id": kept.request_id})
         with pytest.raises((AlreadyExists, NotOwner)):
             await here.importer.import_(ADA, moved)
         locators = {
@@ -479,6 +479,16 @@ async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:
             await here.eraser.delete_task(here.partition(), forked.task_id)
             imported = await here.importer.import_(ADA, document)
             assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == ["c1"]
+
+
+async def test_a_document_brings_no_request_that_its_log_does_not_name() -> None:
+    """No one would find it to erase it with its task. covers: TASK-5"""
+    async with process() as here:
+        _, document, _ = await exported_and_deleted(here)
+        stray = {**document["requests"][0], "request_id": str(uuid4())}
+        document["requests"] = [*document["requests"], stray]
+        with pytest.raises(InvalidRequest, match=r"requests\.1: is named by no entry"):
+            await here.importer.import_(ADA, document)
 
 
 async def test_what_is_too_large_for_a_head_is_refused() -> None:
