@@ -17,6 +17,7 @@ from engine_setup import (
     calls,
     fails,
     names,
+    nothing,
     noting,
     process,
     says,
@@ -383,6 +384,73 @@ async def test_an_import_of_another_service_that_was_cut_off_can_be_made_again(
             await here.importer.import_(ADA, moved)
         monkeypatch.undo()
         assert (await here.importer.import_(ADA, moved)).task_id == moved["task"]["task_id"]
+
+
+async def test_a_task_that_is_being_imported_is_begun_by_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is taken, also where the import was cut off: nothing is damaged. covers: TASK-5, STATE-4"""
+    reached, go_on, finish = asyncio.Event(), asyncio.Event(), Copy.finish
+
+    async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+        reached.set()
+        await go_on.wait()
+        return await finish(copy, head, session)
+
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        monkeypatch.setattr(Copy, "finish", late)
+        for cut_off in (True, False):
+            reached.clear()
+            importing = asyncio.create_task(here.importer.import_(ADA, document))
+            await reached.wait()
+            if cut_off:
+                importing.cancel()
+                await asyncio.wait([importing])
+            with pytest.raises(AlreadyExists, match="import"):
+                await here.ask("hello", new_task_id=request.task_id)
+        go_on.set()
+        await importing
+        assert (await here.ask("on", request.task_id)).status == "Completed"
+
+
+async def test_of_an_import_and_a_message_that_begin_one_task_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever the message is when the import takes the id. covers: TASK-5"""
+    at = 1
+    while await imported_while_a_message_begins(at, monkeypatch):
+        at += 1
+    assert at > 3
+
+
+async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """It takes the id, and nothing else yet, at await `at` of the message. False where that has fewer."""
+    store = Watched(MemoryStore())
+    async with process(store) as here, process(store.store) as other:
+        request, document, _ = await exported_and_deleted(other)
+        taken, go_on = asyncio.Event(), asyncio.Event()
+        imports: list[asyncio.Task[Head]] = []
+        written = other.importer._written
+
+        async def late(*what: Any) -> Head:
+            taken.set()
+            await go_on.wait()
+            return await written(*what)
+
+        async def start(point: int) -> None:
+            if point == at:
+                imports.append(asyncio.create_task(other.importer.import_(ADA, document)))
+                imports[0].add_done_callback(lambda _: taken.set())
+                await taken.wait()
+
+        monkeypatch.setattr(other.importer, "_written", late)
+        store.points, store.there = 0, start
+        message = await asyncio.gather(here.ask(new_task_id=request.task_id), return_exceptions=True)
+        store.there = nothing
+        go_on.set()
+        outcomes = [*message, *await asyncio.gather(*imports, return_exceptions=True)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert [type(refusal) for refusal in refused] == [AlreadyExists] * len(imports)
+        return bool(imports)
 
 
 async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
