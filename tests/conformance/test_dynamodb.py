@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tealagents.domain.errors import Conflict, CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
-from tealagents.domain.ports import Commit, Put
+from tealagents.domain.ports import Commit, Put, Record
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
 from tealagents.stores.dynamodb_service import ServiceClock
@@ -199,7 +199,8 @@ async def test_reading_while_pieces_are_replaced(dynamodb_url: str) -> None:
 
 
 async def test_a_lost_piece_is_corrupt(dynamodb_url: str, client: Any) -> None:
-    """A value that lacks a chunk, or an item that is no record, is corrupt state. covers: STATE-4"""
+    """A value that lacks a chunk, or an item that is no record, is corrupt state; a scan returns what there
+    is of it, and it can be deleted. covers: STATE-4"""
     async with store_of(dynamodb_url) as store:
         change = put("big", b"1" * 900_000)
         await store.commit("p", change)
@@ -211,7 +212,12 @@ async def test_a_lost_piece_is_corrupt(dynamodb_url: str, client: Any) -> None:
         await client.put_item(TableName=table_of(dynamodb_url), Item={"p": {"S": "p"}, "k": {"S": "bad"}})
         with pytest.raises(CorruptState, match="bad"):
             await store.read("p", ["bad"])
-        assert (await store.read("p", ["good"]))[0] is not None
+        (good,) = await store.read("p", ["good"])
+        assert good is not None
+        damaged = [("bad", Record(b"", "")), ("big", Record(b"", change.operation))]
+        assert await store.scan("p", "") == [*damaged, ("good", good)]
+        await store.commit("p", Commit(operation=operation_id(), delete=["bad", "big"]))
+        assert await store.scan("p", "") == [("good", good)]
 
 
 # --- time -----------------------------------------------------------------------------------------

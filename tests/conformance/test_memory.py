@@ -56,6 +56,20 @@ async def test_time_can_be_passed_in() -> None:
         assert await store.scan("p", "") == []
 
 
+async def test_a_record_written_again_and_again_takes_the_room_of_one() -> None:
+    """What was to expire of the earlier ones is forgotten long before, and all else expires in time."""
+    now = 1_000_000.0
+    async with MemoryStore(clock=lambda: now) as store:
+        await put(store, "p", {"other": b""}, ttl=9000)
+        for _ in range(5000):
+            await put(store, "p", {"lease": b""}, ttl=7 * 86400)
+        assert len(store._expiring) < 2000
+        now += 9000
+        assert await values(store, "p", ["other", "lease"]) == [None, b""]
+        now += 7 * 86400
+        assert await store.scan("p", "") == []
+
+
 async def test_a_watch_wakes_at_once() -> None:
     """A watch is woken within the commit, and what no commit notified wakes it never."""
     async with plain_store("memory://") as store, store.watch("p", "a") as watch:

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from tealagents.domain.errors import CorruptState, PersistenceUnavailable, Unknown
 from tealagents.domain.ids import operation_id
-from tealagents.domain.ports import Commit, Put, Store
+from tealagents.domain.ports import Commit, Put, Record, Store
 from tealagents.stores import StoreConfigError
 from tealagents.stores import plain_store as store_of
 from tealagents.testing.faults import FaultProxy, Faults
@@ -205,17 +205,19 @@ async def test_scanning_while_it_changes(store: Store) -> None:
 
 
 async def test_what_is_no_record_is_corrupt(server: RedisServer, store: Store) -> None:
-    """A value that does not begin with a version is corrupt state, left as it is. covers: STATE-4"""
+    """A value that does not begin with a version is corrupt state, left as it is; a scan returns it as it is
+    stored, and it can be deleted. covers: STATE-4"""
     await store.commit("p", put("good", b"1"))
     await store.commit("p", put("bad", b"2"))
     server.ask("SET", "tealagents:{p}:bad", "garbage")
     with pytest.raises(CorruptState, match="bad"):
         await store.read("p", ["bad"])
-    with pytest.raises(CorruptState, match="bad"):
-        await store.scan("p", "")
     (good,) = await store.read("p", ["good"])
     assert good is not None
+    assert await store.scan("p", "") == [("bad", Record(b"garbage", "")), ("good", good)]
     assert server.ask("STRLEN", "tealagents:{p}:bad") == ":7"
+    await store.commit("p", Commit(operation=operation_id(), delete=["bad"]))
+    assert await store.scan("p", "") == [("good", good)]
 
 
 async def test_prefixes_are_apart(server: RedisServer) -> None:

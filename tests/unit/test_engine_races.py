@@ -22,7 +22,7 @@ from engine_setup import (
 )
 
 from tealagents.domain import lifecycle
-from tealagents.domain.errors import NotFound, PersistenceUnavailable
+from tealagents.domain.errors import ApprovalPending, NotFound, PersistenceUnavailable
 from tealagents.domain.events import Canceled, ModelDone, ModelEvent, TextDelta
 from tealagents.domain.ids import random_id
 from tealagents.domain.models import Json, TokenUsage, ToolCall
@@ -452,6 +452,38 @@ async def test_who_runs_a_request_writes_its_end_for_others(how: str) -> None:
         found = await there.followed(request_id)
         assert [event.id for event in found] == list(range(1, len(found) + 1))
         assert isinstance(found[-1].event, Canceled)
+
+
+@pytest.mark.parametrize("concurrency", ["interrupt", "rollback"])
+async def test_a_newer_message_ends_no_pause_that_it_meets_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, concurrency: Any
+) -> None:
+    """The request pauses on its replica just before it is to give way: only `supersede` ends a pause.
+    covers: HITL-1"""
+    store, gate, asks = shared(), asyncio.Event(), calls(DELETE)
+
+    async def pauses(call: ModelCall) -> AsyncGenerator[ModelEvent, None]:
+        await gate.wait()
+        async for event in asks(call):
+            yield event
+
+    async with (
+        process(store, Scripted(pauses), noting([], governed=True), concurrency=concurrency) as here,
+        process(store, Scripted(says("newer")), concurrency=concurrency) as there,
+    ):
+        sent = await here.send()
+        cancel = there.tasks.cancel
+
+        async def late(*which: Any) -> bool:
+            gate.set()
+            await here.service.outcome(sent)
+            return await cancel(*which)
+
+        monkeypatch.setattr(there.tasks, "cancel", late)
+        with pytest.raises(ApprovalPending):
+            await there.ask("newer", sent.request.task_id)
+        assert (await there.request(sent.request.request_id)).status == "Paused"
+        assert (await there.ask("newer", sent.request.task_id, supersede=True)).status == "Completed"
 
 
 async def test_a_request_that_is_ended_from_outside_is_reported_as_any_other() -> None:

@@ -10,6 +10,7 @@ from engine_setup import (
     Faulty,
     Process,
     Scripted,
+    Watched,
     calls,
     damage,
     names,
@@ -22,10 +23,13 @@ from engine_setup import (
 from tealagents.domain.errors import NotFound, PersistenceUnavailable
 from tealagents.domain.events import Recorded, TextDelta
 from tealagents.domain.ids import random_id
-from tealagents.domain.models import ToolCall
+from tealagents.domain.models import RequestRecord, ToolCall
 from tealagents.domain.ports import Commit
 from tealagents.state import keys
+from tealagents.state.dump import Exporter
+from tealagents.state.inventory import Inventory
 from tealagents.state.memories import Memory
+from tealagents.state.pruning import Pruning
 from tealagents.state.records import BLOB_BYTES
 from tealagents.stores.memory import MemoryStore
 
@@ -199,3 +203,75 @@ async def test_the_id_of_a_deleted_session_is_free_again() -> None:
         assert await names(here.store, keys.locators("Tester", session)) == []
         assert (await here.ask(session_id=session, caller=EVE)).session_id == session
         assert ADA != EVE
+
+
+async def test_a_task_that_is_continued_while_old_ones_are_pruned_stays_with_its_session() -> None:
+    """It is not old any more when its turn to be erased comes. covers: STATE-2"""
+    async with process() as here:
+        first = await here.ask()
+        pruning = Pruning(here.records, here.eraser, before=here.records.clock.now())
+        erased = []
+        async for due in pruning.due():
+            if due.what == "task":
+                await here.ask("I am back", first.task_id)
+            erased.append(await due.erase())
+        assert erased == [False, False]
+        assert (await here.ask("still", first.task_id)).session_id == first.session_id
+
+
+async def test_a_task_that_begins_while_its_empty_session_is_pruned_is_kept_or_refused() -> None:
+    """Whatever the moment, what was acknowledged is there. covers: STATE-2"""
+    at = 1
+    while await begun_while_its_session_is_pruned(at):
+        at += 1
+    assert at > 10
+
+
+async def begun_while_its_session_is_pruned(at: int) -> bool:
+    """It begins at await `at` of the deletion. False where that has fewer."""
+    store = MemoryStore()
+    watched = Watched(store)
+    async with process(watched) as here, process(store) as other:
+        first = await other.ask()
+        session = first.session_id
+        await other.eraser.delete_task(other.partition(), first.task_id)
+        begun: list[RequestRecord | None] = []
+
+        async def begin(point: int) -> None:
+            if point == at:
+                try:
+                    begun.append(await other.ask(session_id=session))
+                except NotFound:
+                    begun.append(None)
+
+        watched.points, watched.there = 0, begin
+        await here.eraser.delete_empty_session(here.partition(), session)
+        for request in begun:
+            if request is not None:
+                assert (await other.ask("on", request.task_id)).status == "Completed"
+        return bool(begun)
+
+
+async def test_an_export_leaves_out_a_session_whose_deletion_is_not_finished() -> None:
+    """It is gone for every reader, and stays so in the next store, with its tasks. covers: STATE-2"""
+    store = Faulty(MemoryStore())
+    async with process(store) as here:
+        deleted, kept = await here.ask(), await here.ask()
+        store.fault = lambda _, commit: "away" if keys.task(deleted.task_id) in commit.put else None
+        with pytest.raises(PersistenceUnavailable):
+            await here.eraser.delete_session(here.partition(), deleted.session_id)
+        exported = b"".join([line async for line in Exporter(here.records).lines()])
+        assert kept.task_id.encode() in exported
+        assert deleted.task_id.encode() not in exported
+        assert sum((await Inventory(here.records).count()).tasks.values()) == 1
+
+
+async def test_what_is_deleted_being_damaged_keeps_no_task_from_an_export() -> None:
+    """It is reported instead. covers: STATE-4"""
+    async with process() as here:
+        request = await here.ask()
+        await damage(here.store, here.partition(), keys.DELETING)
+        exporter = Exporter(here.records)
+        exported = b"".join([line async for line in exporter.lines()])
+        assert request.task_id.encode() in exported
+        assert ["'deleting'" in problem for problem in exporter.problems] == [True]

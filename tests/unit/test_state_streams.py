@@ -6,14 +6,19 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from engine_setup import ADA, Process, Scripted, damage, names, noting, process, waits
+from msgspec.structs import replace
 
 from tealagents.domain.errors import Conflict
 from tealagents.domain.events import ModelDone, ModelEvent, Recorded, TextDelta
-from tealagents.domain.models import RequestRecord, ToolCall
+from tealagents.domain.models import Item, RequestRecord, ToolCall
 from tealagents.domain.ports import ModelCall
 from tealagents.engine.approvals import Command
 from tealagents.state import keys
+from tealagents.state.new_message import NewMessage
+from tealagents.state.queue import Waiting, try_start
 from tealagents.state.streams import BATCH_BYTES, JUMP, portion
+from tealagents.state.submission import Submission
+from tealagents.state.task_writer import TaskWriter
 from tealagents.state.tasks import CANCELED
 from tealagents.testing.waits import eventually
 
@@ -123,6 +128,23 @@ async def test_nothing_is_added_after_the_end() -> None:
                     here.partition(), request.request_id, version, [piece(2, text)]
                 )
         assert not await names(here.store, here.partition(), "event")
+
+
+async def test_a_queued_request_that_began_unheard_streams_though_its_task_has_changed() -> None:
+    """The log expects the request as it was begun, not the head, which others write. covers: SESSION-8"""
+    async with process(None, Scripted(waits(asyncio.Event())), concurrency="enqueue") as here:
+        submission, message = Submission(here.tasks), NewMessage(items=(Item("text", "hello"),))
+        first = await submission.begin(ADA, message, None)
+        assert isinstance(first, TaskWriter)
+        waiting = await submission.begin(ADA, replace(message, task_id=first.head.task_id), None)
+        assert isinstance(waiting, Waiting)
+        await here.tasks.cancel(here.partition(), first.request.request_id, "ada")
+        await try_start(here.tasks, "ada", waiting)  # and its reply is lost
+        await here.changes.patch(here.partition(), first.head.task_id, ADA.user, metadata={"read": True})
+        begun = await try_start(here.tasks, "ada", waiting)
+        assert isinstance(begun, TaskWriter)
+        request_id, version = begun.request.request_id, begun.request_version
+        assert await here.tasks.streams.write(here.partition(), request_id, version, [piece(2)]) == 2
 
 
 async def test_parts_are_kept_with_a_resumed_log_and_erased_with_their_task() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import uuid4
@@ -18,6 +18,7 @@ from engine_setup import (
     calls,
     fails,
     names,
+    nothing,
     noting,
     process,
     says,
@@ -33,6 +34,7 @@ from tealagents.domain.errors import (
     NotFound,
     NotOwner,
     PersistenceUnavailable,
+    Unknown,
 )
 from tealagents.domain.models import Caller, Head, Item, Json, RequestRecord, Session, ToolCall, User
 from tealagents.domain.ports import Commit, Record
@@ -41,6 +43,7 @@ from tealagents.state import keys, records
 from tealagents.state.copying import Copy
 from tealagents.state.exporting import export
 from tealagents.state.forking import fork
+from tealagents.state.keys import last_segment
 from tealagents.state.new_message import Key, NewMessage
 from tealagents.state.records import Stored, SystemClock
 from tealagents.state.task_document import ExportedTask
@@ -203,6 +206,64 @@ async def test_a_fork_of_which_is_not_known_whether_it_ended_stays_whole() -> No
         assert (await here.ask("on", forks[0].task_id)).status == "Completed"
 
 
+class Unheard(Faulty):
+    """Loses the reply to the commit that makes a fork visible, once other clients have seen the fork."""
+
+    seen: Callable[[str], Awaitable[None]]
+
+    async def commit(self, partition: str, commit: Commit) -> None:
+        await super().commit(partition, commit)
+        for name in commit.put:
+            if name.startswith("task/") and commit.expect.get(name, "") is None:
+                await self.seen(last_segment(name))
+                raise Unknown
+
+
+@pytest.mark.parametrize("other_client", ["continues it", "deletes it"])
+async def test_a_fork_whose_reply_was_lost_is_what_others_have_made_of_it(other_client: str) -> None:
+    """Another client may see it first: what it was told stays true. covers: STATE-2, THREAD-6"""
+    store, made = Unheard(MemoryStore()), list[str]()
+    async with process(store) as here, process(store.store) as other:
+        first = await other.ask("one")
+
+        async def seen(task_id: str) -> None:
+            made.append(task_id)
+            if other_client == "deletes it":
+                await other.eraser.delete_task(other.partition(), task_id)
+            else:
+                await other.ask("on", task_id)
+
+        store.seen = seen
+        if other_client == "deletes it":
+            with pytest.raises(NotFound):
+                await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+            assert [name for name in await names(store, here.partition()) if made[0] in name] == []
+        else:
+            forked = await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+            assert (await other.ask("again", forked.task_id)).status == "Completed"
+        assert len(made) == 1
+
+
+async def test_a_fork_is_made_though_its_session_was_about_to_be_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deletion that is refused, because a task runs, changes nothing for others. covers: THREAD-6"""
+    finish = Copy.finish
+
+    async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+        assert session is not None
+        monkeypatch.undo()
+        marked = await here.eraser._mark_deleted(here.partition(), session)
+        assert await here.eraser._restored(here.partition(), marked)
+        return await finish(copy, head, session)
+
+    async with process() as here:
+        first = await here.ask("one")
+        monkeypatch.setattr(Copy, "finish", late)
+        forked = await fork(here.tasks, here.partition(), first.task_id, ADA.user)
+        assert (await here.ask("on", forked.task_id)).status == "Completed"
+
+
 class InDoubt(Faulty):
     """Does not say what became of a commit with an idempotency key, while `outcome` says what it was."""
 
@@ -283,14 +344,14 @@ async def test_a_refused_import_leaves_no_trace(refused: str) -> None:
     store = MemoryStore()
     async with process(store) as here:
         request, document, wrong = await exported_and_deleted(here)
+        kept = await here.ask("two")
         moved = json.loads(
             json.dumps(wrong if refused == "session of another" else document)
             .replace(request.task_id, str(uuid4()))
-            .replace(request.request_id, str(uuid4()))
+            .replace(
+                request.request_id, kept.request_id if refused == "request that exists" else str(uuid4())
+            )
         )
-        if refused == "request that exists":
-            kept = await here.ask("two")
-            moved["requests"].append({**moved["requests"][0], "request_id": kept.request_id})
         with pytest.raises((AlreadyExists, NotOwner)):
             await here.importer.import_(ADA, moved)
         locators = {
@@ -350,6 +411,73 @@ async def test_an_import_of_another_service_that_was_cut_off_can_be_made_again(
             await here.importer.import_(ADA, moved)
         monkeypatch.undo()
         assert (await here.importer.import_(ADA, moved)).task_id == moved["task"]["task_id"]
+
+
+async def test_a_task_that_is_being_imported_is_begun_by_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is taken, also where the import was cut off: nothing is damaged. covers: TASK-5, STATE-4"""
+    reached, go_on, finish = asyncio.Event(), asyncio.Event(), Copy.finish
+
+    async def late(copy: Copy, head: Head, session: Stored[Session] | None) -> Head:
+        reached.set()
+        await go_on.wait()
+        return await finish(copy, head, session)
+
+    async with process() as here:
+        request, document, _ = await exported_and_deleted(here)
+        monkeypatch.setattr(Copy, "finish", late)
+        for cut_off in (True, False):
+            reached.clear()
+            importing = asyncio.create_task(here.importer.import_(ADA, document))
+            await reached.wait()
+            if cut_off:
+                importing.cancel()
+                await asyncio.wait([importing])
+            with pytest.raises(AlreadyExists, match="import"):
+                await here.ask("hello", new_task_id=request.task_id)
+        go_on.set()
+        await importing
+        assert (await here.ask("on", request.task_id)).status == "Completed"
+
+
+async def test_of_an_import_and_a_message_that_begin_one_task_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever the message is when the import takes the id. covers: TASK-5"""
+    at = 1
+    while await imported_while_a_message_begins(at, monkeypatch):
+        at += 1
+    assert at > 3
+
+
+async def imported_while_a_message_begins(at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """It takes the id, and nothing else yet, at await `at` of the message. False where that has fewer."""
+    store = Watched(MemoryStore())
+    async with process(store) as here, process(store.store) as other:
+        request, document, _ = await exported_and_deleted(other)
+        taken, go_on = asyncio.Event(), asyncio.Event()
+        imports: list[asyncio.Task[Head]] = []
+        written = other.importer._written
+
+        async def late(*what: Any) -> Head:
+            taken.set()
+            await go_on.wait()
+            return await written(*what)
+
+        async def start(point: int) -> None:
+            if point == at:
+                imports.append(asyncio.create_task(other.importer.import_(ADA, document)))
+                imports[0].add_done_callback(lambda _: taken.set())
+                await taken.wait()
+
+        monkeypatch.setattr(other.importer, "_written", late)
+        store.points, store.there = 0, start
+        message = await asyncio.gather(here.ask(new_task_id=request.task_id), return_exceptions=True)
+        store.there = nothing
+        go_on.set()
+        outcomes = [*message, *await asyncio.gather(*imports, return_exceptions=True)]
+        refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert [type(refusal) for refusal in refused] == [AlreadyExists] * len(imports)
+        return bool(imports)
 
 
 async def test_an_import_that_came_too_late_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,6 +606,16 @@ async def test_tools_of_a_forks_past_are_remembered_by_its_import() -> None:
             await here.eraser.delete_task(here.partition(), forked.task_id)
             imported = await here.importer.import_(ADA, document)
             assert [tool.call_id for tool in lifecycle.effects_on_path(imported)] == ["c1"]
+
+
+async def test_a_document_brings_no_request_that_its_log_does_not_name() -> None:
+    """No one would find it to erase it with its task. covers: TASK-5"""
+    async with process() as here:
+        _, document, _ = await exported_and_deleted(here)
+        stray = {**document["requests"][0], "request_id": str(uuid4())}
+        document["requests"] = [*document["requests"], stray]
+        with pytest.raises(InvalidRequest, match=r"requests\.1: is named by no entry"):
+            await here.importer.import_(ADA, document)
 
 
 async def test_what_is_too_large_for_a_head_is_refused() -> None:

@@ -32,6 +32,8 @@ class Copy:
         self._drafts: list[Draft] = []
         self._size = 0
         self._requests: list[RequestRecord] = []
+        #: the last batch that is written
+        self._tail: dict[str, str] = {}
         #: the requests that are written
         self._written: list[str] = []
         #: the last commit was sent: what is copied may be visible
@@ -57,10 +59,10 @@ class Copy:
         drafts, self._drafts, self._size = self._drafts, [], 0
         if drafts:
             head, key, batch = await self._records.append(self._partition, self.head, drafts)
-            await self._records.commit(
+            version = await self._records.commit(
                 self._partition, marker=key, expect={key: None, **self._guard}, put={key: batch}
             )
-            self.head = head
+            self.head, self._tail = head, {key: version}
 
     async def _flush_requests(self) -> None:
         requests, self._requests = self._requests, []
@@ -82,13 +84,15 @@ class Copy:
             await self._records.delete(self._partition, self._written[start : start + MOST_RECORDS])
 
     async def finish(self, head: Head, session: Stored[Session] | None) -> Head:
-        """Makes the copy visible. `Conflict` where its session was deleted or its id taken meanwhile."""
+        """Makes the copy visible. `Conflict` where its session has changed, its id was taken or it was
+        deleted meanwhile."""
         await self.flush()
         await self._flush_requests()
         task_key, session_key = keys.task(head.task_id), keys.session(head.session_id)
+        listed = keys.task_by_creation(head.created_at, head.task_id)
         put: dict[str, object] = {
             task_key: head,
-            keys.task_by_creation(head.created_at, head.task_id): head.task_id,
+            listed: head.task_id,
             keys.task_by_session(head.session_id, head.created_at, head.task_id): head.task_id,
         }
         if session is None:
@@ -96,11 +100,12 @@ class Copy:
             put[session_key] = Session(session_id=head.session_id, owner=head.owner, created_at=now)
             put[keys.session_by_creation(now, head.session_id)] = head.session_id
         self._finished = True
+        expect = {task_key: None, session_key: session.version if session else None, **self._guard}
         try:
             await self._records.commit(
                 self._partition,
-                marker=task_key,
-                expect={task_key: None, session_key: session.version if session else None, **self._guard},
+                marker=listed,  # a message to the task overwrites its head, and its deletion erases its log
+                expect={**expect, **self._tail},
                 put=put,
                 delete=list(self._guard),
             )

@@ -92,16 +92,28 @@ class Eraser:
             raise NotFound(f"There is no session {session_id}. Check the id.", session_id=session_id)
         if not session.value.erased:
             await self._refuse_busy(partition, session_id)
-            grave, noted = keys.erasing(self._records.agent), _session_note(session.value)
-            note = SessionTombstone(session.value.owner, session_id, await self._records.store.now())
-            await self._records.commit(grave, marker=noted, put={noted: note})
             session = await self._mark_deleted(partition, session)
         await self._close(partition, session)
         await self.erase_session(partition, session)
 
+    async def delete_empty_session(self, partition: str, session_id: str) -> bool:
+        """Erases a session in which there is no task; False where there is one, or no such session."""
+        session = await self._records.get(partition, keys.session(session_id), Session)
+        if session is None or session.value.erased or await self._tasks_of(partition, session_id):
+            return False
+        session = await self._mark_deleted(partition, session)
+        # no task begins in it any more, and one that had begun by then keeps it
+        if await self._tasks_of(partition, session_id) and await self._restored(partition, session):
+            return False
+        await self.erase_session(partition, session)
+        return True
+
     async def _mark_deleted(self, partition: str, session: Stored[Session]) -> Stored[Session]:
-        """From this commit on the session and all its tasks are gone for every reader."""
-        key, gone = keys.session(session.value.session_id), replace(session.value, erased=True)
+        """From its last commit on the session and all its tasks are gone for every reader."""
+        gone, noted = replace(session.value, erased=True), _session_note(session.value)
+        note = SessionTombstone(gone.owner, gone.session_id, await self._records.store.now())
+        await self._records.commit(keys.erasing(self._records.agent), marker=noted, put={noted: note})
+        key = keys.session(gone.session_id)
         while True:
             deleting = await self._records.get(partition, keys.DELETING, Deleting)
             names = (*(deleting.value.sessions if deleting else ()), gone.session_id)

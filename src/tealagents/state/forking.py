@@ -1,6 +1,7 @@
 """Forks: new tasks with the history of another one up to a point."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from msgspec import Struct
@@ -25,6 +26,7 @@ from tealagents.state import keys
 from tealagents.state.audit_chain import draft
 from tealagents.state.copying import Copy
 from tealagents.state.history import History, in_call_order, up_to
+from tealagents.state.records import Stored, no_task
 from tealagents.state.tasks import Tasks
 from tealagents.state.transitions import SERVICE
 
@@ -114,13 +116,16 @@ class _Fork(Struct, frozen=True):
         )
         done = replace(copy.head, checkpoint_id=last, path=((1, copy.head.tail_seq),), effects=effects)
         session_id = source.session_id
-        session = await self.tasks.records.get(self.partition, keys.session(session_id), Session)
-        if session is None or session.value.erased:
-            raise NotFound(f"There is no session {session_id}.", session_id=session_id)
-        try:
-            return await copy.finish(done, session)
-        except Conflict:
-            raise NotFound(f"The session {session_id} was deleted.", session_id=session_id) from None
+        session: Stored[Session] | None = None
+        while True:
+            before = session
+            session = await self.tasks.records.get(self.partition, keys.session(session_id), Session)
+            if session is None or session.value.erased:
+                raise NotFound(f"There is no session {session_id}.", session_id=session_id)
+            if session == before:  # the fork was there, unheard of, and was deleted
+                raise no_task(done.task_id)
+            with suppress(Conflict):  # a deletion of the session that is refused changes it, too
+                return await copy.finish(done, session)
 
     async def _copy_rounds(self) -> tuple[str | None, int]:
         """Copies the requests of the path that have ended, or up to the message.

@@ -169,7 +169,7 @@ class TaskImporter:
     async def _guarded(self, partition: str, document: ExportedTask) -> dict[str, str | None]:
         """Takes the right to write the task, and removes what an import that broke off has left of it."""
         task_id = document.task.task_id
-        key = f"importing/{task_id}"
+        key = keys.importing(task_id)
         found = await self._records.get(partition, key, Importing)
         lease = self._tasks.lease
         await lease.ensure()
@@ -210,7 +210,7 @@ class TaskImporter:
         (record,) = await self._records.store.read(partition, [key])
         if record is None:
             return False
-        (begun,) = await self._records.store.read(partition, [f"importing/{task_id}"])
+        (begun,) = await self._records.store.read(partition, [keys.importing(task_id)])
         if begun is None or key == keys.task(task_id):
             return True
         left = await self._records.get(partition, key, RequestRecord)

@@ -6,13 +6,13 @@ stands in the way of the rest.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import TypeVar
 
 from msgspec import Struct, field
 
 from tealagents.domain.errors import CorruptState
-from tealagents.domain.models import Head, User, Worker
+from tealagents.domain.models import Deleting, Head, User, Worker
 from tealagents.domain.ports import SEALED, Record
 from tealagents.state import keys
 from tealagents.state.codec import unseal
@@ -98,8 +98,9 @@ class Inventory:
         return sorted(place(agent, digit) for place in (keys.owners, keys.locators) for digit in _DIGITS)
 
     async def tasks(self, owner: User) -> AsyncIterator[Found]:
-        """A user's tasks by id, those in the course of deletion left out."""
+        """A user's tasks by id, those in the course of deletion left out, alone or with their session."""
         partition = self._records.partition(owner)
+        deleting = await self._deleting(partition)
         async for key, record in self._records.every(partition, keys.task("")):
             task_id = keys.last_segment(key)
             try:
@@ -107,8 +108,17 @@ class Inventory:
             except CorruptState as error:
                 yield Found(owner, partition, task_id, record, None, error)
                 continue
-            if not head.value.erased:
+            if not head.value.erased and head.value.session_id not in deleting:
                 yield Found(owner, partition, task_id, record, head)
+
+    async def _deleting(self, partition: str) -> Collection[str]:
+        """The sessions that are deleted, though their tasks' records are still there."""
+        try:
+            found = await self._records.get(partition, keys.DELETING, Deleting)
+        except CorruptState as error:
+            self.damaged.append(f"{partition}: {error}")
+            return ()
+        return found.value.sessions if found else ()
 
     async def values(self, partition: str, prefix: str, kind: type[T]) -> AsyncIterator[T]:
         """What the records under a prefix say; those that cannot be read are among `damaged`."""

@@ -84,6 +84,11 @@ def task(task_id: str) -> str:
     return f"task/{task_id}"
 
 
+def importing(task_id: str) -> str:
+    """Says who is writing an imported task that no one can see yet."""
+    return f"importing/{task_id}"
+
+
 def request(request_id: str) -> str:
     return f"request/{request_id}"
 

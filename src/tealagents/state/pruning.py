@@ -102,10 +102,9 @@ class Pruning:
 
     async def _end_session(self, partition: str, session_id: str) -> bool:
         try:
-            await self._eraser.delete_session(partition, session_id)
-        except NotFound:
+            return await self._eraser.delete_empty_session(partition, session_id)
+        except NotFound:  # it was deleted meanwhile
             return False
-        return True
 
 
 class Departure:

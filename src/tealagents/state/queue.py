@@ -74,7 +74,9 @@ async def _begun_before(tasks: Tasks, waiting: Waiting, found: Stored[Head]) -> 
         return request.value
     message = await waiting_message(tasks, partition, waiting.request)
     begun = Written(partition=partition, head=found.value, version=found.version, request=request.value)
-    return TaskWriter(tasks, begun, message)
+    writer = TaskWriter(tasks, begun, message)
+    writer.request_version = request.version  # the head may have been written since
+    return writer
 
 
 async def keep_waiting(tasks: Tasks, partition: str, found: Stored[Head], message: Message) -> Json:

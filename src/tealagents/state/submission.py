@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tealagents.domain import ids
 from tealagents.domain.errors import (
+    AlreadyExists,
     ApprovalPending,
     CheckpointMoved,
     Conflict,
@@ -34,6 +35,7 @@ from tealagents.domain.ports import Record
 from tealagents.state import keys, owner_directory
 from tealagents.state.audit_chain import draft
 from tealagents.state.codec import checked
+from tealagents.state.importing import Importing
 from tealagents.state.new_message import Earlier, Key, NewMessage, check_earlier
 from tealagents.state.new_task import NewTask, message_of, new_task
 from tealagents.state.queue import Waiting, keep_waiting
@@ -74,6 +76,8 @@ class _Found(Struct, frozen=True):
     key: Stored[IdempotencyRecord] | None = None
     #: a task of the id that the client names for a new one
     named: Stored[Head] | None = None
+    #: an import of such a task that has not ended
+    importing: Stored[Importing] | None = None
     deleting: Stored[Deleting] | None = None
 
 
@@ -83,6 +87,7 @@ _KINDS: Mapping[str, type[Any]] = {
     "session": Session,
     "key": IdempotencyRecord,
     "named": Head,
+    "importing": Importing,
     "deleting": Deleting,
 }
 
@@ -189,6 +194,7 @@ class _Attempt:
                 named["session"] = keys.session(message.session_id)
             if message.new_task_id:
                 named["named"] = keys.task(message.new_task_id)
+                named["importing"] = keys.importing(message.new_task_id)
         if key:
             named["key"] = keys.idempotency(key.name)
         names = [*named.values(), *logged]
@@ -253,8 +259,16 @@ class _Attempt:
         )
 
     async def _planned(self) -> NewTask:
-        found = self._found
-        return await new_task(self._tasks, self._message, self._caller.user, found.session, found.named)
+        found, wanted = self._found, self._message.new_task_id
+        if found.importing is not None:
+            raise AlreadyExists(
+                f"The task {wanted} is just being imported. If that was broken off, import it again.",
+                task_id=wanted,
+            )
+        task = await new_task(self._tasks, self._message, self._caller.user, found.session, found.named)
+        if wanted is not None:
+            task.expect[keys.importing(wanted)] = None
+        return task
 
     async def _follow_on(
         self, task_id: str, found: Stored[Head] | None

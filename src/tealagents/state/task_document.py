@@ -119,6 +119,10 @@ def _check(document: ExportedTask) -> None:
         raise InvalidRequest("task.checkpoint_id", "is not a request of the document")
     for n, entry in enumerate(document.entries):
         _check_entry(n, entry, known)
+    logged = {entry.request_id for entry in document.entries}
+    for n, request in enumerate(document.requests):
+        if request.request_id not in logged:  # whoever erases the task finds its requests by its log
+            raise InvalidRequest(f"requests.{n}", "is named by no entry")
 
 
 def _check_task(task: Head, entries: int) -> None:

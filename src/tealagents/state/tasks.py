@@ -417,6 +417,9 @@ class Tasks:
     async def cancel(self, partition: str, request_id: str, actor: str, ending: Ending = CANCELED) -> bool:
         """Ends a request that runs on another replica, is paused or waits. False: it had ended already.
 
+        False as well, and the request stays, where it is to give way to a newer message and has paused: that
+        message has to say whether it ends a pause.
+
         The process that runs it is asked first: the end that it writes holds all that was shown so far.
         """
         word = Word(request_id=request_id, actor=actor, superseded=ending is SUPERSEDED)
@@ -429,6 +432,8 @@ class Tasks:
             head = stored.value
             if not _knows(head, request_id):
                 continue
+            if head.pending is not None and ending is SUPERSEDED:
+                return False
             worker = head.running.worker_id if _occupies(head, request_id) and head.running else None
             elsewhere = worker if worker != self.lease.worker_id else None
             if elsewhere is not None and not asked:
@@ -442,13 +447,13 @@ class Tasks:
                 return True
 
     async def _ends(self, partition: str, request_id: str, seconds: float) -> None:
-        """Waits until a request has ended, and no longer than that."""
+        """Waits until a request has ended or paused, and no longer than that."""
         clock, key = self.records.clock, keys.request(request_id)
         deadline = clock.monotonic() + seconds
         async with self.records.store.watch(partition, key) as watch:
             while (left := deadline - clock.monotonic()) > 0:
                 found = await self.records.get(partition, key, RequestRecord)
-                if found is None or found.value.status in ENDED:
+                if found is None or found.value.status != "Running":
                     return
                 await watch.wait(left)
 

@@ -173,7 +173,7 @@ class DynamoStore(BaseStore):
             return found
         async for item in self._query(partition, low or " ", high, limit, reverse):
             key = item["k"]["S"]
-            if key != high and (record := await self._record(partition, key, item)):
+            if key != high and (record := await self._listed(partition, key, item)):
                 found.append((key, record))
             if len(found) == limit:
                 break
@@ -216,6 +216,13 @@ class DynamoStore(BaseStore):
                 return Record(b"".join(chunks[name]["d"]["B"] for name in names), version)
             item = (await self._items(partition, [key])).get(key)
         raise CorruptState(key, "lacks some of its chunks")
+
+    async def _listed(self, partition: str, key: str, item: Item) -> Record | None:
+        """A record as a scan returns it: one that `read` refuses as it is stored."""
+        try:
+            return await self._record(partition, key, item)
+        except CorruptState:
+            return Record(item.get("d", {}).get("B", b""), item.get("v", {}).get("S", ""))
 
     async def _items(
         self, partition: str, keys: Iterable[str], attributes: Mapping[str, str] = _WHOLE
@@ -305,7 +312,8 @@ class DynamoStore(BaseStore):
         Where all expectations hold and nothing is in chunks, things have changed since the conditions
         failed: the commit is worth another try.
         """
-        items = await self._items(partition, {*failed, *commit.put, *commit.delete}, _WITHOUT_VALUE)
+        found = await self._items(partition, {*failed, *commit.put, *commit.delete}, _WITHOUT_VALUE)
+        items = {key: item for key, item in found.items() if "v" in item}  # what has none is no record
         present = {key: item["v"]["S"] for key, item in items.items() if not self._expired(item)}
         expected = {key: commit.expect[key] for key in failed if key in commit.expect}
         if differing := [key for key, version in expected.items() if present.get(key) != version]:

@@ -7,9 +7,9 @@ no slack (a serialiser may hand over a small text in a large buffer, which would
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from tealagents.domain.errors import Conflict
 from tealagents.domain.ports import Commit, Record
@@ -23,6 +23,9 @@ from tealagents.stores.base import (
 )
 
 __all__ = ["MemoryStore"]
+
+#: entries of what expires that may be out of date, besides as many as are not
+SPARE: Final = 1000
 
 
 class MemoryStore(BaseStore):
@@ -40,6 +43,8 @@ class MemoryStore(BaseStore):
         self._partitions: dict[str, _Partition] = {}
         #: (when, partition, key, version) of what expires, soonest first
         self._expiring: list[tuple[float, str, str, str]] = []
+        #: how many there may be before those go whose records were overwritten since
+        self._room = SPARE
 
     async def read(self, partition: str, keys: Sequence[str]) -> list[Record | None]:
         check_keys(partition, keys)
@@ -78,6 +83,8 @@ class MemoryStore(BaseStore):
             target.put(key, bytes(memoryview(value)), commit.operation)
             if ttl is not None:
                 heappush(self._expiring, (self.clock() + ttl, partition, key, commit.operation))
+        if len(self._expiring) > self._room:
+            self._forget_overwritten()
         for topic in commit.notify:
             self._watches.notify((partition, topic))
 
@@ -90,6 +97,12 @@ class MemoryStore(BaseStore):
             _, partition, key, version = heappop(self._expiring)
             if self._partitions[partition].version(key) == version:
                 self._partitions[partition].delete(key)
+
+    def _forget_overwritten(self) -> None:
+        """Drops what expires of records that are others by now: a lease is written every few seconds."""
+        self._expiring = [due for due in self._expiring if self._partitions[due[1]].version(due[2]) == due[3]]
+        heapify(self._expiring)
+        self._room = 2 * len(self._expiring) + SPARE
 
 
 class _Partition:

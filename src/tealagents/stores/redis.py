@@ -140,7 +140,7 @@ class RedisStore(BaseStore):
             page = min(limit - len(found), PAGE)
             keys, values = await self._page(self._base(partition), low, high, page, reverse)
             # a record that has expired may still be in the index
-            found += [(key, _record(key, v)) for key, v in zip(keys, values, strict=True) if v is not None]
+            found += [(key, _listed(key, v)) for key, v in zip(keys, values, strict=True) if v is not None]
             if len(keys) < page:
                 break
             low, high = (low, keys[-1]) if reverse else (keys[-1] + " ", high)
@@ -287,6 +287,14 @@ def _record(key: str, stored: bytes) -> Record:
     if len(version) < VERSION:
         raise CorruptState(key, "does not begin with the version of a record")
     return Record(stored[VERSION:], version)
+
+
+def _listed(key: str, stored: bytes) -> Record:
+    """A record as a scan returns it: one that `read` refuses as it is stored."""
+    try:
+        return _record(key, stored)
+    except CorruptState:
+        return Record(stored, "")
 
 
 class _Script(NamedTuple):
