@@ -8,7 +8,9 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
+from operator import sub
 from pathlib import Path
+from statistics import median
 
 import httpx
 import pytest
@@ -365,7 +367,7 @@ async def collected(
     client: httpx.AsyncClient,
     path: str,
     body: Json | None = None,
-    until: Callable[[Event], bool] | None = None,
+    until: Callable[[Event], object] | None = None,
 ) -> list[Event]:
     """The events of a stream, to its end or to the one that `until` accepts."""
     found: list[Event] = []
@@ -395,7 +397,11 @@ async def test_followers_in_another_process_see_every_event_soon_and_to_the_end(
         working_process(nursery, tmp_path / "state.db", model) as other,
     ):
         async with one.async_client() as here, other.async_client() as there:
-            sender = asyncio.create_task(collected(here, "/sse", text("pieces-150@10ms")))
+            now = asyncio.get_running_loop().time
+            sent: list[float] = []
+            came: list[float] = []
+            at_once = collected(here, "/sse", text("pieces-150@10ms"), lambda _: sent.append(now()))
+            sender = asyncio.create_task(at_once)
 
             async def tasks() -> list[Json]:
                 listed: list[Json] = (await there.get("/tasks")).json()["items"]
@@ -403,9 +409,13 @@ async def test_followers_in_another_process_see_every_event_soon_and_to_the_end(
 
             path = f"/requests/{(await eventually(tasks))[0]['request_id']}/events"
             followers = [asyncio.create_task(collected(there, f"{path}?after={n}")) for n in (0, 1, 7, 60)]
+            timed = await collected(there, path, until=lambda _: came.append(now()))
             seen = [await follower for follower in followers]
             whole = plain(await sender)
+            assert plain(timed) == whole
             assert [plain(found) for found in seen] == [whole[n:] for n in (0, 1, 7, 60)]
+            # of most events, so that one pause of a busy machine says nothing
+            assert median(map(sub, came, sent)) < 1
             # the pause is shown here, decided there, and followed here again
             before = await collected(here, "/sse", text("say and call"))
             pause = before[-1].data["content"]
