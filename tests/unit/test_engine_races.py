@@ -171,7 +171,7 @@ async def test_tools_that_ran_before_a_pause_are_reported_however_the_decision_e
             await here.service.cancel(here.partition(), paused.request_id, "mock.ada")
         else:
             store.unreadable = True
-            await asyncio.sleep(0.02)
+            await eventually(lambda: store.refused, every=0)
             store.unreadable = False
             assert (await here.service.outcome(sent)).status == "Failed"
         assert "Mail-send" in await note_of(here, paused.task_id)

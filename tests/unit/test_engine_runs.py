@@ -468,8 +468,7 @@ async def test_a_request_that_is_over_is_forgotten_at_once(way: str, streamed: b
             await here.service.outcome(sent)
             if streamed:
                 await here.followed(request_id)
-            await asyncio.sleep(0.01)
-            assert not list(runs)
+            await eventually(lambda: not list(runs), every=0)
         finally:
             gc.enable()
 
