@@ -11,7 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from served_routes import PROTOCOLS, places
 from talk import call, paused, send, working_service
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 from wire import NOBODYS, events, problem, streamed, text
 
 from tealagents.testing.service import ServiceThread, offline_service
@@ -171,7 +174,7 @@ def test_browsers_may_send_and_see_what_they_need() -> None:
 
 
 def test_a_health_check_shows_no_address(tmp_path: Path) -> None:
-    """Who may ask without a token does not learn where the store is. covers: APP-4"""
+    """Who may ask without a token does not learn where the store is."""
     with offline_service() as (service, _), service.client(None) as anonymous:
         store = service.app.exchange.service.records.store
 
@@ -231,8 +234,20 @@ def test_what_is_sent_ahead_is_answered_in_order(small_bodies: ServiceThread) ->
     assert answers.index(b'{"status":"ok"}') < answers.index(b"not_found") < answers.index(b'"openapi"')
 
 
+def test_no_path_takes_a_websocket() -> None:
+    """Of no protocol, with a token as without. covers: APP-4"""
+    with offline_service(protocols=list(PROTOCOLS)) as (service, _):
+        paths = {place.path for place in places(service)}
+        assert len(paths) > 50
+        for path in sorted(paths):
+            for headers in ({}, {"authorization": "Bearer ada"}):
+                with pytest.raises(InvalidStatus) as refused:
+                    connect(service.url.replace("http", "ws", 1) + path, additional_headers=headers)
+                assert refused.value.response.status_code == 403, path
+
+
 def test_head_is_there_where_get_is(small_bodies: ServiceThread) -> None:
-    """As `wget --spider` and `curl -I` ask; of a stream only the head is sent. covers: APP-4"""
+    """As `wget --spider` and `curl -I` ask; of a stream only the head is sent."""
     with small_bodies.client(None) as anonymous:
         for path in ("/health", "/health/live", "/health/ready"):
             assert (anonymous.head(path).status_code, anonymous.head(path).content) == (200, b"")
