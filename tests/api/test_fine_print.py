@@ -1,6 +1,7 @@
 """Small promises of the wire that clients trip over where they are not kept."""
 
 import json
+import logging
 import re
 import select
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from served_routes import PROTOCOLS, places
-from talk import call, paused, send, working_service
+from talk import call, connections, paused, send, working_service
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from wire import NOBODYS, events, problem, streamed, text
@@ -53,16 +54,21 @@ def test_a_chunked_body_is_taken(small_bodies: ServiceThread) -> None:
         assert answer.json()["status"] == "Completed"
 
 
-def test_half_a_chunked_body_is_forgotten(small_bodies: ServiceThread) -> None:
+def test_half_a_chunked_body_is_forgotten(
+    small_bodies: ServiceThread, caplog: pytest.LogCaptureFixture
+) -> None:
     """A client that leaves in the middle is no error."""
     head = (
-        f"POST {small_bodies.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ada\r\n"
+        f"POST {small_bodies.prefix} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer leaver\r\n"
         "content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
     )
     with socket.create_connection(("127.0.0.1", small_bodies.port)) as sock:
         sock.sendall(head.encode())
-    with small_bodies.client() as ada:
-        assert ada.get("/tasks").status_code == 200
+        until(lambda: connections(small_bodies))
+    until(lambda: not connections(small_bodies))
+    with small_bodies.client("leaver") as client:
+        assert client.get("/tasks").raise_for_status().json()["items"] == []
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_pause_is_decided_under_the_version_that_is_served_now(tmp_path: Path) -> None:
